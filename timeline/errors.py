@@ -1,0 +1,142 @@
+"""Every error a caller can meet: a code, whether to try again, the message's id, and what to do about it.
+
+An exception is one *status* of `timeline.model.Status` made loud; `code` is that status (or the name of a
+condition that only a driver can meet: SUPERSEDED, LEASE_LOST, CLOSED). `retryable` says whether the very same
+call may succeed later without anybody changing anything.
+"""
+
+from __future__ import annotations
+
+
+class TimelineError(Exception):
+    """Base of all errors of this package.
+
+    `code`: the status or condition, upper case. `retryable`: the same call may succeed later.
+    `id`: the message it is about, None when it is about the call. `advice`: what to do about it.
+    """
+
+    code = "ERROR"
+    retryable = False
+    advice = ""
+
+    def __init__(self, reason: str = "", *, id: str | None = None, retry_after_ms: int = 0) -> None:
+        self.reason = reason
+        self.id = id
+        self.retry_after_ms = retry_after_ms
+        about = f"{self.code} {id!r}" if id is not None else self.code
+        super().__init__(": ".join(part for part in (about, reason or self.advice) if part))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms))
+
+
+def _rebuild(kind: type[TimelineError], reason: str, id: str | None, retry_after_ms: int) -> TimelineError:
+    return kind(reason, id=id, retry_after_ms=retry_after_ms)
+
+
+class NotFound(TimelineError):
+    """No message lives under this id: never put, settled, cancelled, purged or expired."""
+
+    code = "NOT_FOUND"
+    advice = "no message lives under this id (it may have been delivered and acknowledged already)"
+
+
+class Exists(TimelineError):
+    """The id is taken by another message (another birth with another payload)."""
+
+    code = "EXISTS"
+    advice = 'the id is taken by another message: choose another id, or pass if_exists="move"'
+
+
+class Leased(TimelineError):
+    """A consumer has the message now."""
+
+    code = "LEASED"
+    advice = "a consumer has it now: wait until it settles, or cancel with leased=True"
+
+
+class Fenced(TimelineError):
+    """The token is stale or somebody else holds the lease; nothing was changed."""
+
+    code = "FENCED"
+    advice = "the token is stale: somebody leased, moved or released the message since; drop this delivery"
+
+
+class Forbidden(TimelineError):
+    """The message belongs to another producer group."""
+
+    code = "FORBIDDEN"
+    advice = "the message belongs to another producer group: use a producer of that group"
+
+
+class Invalid(TimelineError, ValueError):
+    """An argument is out of its range; the message says which and what is allowed."""
+
+    code = "INVALID"
+    advice = "an argument is out of its allowed range"
+
+
+class TooLarge(TimelineError):
+    """Payload, headers or frame exceed the allowed size."""
+
+    code = "TOO_LARGE"
+    advice = "make the payload or the headers smaller, or raise the topic's max_payload_bytes"
+
+
+class Throttled(TimelineError):
+    """The broker is at a bound; nothing happened. `retry_after_ms` says how long to wait."""
+
+    code = "THROTTLED"
+    retryable = True
+    advice = "the broker is at a bound: send again after retry_after_ms"
+
+
+class Expired(TimelineError):
+    """The message passed its expiry and was removed."""
+
+    code = "EXPIRED"
+    advice = "the message passed its expiry and is gone"
+
+
+class Dead(TimelineError):
+    """The message is a dead letter."""
+
+    code = "DEAD"
+    advice = "the message is a dead letter: revive or purge it"
+
+
+class Unavailable(TimelineError):
+    """Nothing happened; the call may be repeated."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+    advice = "nothing happened: try again"
+
+
+class Unknown(TimelineError):
+    """The call may or may not have happened (the answer was lost)."""
+
+    code = "UNKNOWN"
+    retryable = True
+    advice = "it may or may not have happened: repeat the same call (same id) to learn which"
+
+
+class Superseded(TimelineError):
+    """Another session took this consumer id over; this one must not reconnect."""
+
+    code = "SUPERSEDED"
+    advice = "another consumer connected under the same id: give each consumer an id of its own"
+
+
+class LeaseLost(TimelineError):
+    """The lease ended before the call; somebody else may have the message."""
+
+    code = "LEASE_LOST"
+    advice = "the lease has ended: extend earlier or ask for a longer lease"
+
+
+class Closed(TimelineError):
+    """The client, producer or consumer was closed."""
+
+    code = "CLOSED"
+    advice = "it was closed: open a new one"

@@ -1,0 +1,358 @@
+"""The operation table: (state, operation, caller) → effect or status.
+
+Read it as data: `EFFECTS` has an entry for each legal (state, operation) and none for what is illegal; `GUARDS` lists,
+for each operation, the conditions that refuse it, each with its status. All guards are asked, and where several
+refuse, `model.PRECEDENCE` says which status is the answer. A message is a value; effects return a new one, or None
+when it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from timeline.model import PRECEDENCE, Operation, State, Status, TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the rules need to know of a stored message. `remembered`: only birth, version, payload_sum (and the last
+    operation's id) of a settled one are left. `expires_ms`, `died_ms`: 0 is none."""
+
+    birth: int
+    version: int
+    due_ms: int = 0
+    scheduled_ms: int = 0
+    asked_ms: int = 0
+    holder: bytes = b""
+    deliveries: int = 0
+    last_op: int = 0
+    group: bytes = b"default"
+    expires_ms: int = 0
+    payload_sum: int = 0
+    died_ms: int = 0
+    dead: bytes = b""
+    remembered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One operation with its arguments; those an operation does not use are ignored.
+
+    `time_ms`, absolute: PUT, MOVE, RELEASE, REVIVE the asked due; EXTEND, RELET the asked end of the lease; LEASE the
+    length of the lease. `due_before_ms`: LEASE, how far ahead of time. `op`: the operation's id, 0 none.
+    """
+
+    operation: Operation
+    time_ms: int = 0
+    birth: int = 0
+    version: int = 0
+    holder: bytes = b""
+    group: bytes = b"default"
+    op: int = 0
+    payload_sum: int = 0
+    expires_ms: int = 0
+    move: bool = False
+    leased: bool = False
+    unseen: bool = False
+    if_version: int = 0
+    reason: bytes = b""
+    due_before_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The status, the message as it then stands (None: gone or never there), and three notes: `settled` (the id is
+    remembered), `late` (an ack after the lease ran out), `repeat` (this very call was done before)."""
+
+    status: Status
+    message: Message | None
+    settled: bool = False
+    late: bool = False
+    repeat: bool = False
+
+
+def state_of(message: Message | None, now_ms: int) -> State:
+    """*dead* if it died; else *leased* if it has a holder and its due lies ahead; else *waiting* or *available*."""
+    if message is None:
+        return State.ABSENT
+    if message.remembered:
+        return State.SETTLED
+    if message.died_ms:
+        return State.DEAD
+    if message.due_ms <= now_ms:
+        return State.AVAILABLE
+    return State.LEASED if message.holder else State.WAITING
+
+
+def is_expired(message: Message, now_ms: int) -> bool:
+    """Expired: past its expiry, and neither under a live lease nor a dead letter."""
+    return 0 < message.expires_ms <= now_ms and state_of(message, now_ms) in (State.WAITING, State.AVAILABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A message, what is asked of it, when, and on which topic: what guards and effects look at."""
+
+    message: Message
+    ask: Ask
+    now_ms: int
+    settings: TopicSettings
+    state: State
+
+
+Guard = Callable[[_Case], bool]
+Effect = Callable[[_Case], Message | None]
+
+
+def _not_there(case: _Case) -> bool:
+    return case.state in (State.ABSENT, State.SETTLED)
+
+
+def _not_owner(case: _Case) -> bool:
+    return case.message.group != case.ask.group
+
+
+def _not_holder(case: _Case) -> bool:
+    message, ask = case.message, case.ask
+    return (message.birth, message.version, message.holder) != (ask.birth, ask.version, ask.holder)
+
+
+def _other_version(case: _Case) -> bool:
+    return case.ask.if_version not in (0, case.message.version)
+
+
+def _is_leased(case: _Case) -> bool:
+    return case.state is State.LEASED
+
+
+def _is_leased_and_spared(case: _Case) -> bool:
+    return case.state is State.LEASED and not case.ask.leased
+
+
+def _is_dead(case: _Case) -> bool:
+    return case.state is State.DEAD
+
+
+def _is_alive(case: _Case) -> bool:
+    return case.state is not State.DEAD
+
+
+def _has_expired(case: _Case) -> bool:
+    return is_expired(case.message, case.now_ms)
+
+
+def _beyond_expiry(case: _Case) -> bool:
+    return 0 < case.message.expires_ms <= case.ask.time_ms
+
+
+def _released_beyond_expiry(case: _Case) -> bool:
+    return 0 < case.message.expires_ms <= _released_due(case)
+
+
+def _not_yet(case: _Case) -> bool:
+    """Neither available (after the backoff, where a lease ran out) nor waiting within the lease-ahead window."""
+    message, now_ms = case.message, case.now_ms
+    if case.state is State.AVAILABLE:
+        return bool(message.holder) and message.due_ms > now_ms - case.settings.redelivery_backoff_ms
+    return not (case.state is State.WAITING and message.due_ms <= case.ask.due_before_ms)
+
+
+def _delivered_out(case: _Case) -> bool:
+    return 0 < case.settings.max_deliveries <= case.message.deliveries
+
+
+_HOLDERS = ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_holder), (Status.DEAD, _is_dead))
+_OWNERS = ((Status.NOT_FOUND, _not_there), (Status.FORBIDDEN, _not_owner), (Status.FENCED, _other_version))
+
+GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
+    Operation.LEASE: (
+        (Status.NOT_FOUND, _not_there),
+        (Status.LEASED, _is_leased),
+        (Status.DEAD, _is_dead),
+        (Status.EXPIRED, _has_expired),
+        (Status.DEAD, _delivered_out),
+        (Status.INVALID, _not_yet),
+    ),
+    Operation.EXTEND: (*_HOLDERS, (Status.EXPIRED, _has_expired)),
+    Operation.ACK: _HOLDERS,
+    Operation.RELEASE: (*_HOLDERS, (Status.EXPIRED, _released_beyond_expiry), (Status.EXPIRED, _has_expired)),
+    Operation.BURY: _HOLDERS,
+    Operation.RELET: (*_HOLDERS, (Status.EXPIRED, _has_expired)),
+    Operation.MOVE: (
+        (Status.INVALID, _beyond_expiry),
+        *_OWNERS,
+        (Status.LEASED, _is_leased),
+        (Status.DEAD, _is_dead),
+        (Status.EXPIRED, _has_expired),
+    ),
+    Operation.CANCEL: (
+        *_OWNERS,
+        (Status.LEASED, _is_leased_and_spared),
+        (Status.DEAD, _is_dead),
+        (Status.EXPIRED, _has_expired),
+    ),
+    Operation.REVIVE: (
+        (Status.INVALID, _beyond_expiry),
+        *_OWNERS,
+        (Status.LEASED, _is_leased),
+        (Status.EXISTS, _is_alive),
+    ),
+    Operation.PURGE: (*_OWNERS, (Status.LEASED, _is_leased), (Status.EXISTS, _is_alive)),
+}
+"""What refuses an operation, and how. PUT is decided by `_put`: it alone meets an id that is absent."""
+
+
+def _released_due(case: _Case) -> int:
+    return max(case.now_ms, case.message.scheduled_ms if case.ask.unseen else case.ask.time_ms)
+
+
+def _lease(case: _Case) -> Message:
+    message, ask = case.message, case.ask
+    return replace(
+        message,
+        due_ms=max(case.now_ms, message.due_ms) + ask.time_ms,
+        holder=ask.holder,
+        version=message.version + 1,
+        deliveries=message.deliveries + 1,
+    )
+
+
+def _extend(case: _Case) -> Message:
+    return replace(case.message, due_ms=max(case.message.due_ms, case.ask.time_ms))
+
+
+def _relet(case: _Case) -> Message:
+    raised = replace(case.message, version=case.message.version + 1, deliveries=case.message.deliveries + 1)
+    return replace(raised, due_ms=max(raised.due_ms, case.ask.time_ms))
+
+
+def _release(case: _Case) -> Message:
+    message, due_ms = case.message, _released_due(case)
+    freed = replace(message, due_ms=due_ms, holder=b"", version=message.version + 1, last_op=case.ask.op)
+    if case.ask.unseen:
+        return replace(freed, deliveries=max(0, message.deliveries - 1))
+    return replace(freed, scheduled_ms=due_ms, asked_ms=case.now_ms)
+
+
+def _bury(case: _Case) -> Message:
+    return replace(case.message, dead=case.ask.reason, died_ms=max(1, case.now_ms))
+
+
+def _move(case: _Case) -> Message:
+    return _asked(case.message, case)
+
+
+def _revive(case: _Case) -> Message:
+    return _asked(replace(case.message, deliveries=0, dead=b"", died_ms=0), case)
+
+
+def _asked(message: Message, case: _Case) -> Message:
+    """`message` at the due that a person asks for: free, one version on."""
+    due_ms = case.ask.time_ms
+    return replace(
+        message,
+        due_ms=due_ms,
+        scheduled_ms=due_ms,
+        asked_ms=case.now_ms,
+        holder=b"",
+        version=message.version + 1,
+        last_op=case.ask.op,
+    )
+
+
+def _gone(case: _Case) -> None:
+    return None
+
+
+_LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
+_FREE = (State.WAITING, State.AVAILABLE)
+_HELD = (State.LEASED, State.AVAILABLE)
+
+EFFECTS: dict[tuple[State, Operation], Effect] = {
+    **{(state, Operation.LEASE): _lease for state in _FREE},
+    **{(state, Operation.EXTEND): _extend for state in _HELD},
+    **{(state, Operation.RELET): _relet for state in _HELD},
+    **{(state, Operation.RELEASE): _release for state in _HELD},
+    **{(state, Operation.BURY): _bury for state in _HELD},
+    **{(state, Operation.ACK): _gone for state in _HELD},
+    **{(state, Operation.MOVE): _move for state in _FREE},
+    **{(state, Operation.CANCEL): _gone for state in _LIVING},
+    (State.DEAD, Operation.REVIVE): _revive,
+    (State.DEAD, Operation.PURGE): _gone,
+}
+"""What an operation does where nothing refuses it. What is not here is refused by a guard."""
+
+REMEMBERED = (Operation.ACK, Operation.CANCEL)
+"""Operations that, besides expiry, leave a remembered id on a topic that remembers."""
+
+
+def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
+    """The answer to `ask` at `now_ms` for `message` as it stands (None: no such id), and what is left of it.
+
+    Pure: the caller stores `Decision.message` when the status is OK, and removes the row when the status is OK or
+    EXPIRED and that is None (leaving a remembered id where the topic remembers and the operation is one of
+    `REMEMBERED`, or the status is EXPIRED).
+    """
+    if ask.operation is Operation.PUT:
+        return _put(message, ask, now_ms, settings)
+    if message is None:
+        return Decision(Status.NOT_FOUND, None)
+    case = _Case(message, ask, now_ms, settings, state_of(message, now_ms))
+    if _is_repeat(case):
+        return Decision(Status.OK, None if message.remembered else message, message.remembered, repeat=True)
+    refusals = {status for status, refuses in GUARDS[ask.operation] if refuses(case)}
+    if refusals:
+        status = next(status for status in PRECEDENCE if status in refusals)
+        left = None if status is Status.EXPIRED or message.remembered else message
+        return Decision(status, left, settled=message.remembered)
+    late = ask.operation is Operation.ACK and case.state is State.AVAILABLE
+    return Decision(Status.OK, EFFECTS[case.state, ask.operation](case), late=late)
+
+
+def _is_repeat(case: _Case) -> bool:
+    """Whether this very call was done before: its operation id is the message's last, or it is the same holder's bury
+    of what is dead by then (a bury keeps token and holder)."""
+    message, ask = case.message, case.ask
+    if ask.operation is Operation.BURY:
+        return case.state is State.DEAD and not _not_holder(case)
+    if ask.operation is Operation.CANCEL:
+        return message.remembered and 0 != ask.op == message.last_op
+    if ask.operation in (Operation.MOVE, Operation.REVIVE):
+        return not message.remembered and 0 != ask.op == message.last_op and not _not_owner(case)
+    return (
+        ask.operation is Operation.RELEASE
+        and not message.remembered
+        and message.birth == ask.birth
+        and 0 != ask.op == message.last_op
+    )
+
+
+def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
+    """PUT: stores under an absent id; else DUPLICATE, EXISTS, or a move where that is asked."""
+    if 0 < ask.expires_ms <= ask.time_ms:
+        return Decision(Status.INVALID, message)
+    if message is None:
+        return Decision(Status.OK, _born(ask, now_ms))
+    if message.remembered:
+        return Decision(Status.DUPLICATE, None, settled=True)
+    if message.birth == ask.birth:
+        return Decision(Status.DUPLICATE, message, repeat=True)
+    if ask.move:
+        # The birth of a put that moves is the operation's id: a repeat of it is known by it.
+        return decide(message, replace(ask, operation=Operation.MOVE, op=ask.birth), now_ms, settings)
+    same = message.payload_sum == ask.payload_sum
+    return Decision(Status.DUPLICATE if same else Status.EXISTS, message)
+
+
+def _born(ask: Ask, now_ms: int) -> Message:
+    return Message(
+        birth=ask.birth,
+        version=1,
+        due_ms=ask.time_ms,
+        scheduled_ms=ask.time_ms,
+        asked_ms=now_ms,
+        group=ask.group,
+        expires_ms=ask.expires_ms,
+        payload_sum=ask.payload_sum,
+    )

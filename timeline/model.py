@@ -1,0 +1,379 @@
+"""The nouns everyone shares: statuses, states, a message's fields as columns, a topic and its settings, limits.
+
+Nothing here reads a clock or talks to anybody. Times are int milliseconds UTC and end in `_ms`; 0 means "none" where
+a time is optional.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
+from timeline.errors import Invalid
+
+MAX_ID_BYTES = 255
+MAX_TAG_BYTES = 64
+MAX_GROUP_BYTES = 255
+MAX_HOLDER_BYTES = 255
+MAX_TOPIC_CHARS = 255
+MAX_HEADERS_BYTES = 8 * 1024
+MAX_REASON_BYTES = 1024
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+MAX_BUCKETS = 4096
+MAX_BATCH = 100_000
+"""Messages in one frame or one store call."""
+MAX_TIME_MS = 253_402_300_799_999
+"""Last millisecond of the year 9999: no due, expiry or duration is beyond it."""
+MAX_DURATION_MS = 100 * 366 * 86_400_000
+DEFAULT_GROUP = "default"
+
+
+class Status(StrEnum):
+    """The one definite answer each message of a call gets. `code` is its number on the wire and in columns."""
+
+    OK = "OK"
+    INVALID = "INVALID"
+    TOO_LARGE = "TOO_LARGE"
+    THROTTLED = "THROTTLED"
+    NOT_FOUND = "NOT_FOUND"
+    FORBIDDEN = "FORBIDDEN"
+    FENCED = "FENCED"
+    LEASED = "LEASED"
+    DEAD = "DEAD"
+    EXISTS = "EXISTS"
+    DUPLICATE = "DUPLICATE"
+    EXPIRED = "EXPIRED"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def code(self) -> int:
+        return _CODES[self]
+
+    @classmethod
+    def of(cls, code: int) -> Status:
+        """The status numbered `code`; a number this version does not know reads as UNKNOWN."""
+        return _STATUSES[code] if 0 <= code < len(_STATUSES) else cls.UNKNOWN
+
+
+_STATUSES = tuple(Status)
+_CODES = {status: code for code, status in enumerate(_STATUSES)}
+
+PRECEDENCE = (
+    Status.INVALID,
+    Status.TOO_LARGE,
+    Status.THROTTLED,
+    Status.NOT_FOUND,
+    Status.FORBIDDEN,
+    Status.FENCED,
+    Status.LEASED,
+    Status.DEAD,
+    Status.EXISTS,
+    Status.DUPLICATE,
+    Status.EXPIRED,
+    Status.OK,
+)
+"""Where several apply, the first of these is the answer."""
+
+
+class State(StrEnum):
+    """Derived from a message's fields and the time, never stored (see `leases.state_of`)."""
+
+    ABSENT = "absent"
+    SETTLED = "settled"
+    WAITING = "waiting"
+    AVAILABLE = "available"
+    LEASED = "leased"
+    DEAD = "dead"
+
+
+class Operation(IntEnum):
+    """What can be asked of a message. The number is what the wire and the columns carry."""
+
+    PUT = 0
+    LEASE = 1
+    EXTEND = 2
+    ACK = 3
+    RELEASE = 4
+    BURY = 5
+    MOVE = 6
+    CANCEL = 7
+    REVIVE = 8
+    PURGE = 9
+    RELET = 10
+    """A lease given again to the holder it has, for a new session under the same consumer id."""
+
+
+SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET)
+MUTATIONS = (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE)
+
+
+def bucket_of(id: bytes, buckets: int) -> int:
+    """The bucket of `id`: zlib's CRC-32, unsigned, modulo `buckets`."""
+    return zlib.crc32(id) % buckets
+
+
+def buckets_of(ids: Ragged, buckets: int) -> UInt32:
+    """`bucket_of` for a column of ids."""
+    sums = np.fromiter(map(zlib.crc32, ids.tolist()), dtype=np.uint32, count=len(ids))
+    return sums % np.uint32(buckets)
+
+
+def payload_sum(payload: bytes | memoryview, headers: bytes | memoryview = b"") -> int:
+    """64-bit checksum of a message's content: CRC-32 of the payload, that of the encoded headers above it."""
+    return zlib.crc32(payload) | (zlib.crc32(headers) << 32 if headers else 0)
+
+
+def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
+    """`payload_sum` for columns."""
+    count = len(payloads)
+    sums = np.fromiter(map(zlib.crc32, payloads.tolist()), dtype=np.uint64, count=count)
+    if headers is not None:
+        above = np.fromiter(map(zlib.crc32, headers.tolist()), dtype=np.uint64, count=count)
+        sums |= above << np.uint64(32)
+    return sums
+
+
+def encode_headers(headers: dict[str, str]) -> bytes:
+    """Headers as bytes, the same bytes for the same headers: for each key in byte order, length (2 bytes, little
+    endian) and UTF-8 of the key, then of the value. No headers is no bytes."""
+    pairs = sorted((key.encode(), value.encode()) for key, value in headers.items())
+    if any(len(part) > 0xFFFF for pair in pairs for part in pair):
+        raise Invalid(f"headers may take {MAX_HEADERS_BYTES} bytes in all; one key or value alone is longer")
+    return b"".join(len(part).to_bytes(2, "little") + part for pair in pairs for part in pair)
+
+
+def decode_headers(data: bytes) -> dict[str, str]:
+    """The reverse of `encode_headers`. Raises Invalid when `data` is not a whole number of pairs of UTF-8 strings."""
+    parts: list[str] = []
+    at = 0
+    try:
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 2], "little")
+            part = data[at + 2 : at + 2 + size]
+            if at + 2 + size > len(data):
+                raise Invalid("headers end in the middle of a string")
+            parts.append(part.decode())
+            at += 2 + size
+    except UnicodeDecodeError as bad:
+        raise Invalid("headers are not UTF-8") from bad
+    if len(parts) % 2:
+        raise Invalid("headers have a key without a value")
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def canonical_headers(data: bytes) -> bool:
+    """Whether `data` is just what `encode_headers` makes: keys in byte order, each once. Raises like decode_headers."""
+    return encode_headers(decode_headers(data)) == data
+
+
+@dataclass(slots=True)
+class Rows:
+    """n messages as columns: every field of `system.md` but the payload's bytes, which ride along when asked for.
+
+    `holders` and `tags`: an empty item is none. `expires_ms`, `died_ms`: 0 is none. `buckets` is derived from the id.
+    `put_ms` is the broker's time when the message was put; `asked_ms` when `scheduled_ms` was last asked for (so that
+    one scheduled in the past is not called late). `payload_bytes` is the payload's length, known without reading it.
+    """
+
+    ids: Ragged
+    birth: UInt64
+    version: Int64
+    due_ms: Int64
+    scheduled_ms: Int64
+    put_ms: Int64
+    asked_ms: Int64
+    deliveries: UInt32
+    last_op: UInt64
+    expires_ms: Int64
+    payload_sum: UInt64
+    payload_bytes: UInt32
+    died_ms: Int64
+    groups: Ragged
+    holders: Ragged
+    tags: Ragged
+    dead: Ragged
+    payloads: Ragged | None = None
+    headers: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.birth)
+
+    @classmethod
+    def empty(cls, payload: bool = False) -> Rows:
+        """No rows."""
+        none = Ragged.of([])
+        zeros: dict[str, Any] = {name: np.zeros(0, dtype=dtype) for name, dtype in ROW_DTYPES.items()}
+        extra: dict[str, Any] = {"payloads": none, "headers": none} if payload else {}
+        return cls(ids=none, groups=none, holders=none, tags=none, dead=none, **zeros, **extra)
+
+    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.integer]]) -> Rows:
+        """The rows at `indexes`, in that order."""
+        picked: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            column = getattr(self, field.name)
+            picked[field.name] = (
+                column
+                if column is None
+                else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
+            )
+        return Rows(**picked)
+
+    @classmethod
+    def concat(cls, parts: list[Rows]) -> Rows:
+        """The parts one after the other; all with payloads or all without."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.empty()
+        joined: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            columns = [getattr(part, field.name) for part in parts]
+            if columns[0] is None:
+                joined[field.name] = None
+            elif isinstance(columns[0], Ragged):
+                joined[field.name] = Ragged.concat(columns)
+            else:
+                joined[field.name] = np.concatenate(columns)
+        return cls(**joined)
+
+
+ROW_DTYPES: dict[str, type[np.generic]] = {
+    "birth": np.uint64,
+    "version": np.int64,
+    "due_ms": np.int64,
+    "scheduled_ms": np.int64,
+    "put_ms": np.int64,
+    "asked_ms": np.int64,
+    "deliveries": np.uint32,
+    "last_op": np.uint64,
+    "expires_ms": np.int64,
+    "payload_sum": np.uint64,
+    "payload_bytes": np.uint32,
+    "died_ms": np.int64,
+}
+"""The numeric columns of `Rows` and their types."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """One definite answer per message of a call, as columns.
+
+    `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 when there is none.
+    `settled`: 1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out.
+    `repeat`: 1 where the call was recognised as one already done. `details`: index → a sentence, for refusals.
+    """
+
+    status: UInt8
+    version: Int64
+    due_ms: Int64
+    settled: UInt8
+    late: UInt8
+    repeat: UInt8
+    details: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    @classmethod
+    def blank(cls, count: int, status: Status = Status.OK) -> Answers:
+        """`count` answers of `status` with nothing else said."""
+        return cls(
+            status=np.full(count, status.code, dtype=np.uint8),
+            version=np.zeros(count, dtype=np.int64),
+            due_ms=np.zeros(count, dtype=np.int64),
+            settled=np.zeros(count, dtype=np.uint8),
+            late=np.zeros(count, dtype=np.uint8),
+            repeat=np.zeros(count, dtype=np.uint8),
+        )
+
+    def part(self, start: int, stop: int) -> Answers:
+        """Answers start..stop of the call."""
+        return Answers(
+            self.status[start:stop],
+            self.version[start:stop],
+            self.due_ms[start:stop],
+            self.settled[start:stop],
+            self.late[start:stop],
+            self.repeat[start:stop],
+            {at - start: why for at, why in self.details.items() if start <= at < stop},
+        )
+
+
+LEASE_AHEAD_AUTO = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """A topic's settings with their defaults; changed live but for `buckets` and `kind`. 0 means "no limit", "for
+    ever" or "not at all" where the comment says so. `check` raises Invalid with the allowed range."""
+
+    buckets: int = 64
+    lease_ms: int = 30_000
+    max_lease_ms: int = 12 * 3_600_000
+    max_payload_bytes: int = 1024 * 1024
+    horizon_ms: int = 10 * 366 * 86_400_000
+    max_deliveries: int = 25  # 0: no limit
+    redelivery_backoff_ms: int = 0
+    dead_retention_ms: int = 0  # 0: for ever
+    remember_ms: int = 0  # 0: not at all
+    lease_ahead_ms: int = LEASE_AHEAD_AUTO  # -1: the store's own p99 lease time, at most 50 ms; 0: off
+    paused: bool = False
+    max_rate_per_s: int = 0  # 0: no limit
+    kind: str = "timeline"
+
+    def check(self) -> TopicSettings:
+        """Itself, when every setting is in its range."""
+        for name, (low, high) in SETTING_RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise Invalid(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        if not isinstance(self.paused, bool):
+            raise Invalid(f"paused must be true or false, not {self.paused!r}")
+        if self.lease_ms > self.max_lease_ms:
+            raise Invalid(f"lease_ms {self.lease_ms} is above max_lease_ms {self.max_lease_ms}")
+        if self.kind != "timeline":
+            raise Invalid(f"kind must be 'timeline' (the only kind there is), not {self.kind!r}")
+        return self
+
+
+SETTING_RANGES: dict[str, tuple[int, int]] = {
+    "buckets": (1, MAX_BUCKETS),
+    "lease_ms": (1, MAX_DURATION_MS),
+    "max_lease_ms": (1, MAX_DURATION_MS),
+    "max_payload_bytes": (0, MAX_PAYLOAD_BYTES),
+    "horizon_ms": (1, MAX_DURATION_MS),
+    "max_deliveries": (0, 1_000_000),
+    "redelivery_backoff_ms": (0, MAX_DURATION_MS),
+    "dead_retention_ms": (0, MAX_DURATION_MS),
+    "remember_ms": (0, MAX_DURATION_MS),
+    "lease_ahead_ms": (LEASE_AHEAD_AUTO, 60_000),
+    "max_rate_per_s": (0, 1_000_000_000),
+}
+FIXED_SETTINGS = ("buckets", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the store records it. `uid`: random 63 bits, one life of this name; rows are keyed by it, so a
+    dropped and re-created topic never sees old rows. `revision`: 1 at creation, +1 with each change, for
+    compare-and-set."""
+
+    name: str
+    uid: int
+    settings: TopicSettings
+    revision: int = 1
+    created_ms: int = 0
+
+
+def check_topic_name(name: str) -> str:
+    """`name` when it is 1..255 printable characters, else Invalid."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_TOPIC_CHARS or not name.isprintable():
+        raise Invalid(f"a topic's name is 1 to {MAX_TOPIC_CHARS} printable characters, not {name!r:.80}")
+    return name

@@ -1,0 +1,384 @@
+"""The storage contract: all that a broker asks of a store.
+
+Small, batched, columnar. `now_ms` is always an argument: a store never reads a clock to decide. Every call is atomic
+per message and never assumed to be atomic per batch; each message gets its own status. What is legal is not decided
+here: `timeline.leases` is the one table, stores express it in their own way and the conformance suite
+(`timeline check-store URL`) holds them to it.
+
+Failures. A call raises `StoreUnavailable` when nothing of it happened, `StoreUnknown` when it may have happened;
+nothing else is raised for what a server, disk or network does. One message's trouble is its status.
+
+Repeats. Each put carries a birth, each move, cancel, release and revive an operation id (`op`, 64 random bits, never
+0). The same call sent again changes nothing twice: `Answers.repeat` says it was recognised.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
+from timeline.errors import TimelineError
+from timeline.model import Answers, Operation, Rows, State, Topic
+
+
+class StoreError(TimelineError):
+    """Base of what a store raises."""
+
+
+class StoreUnavailable(StoreError):
+    """Nothing of the call happened; it may be repeated."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+    advice = "the store cannot be used now; nothing happened"
+
+
+class StoreUnknown(StoreError):
+    """The call may have happened: the store's answer was lost."""
+
+    code = "UNKNOWN"
+    retryable = True
+    advice = "the store's answer was lost; it may have happened"
+
+
+class StoreRefused(StoreError):
+    """The store cannot be opened as configured: wrong URL, a newer schema, a file in use, settings that lose data.
+    Not retryable: the text says what to change."""
+
+    code = "REFUSED"
+
+
+class TopicConflict(StoreError):
+    """A topic record exists with other settings, or changed since it was read (compare-and-set lost)."""
+
+    code = "EXISTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a plugin declares; the suite asserts both answers. Nothing else may be opted out of.
+
+    `durable`: what was answered survives a kill -9 of the process that holds the data. `survives_failover`: and the
+    loss of one of its servers. `shared`: several brokers may open it at once. `payload_limit_bytes`: largest payload.
+    `own_clock`: `clock_ms` answers. `exact_counts`: `count_due` is exact, not an estimate.
+    """
+
+    durable: bool
+    survives_failover: bool
+    shared: bool
+    payload_limit_bytes: int
+    own_clock: bool
+    exact_counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `open` found: the cluster's uuid (32 hex digits, made once with the store), the server in words, and a
+    sentence for each server setting that weakens the declared durability."""
+
+    cluster_uid: str
+    server: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Puts:
+    """A batch to put, n messages as columns. Ids are distinct or not; a later one meets the earlier one.
+
+    `move`: True where `if_exists="move"`. `due_ms`, `expires_ms` are absolute and checked (0: no expiry).
+    `headers` are encoded (`model.encode_headers`). `payload_sum` is `model.payload_sums`.
+    """
+
+    ids: Ragged
+    birth: UInt64
+    due_ms: Int64
+    expires_ms: Int64
+    groups: Ragged
+    tags: Ragged
+    payload_sum: UInt64
+    payloads: Ragged
+    headers: Ragged
+    move: Bools
+
+    def __len__(self) -> int:
+        return len(self.birth)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to lease for one consumer: at most `count` messages and `max_bytes` of payloads and headers, for
+    `lease_ms` each. A message larger than `max_bytes` by itself may be leased alone when `alone` is True (the consumer
+    has nothing in flight)."""
+
+    holder: bytes
+    count: int
+    lease_ms: int
+    max_bytes: int
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Leased:
+    """What `lease_due` leased. `rows` as they stand now (version and deliveries raised, due_ms = the lease's end,
+    holder set), with payloads and headers. `grant`: for each row the index into the call's grants.
+    `was_due_ms`: its due before. `prior_holders`: who held it when its lease ran out; empty otherwise.
+
+    `next_due_ms`: the earliest time at which more may become leasable in these buckets (what was not leased for want
+    of grants counts, with its own due, which may be past); None when nothing is pending.
+    `expired`: how many expired messages were met and removed. `buried`: rows (without payloads) that this call buried
+    for having been delivered `max_deliveries` times. `damaged`: indexes of rows whose payload is gone (its bytes are
+    empty here): the broker buries them.
+    """
+
+    rows: Rows
+    grant: UInt32
+    was_due_ms: Int64
+    prior_holders: Ragged
+    next_due_ms: int | None
+    expired: int = 0
+    buried: Rows = field(default_factory=Rows.empty)
+    damaged: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Settles:
+    """A batch of settles, n as columns, operations mixed freely.
+
+    `operation`: `Operation` numbers out of `model.SETTLES`. `holders`: who settles. `time_ms`, absolute: EXTEND and
+    RELET, the lease's new end; RELEASE, the due that is asked. `unseen`: RELEASE of what no person's code saw: one
+    delivery less, `scheduled_ms` stays, due = max(now, scheduled). `reasons`: for BURY and RELEASE, empty is none.
+    """
+
+    ids: Ragged
+    birth: UInt64
+    version: Int64
+    holders: Ragged
+    operation: UInt8
+    time_ms: Int64
+    op: UInt64
+    unseen: Bools
+    reasons: Ragged
+
+    def __len__(self) -> int:
+        return len(self.birth)
+
+
+@dataclass(slots=True)
+class Mutations:
+    """A batch of one producer operation (MOVE, CANCEL, REVIVE or PURGE) over n ids.
+
+    `groups`: who asks, each. `due_ms`: the asked due (MOVE, REVIVE). `if_version`: the version it must have, 0 for
+    any. `leased`: CANCEL also what is leased.
+    """
+
+    operation: Operation
+    ids: Ragged
+    groups: Ragged
+    due_ms: Int64
+    if_version: Int64
+    leased: Bools
+    op: UInt64
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class TagMutation:
+    """MOVE or CANCEL of whatever carries `tag`: of `group`, put at or before `started_ms`.
+
+    MOVE: to `due_ms` (absolute), or by `by_ms` from each message's scheduled time when `due_ms` is 0. The same `op`
+    for the whole walk: what carries it already is counted as done, so a chunk repeated changes nothing twice.
+    `dry_run`: count, change nothing.
+    """
+
+    operation: Operation
+    tag: bytes
+    group: bytes
+    started_ms: int
+    op: int
+    due_ms: int = 0
+    by_ms: int = 0
+    leased: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TagStep:
+    """A chunk of a tag operation: how many answered each status code, where to go on (None: done), and the earliest
+    due among the moved (None: none moved)."""
+
+    counts: dict[int, int]
+    cursor: bytes | None
+    earliest_due_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFilter:
+    """What a scan returns: `states` (empty: all that live), `tag` (empty: any), due in [due_from_ms, due_to_ms)
+    (to 0: no bound), `ids` (not None: just these, without a cursor)."""
+
+    states: frozenset[State] = frozenset()
+    tag: bytes = b""
+    due_from_ms: int = 0
+    due_to_ms: int = 0
+    ids: Ragged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows of a scan and the cursor to go on with (None: the scan is done). A page may be empty and not the last."""
+
+    rows: Rows
+    cursor: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed, and whether there is more of it."""
+
+    expired: int = 0
+    forgotten: int = 0
+    dead_purged: int = 0
+    orphans: int = 0
+    more: bool = False
+
+
+class Store(ABC):
+    """A store. Made by `timeline.storage_plugins.open_store(url)`; calls may run concurrently on one event loop.
+
+    `topic` arguments are the record as the caller knows it; rows belong to `topic.uid`, rules read `topic.settings`.
+    `buckets`: the bucket numbers to look into, None for all.
+    """
+
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def open(self) -> Opened:
+        """Connects, creates or migrates the schema, reads server settings. Raises StoreRefused with what to change,
+        or StoreUnavailable when the server cannot be reached now."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finishes what runs, releases everything. Twice is harmless."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Whether a write would work now: returns, or raises StoreUnavailable with the reason."""
+
+    async def clock_ms(self) -> float | None:
+        """The server's own wall clock in milliseconds UTC, None when it has none (capability `own_clock`)."""
+        return None
+
+    @abstractmethod
+    async def topics(self) -> list[Topic]:
+        """All topic records, by name."""
+
+    @abstractmethod
+    async def create_topic(self, topic: Topic) -> Topic:
+        """Stores the record; answers the one that stands. Idempotent: the same settings under an existing name answer
+        the existing record; other settings raise TopicConflict naming what differs."""
+
+    @abstractmethod
+    async def update_topic(self, topic: Topic) -> Topic:
+        """Replaces the record whose revision is `topic.revision` by `topic` with revision + 1 and returns that.
+        TopicConflict when it changed since or is gone."""
+
+    @abstractmethod
+    async def drop_topic(self, topic: Topic) -> bool:
+        """Removes the record, then the topic's rows and payloads. False when no such record (name and uid) stood.
+        Rows of a dropped topic are never seen again, whether or not they are gone yet."""
+
+    @abstractmethod
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        """Stores each message whose id is absent: OK with version 1. Else per `leases`: DUPLICATE (with version and
+        due as it stands; `settled` where remembered), EXISTS, or the answer of the move. When it returns, what is OK
+        is as safe as the store makes it. Payloads first, metadata second."""
+
+    @abstractmethod
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+    ) -> Leased:
+        """Leases what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
+
+        Eligible: due ≤ now_ms, not dead, not expired, and, where a holder is left from a lease that ran out, due ≤
+        now_ms − redelivery_backoff_ms; or, ahead of its time: now_ms < due ≤ due_before_ms without a holder (nothing
+        when due_before_ms ≤ now_ms). Effect: due = max(now, due) + lease_ms, holder, version + 1, deliveries + 1,
+        atomically against version and due as read. Within a bucket rows come by (due, id); fewer than granted is
+        allowed only when no more is eligible or bytes ran out, more never.
+        What has been delivered max_deliveries times (0: no limit) is buried instead with reason "max_deliveries",
+        what expired is removed; neither uses up a grant. Empty grants just answer `next_due_ms`.
+        """
+
+    @abstractmethod
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        """Settles each message whose birth, version and holder match; others get FENCED, NOT_FOUND, …
+
+        EXTEND: due_ms is the lease's end. ACK: `late` where the lease had run out. RELEASE, BURY, RELET: as `leases`
+        says; version and due as they stand afterwards."""
+
+    @abstractmethod
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        """Moves, cancels, revives or purges by id; a status each."""
+
+    @abstractmethod
+    async def mutate_tag(
+        self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
+    ) -> TagStep:
+        """One chunk of at most `limit` messages of a tag operation, walking (bucket, id) from `cursor` (empty: from the
+        start). What was there at the start and is still there when the walk passes gets its status counted."""
+
+    @abstractmethod
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        """What `holder` holds under a live lease (due > now_ms), with payloads; paged like `scan`."""
+
+    @abstractmethod
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        """Rows that match, walking (bucket, id) from `cursor`: what is there throughout is seen at least once, though
+        it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads."""
+
+    @abstractmethod
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        """For m ascending edges, m − 1 counts of living rows without holder with edge[i] ≤ due < edge[i + 1]."""
+
+    @abstractmethod
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        """The earliest due > after_ms of living rows (held ones too), None when there is none."""
+
+    @abstractmethod
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        """Removes up to `limit` each of: expired messages nobody holds, remembered ids past their time, dead letters
+        past retention, payloads without metadata older than any put's deadline."""
+
+
+__all__ = [
+    "Answers",
+    "Capabilities",
+    "Grant",
+    "Indexes",
+    "Leased",
+    "Mutations",
+    "Opened",
+    "Page",
+    "Puts",
+    "ScanFilter",
+    "Settles",
+    "Store",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "StoreUnknown",
+    "Swept",
+    "TagMutation",
+    "TagStep",
+    "TopicConflict",
+]
