@@ -219,9 +219,7 @@ class Rows:
         for field in dataclasses.fields(self):
             column = getattr(self, field.name)
             picked[field.name] = (
-                column
-                if column is None
-                else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
+                column if column is None else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
             )
         return Rows(**picked)
 

@@ -329,9 +329,7 @@ class Store(ABC):
         """Moves, cancels, revives or purges by id; a status each."""
 
     @abstractmethod
-    async def mutate_tag(
-        self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
-    ) -> TagStep:
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         """One chunk of at most `limit` messages of a tag operation, walking (bucket, id) from `cursor` (empty: from the
         start). What was there at the start and is still there when the walk passes gets its status counted."""
 

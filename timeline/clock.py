@@ -1,0 +1,75 @@
+"""The only place that reads a clock. Everything else is handed `now`.
+
+`Clock.now_ms` is the wall clock at start carried on by the monotonic clock and slewed towards the wall, so it neither
+jumps nor runs back by itself. A jump of the wall clock by more than 500 ms is noticed by `observe` and followed only
+when somebody confirms it, or, alone, when it has stood for 60 s: a step makes nothing early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+STEP_MS = 500.0
+ALONE_MS = 60_000.0
+SLEW = 0.005
+"""Share of elapsed time by which a small difference is corrected: 5 ms a second."""
+
+
+class Clock:
+    """Wall time that does not jump, and monotonic time. `wall_s`, `monotonic_s`: the machine's clocks in seconds.
+
+    `observe` must be called now and then (a broker does so every 250 ms); between calls `now_ms` goes on by the
+    monotonic clock alone.
+    """
+
+    def __init__(
+        self, wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall_s = wall_s
+        self._monotonic_s = monotonic_s
+        self._base_ms = wall_s() * 1000.0
+        self._base_mono_ms = monotonic_s() * 1000.0
+        self._stepped_since_ms: float | None = None
+        self._observed_step_ms = 0.0
+
+    def now(self) -> float:
+        """Milliseconds UTC."""
+        return self._base_ms + (self._monotonic_s() * 1000.0 - self._base_mono_ms)
+
+    def now_ms(self) -> int:
+        """Milliseconds UTC, rounded down: nothing is early."""
+        return int(self.now() // 1)
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds for durations."""
+        return self._monotonic_s() * 1000.0
+
+    @property
+    def step_ms(self) -> float:
+        """By how much the wall clock stands ahead of ours after a jump not followed yet; 0 when there is none."""
+        return self._observed_step_ms
+
+    def observe(self, confirmed: bool = False) -> float:
+        """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `confirmed`: the
+        store's clock or a majority of (itself, peers) agrees with the wall. Answers the difference in ms (wall − ours)
+        that was found."""
+        mono_ms = self._monotonic_s() * 1000.0
+        ours_ms = self._base_ms + (mono_ms - self._base_mono_ms)
+        difference_ms = self._wall_s() * 1000.0 - ours_ms
+        if abs(difference_ms) <= STEP_MS:
+            self._stepped_since_ms, self._observed_step_ms = None, 0.0
+            limit_ms = SLEW * (mono_ms - self._base_mono_ms)
+            self._rebase(ours_ms + max(-limit_ms, min(limit_ms, difference_ms)), mono_ms)
+            return difference_ms
+        moved_ms = abs(difference_ms - self._observed_step_ms)
+        if self._stepped_since_ms is None or moved_ms > STEP_MS:
+            self._stepped_since_ms = mono_ms
+        self._observed_step_ms = difference_ms
+        if confirmed or mono_ms - self._stepped_since_ms >= ALONE_MS:
+            self._stepped_since_ms, self._observed_step_ms = None, 0.0
+            self._rebase(ours_ms + difference_ms, mono_ms)
+        return difference_ms
+
+    def _rebase(self, now_ms: float, mono_ms: float) -> None:
+        self._base_ms, self._base_mono_ms = now_ms, mono_ms

@@ -1,0 +1,88 @@
+"""How frames travel, seen from both ends, whatever carries them (gRPC, or the simulation's network).
+
+A driver calls a `Transport`; a broker answers through a `Service`. Both move bytes of frames, never frames: each end
+decodes what it got, so that nothing unverified gets past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol
+
+from timeline.errors import TimelineError
+
+
+class Fault(StrEnum):
+    """Why a call or stream ended. UNREACHABLE: it was never sent. BROKEN: it may have arrived. DEADLINE: no answer in
+    time; it may have arrived. REFUSED_FRAME: the peer found the frame bad (gRPC's INVALID_ARGUMENT). WRONG_VERSION: the
+    peer speaks another major (FAILED_PRECONDITION). OVERLOADED: the peer is at a bound, nothing happened
+    (RESOURCE_EXHAUSTED). NOT_READY: the peer is starting or draining, nothing happened (UNAVAILABLE with the trailer
+    `timeline-not-ready`)."""
+
+    UNREACHABLE = "UNREACHABLE"
+    BROKEN = "BROKEN"
+    DEADLINE = "DEADLINE"
+    REFUSED_FRAME = "REFUSED_FRAME"
+    WRONG_VERSION = "WRONG_VERSION"
+    OVERLOADED = "OVERLOADED"
+    NOT_READY = "NOT_READY"
+
+
+class TransportError(TimelineError):
+    """A call or stream ended without an answer. `fault` says why and what may have happened."""
+
+    code = "TRANSPORT"
+
+    def __init__(self, fault: Fault, reason: str = "") -> None:
+        super().__init__(f"{fault}: {reason}" if reason else str(fault))
+        self.fault = fault
+        self.retryable = fault not in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (TransportError, (self.fault, self.reason))
+
+
+class Stream(Protocol):
+    """One end of a two-way stream of frames."""
+
+    async def send(self, frame: bytes) -> None:
+        """Hands a frame over; returns when there is room for the next (flow control). Raises TransportError when the
+        stream is over."""
+
+    async def receive(self) -> bytes | None:
+        """The peer's next frame; None when the peer has ended the stream in order. Raises TransportError else."""
+
+    async def close(self) -> None:
+        """Client: no more frames from here. Broker: ends the stream in order. Twice is harmless."""
+
+    def cancel(self) -> None:
+        """Ends the stream at once, without a word."""
+
+
+class Transport(Protocol):
+    """A driver's way to one broker address. Opens on first use; reconnects by being asked again."""
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one. Raises TransportError."""
+
+    def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+        """One frame for many. Raises TransportError while iterated."""
+
+    async def stream(self, method: str, timeout_s: float) -> Stream:
+        """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
+
+    async def close(self) -> None:
+        """Ends everything that runs over it."""
+
+
+class Service(Protocol):
+    """A broker's side: what carries the frames (gRPC's server, the simulation) calls this. Each raises TransportError
+    with REFUSED_FRAME, WRONG_VERSION, OVERLOADED or NOT_READY when it refuses."""
+
+    async def unary(self, method: str, frame: bytes) -> bytes: ...
+
+    def unary_stream(self, method: str, frame: bytes) -> AsyncIterator[bytes]: ...
+
+    async def stream(self, method: str, stream: Stream, peer: str) -> None:
+        """Serves `stream` until either side ends it. `peer`: the client's address, for logs."""
