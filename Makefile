@@ -1,0 +1,73 @@
+# The ways to work on Timeline; CI runs these same targets. `make` alone lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PY := .venv/bin/python
+STAMP := .venv/.setup-done
+WORKERS ?= 2
+ARGS ?=
+SEEDS ?= 2000
+SEED ?=
+# Seeds that `make check` and `make test` run, apart from what SEEDS asks of `make simulate`.
+CHECK_SEEDS ?= 150
+TEST_SEEDS ?= 2000
+
+PYTEST := $(PY) -m pytest
+PARALLEL := -n $(WORKERS) --dist worksteal
+
+.PHONY: help setup check static test run bench faults simulate docs schema format clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Options: make run ARGS="--speed 6000 --json"    make simulate SEEDS=500 | SEED=17    make check WORKERS=4'
+
+setup: $(STAMP) ## Create .venv with everything in it (again only when pyproject.toml or constraints.txt change)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@scripts/setup.sh $(STAMP)
+
+check: static ## Style, types, layers, links, fast tests and some hundred simulation seeds; under a minute
+	$(PYTEST) -q $(PARALLEL) -m "not slow and not processes"
+	$(PY) -m tests.simulation --seeds $(CHECK_SEEDS)
+
+static: $(STAMP) ## The part of `make check` that runs no test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PY) scripts/check_links.py
+
+test: static ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
+	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
+	$(PYTEST) $(PARALLEL) -m "not processes"
+	$(PYTEST) -m processes
+
+run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
+	@.venv/bin/timeline demo $(ARGS)
+
+bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS)
+	@.venv/bin/timeline bench $(ARGS)
+
+faults: $(STAMP) ## Kill, stop and drain real processes under load
+	$(PYTEST) -m processes tests/faults
+
+simulate: $(STAMP) ## Deterministic simulation: SEEDS=2000 of them, or one alone with SEED=17
+	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+docs: $(STAMP) ## Check that every relative link in the documents leads somewhere
+	$(PY) scripts/check_links.py
+
+schema: $(STAMP) ## Regenerate the wire code from schemas/fbs/timeline.fbs (needs flatc)
+	scripts/schema.sh
+
+format: $(STAMP) ## Put the code into ruff's format and mend what ruff can mend
+	.venv/bin/ruff check --fix-only .
+	.venv/bin/ruff format .
+
+clean: ## Remove .venv, caches and built packages
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

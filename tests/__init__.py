@@ -1,0 +1,1 @@
+"""Timeline's tests; the folders mirror the package's."""

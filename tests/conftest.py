@@ -1,0 +1,23 @@
+"""Settings that hold for every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+
+from tests import services
+
+# No deadline: how long an example takes says something about the machine, nothing about the code. In CI the
+# examples are the same on every run, so that a change is judged by itself; elsewhere each run looks further.
+hypothesis.settings.register_profile("laptop", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "laptop")
+
+
+@pytest.fixture
+def require_service() -> Callable[[str], None]:
+    """`require_service("flatc")` skips the test where flatc is missing, and fails it where it must not be."""
+    return services.require_service

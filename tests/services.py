@@ -1,0 +1,77 @@
+"""What tests need from the machine, and what happens when it is not there.
+
+On a laptop a missing service skips the test and says how to get it. Where TIMELINE_REQUIRE_SERVICES is `all`, as
+in CI, or a comma-separated list that names the service, the test fails instead: nothing is skipped unnoticed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+VARIABLE = "TIMELINE_REQUIRE_SERVICES"
+
+
+def _missing_program(name: str, package: str) -> str | None:
+    if shutil.which(name):
+        return None
+    return f"{name} is not installed; on Debian or Ubuntu: apt-get install {package}"
+
+
+def _missing_tmpfs() -> str | None:
+    """Tries it for real: whether a mount is allowed depends on more than the user's id."""
+    absent = _missing_program("mount", "mount")
+    if absent:
+        return absent
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True
+        )
+        if mounted.returncode:
+            return f"a small tmpfs cannot be mounted here (run as root): {mounted.stderr.strip()}"
+        subprocess.run(["umount", folder], check=True)
+    return None
+
+
+_WHY_MISSING: dict[str, Callable[[], str | None]] = {
+    "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "prlimit": lambda: _missing_program("prlimit", "util-linux"),
+    "tmpfs": _missing_tmpfs,
+}
+KNOWN = frozenset(_WHY_MISSING)
+
+
+@functools.cache
+def why_missing(name: str) -> str | None:
+    """None when the service can be used, else a sentence that says what is missing and how to get it."""
+    return _WHY_MISSING[name]()
+
+
+def required(setting: str | None) -> frozenset[str]:
+    """The services that must be there, from the variable's value; ValueError for one that nobody knows."""
+    names = frozenset(name.strip() for name in (setting or "").split(",") if name.strip())
+    if names == {"all"}:
+        return KNOWN
+    unknown = names - KNOWN
+    if unknown:
+        allowed = ", ".join(sorted(KNOWN))
+        raise ValueError(f"{VARIABLE}: {', '.join(sorted(unknown))}: allowed are all, or any of {allowed}")
+    return names
+
+
+def require_service(name: str) -> None:
+    """Returns when the service `name` is there; otherwise skips the test, or fails it where required."""
+    if name not in KNOWN:
+        raise ValueError(f"{name}: no such service; known are {', '.join(sorted(KNOWN))}")
+    reason = why_missing(name)
+    if reason is None:
+        return
+    if name in required(os.environ.get(VARIABLE)):
+        pytest.fail(f"{VARIABLE} asks for {name}: {reason}", pytrace=False)
+    pytest.skip(reason)

@@ -1,0 +1,215 @@
+"""Guards of the project's habits: what a reviewer would otherwise have to notice each time."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "timeline"
+TESTS = ROOT / "tests"
+GENERATED = PACKAGE / "wire" / "generated"
+
+MAX_LINES = 400
+BASE_DEPENDENCIES = {"grpcio", "flatbuffers", "numpy"}
+# What only an extra brings: a driver-only install must import without them.
+EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich", "pyarrow")
+
+# The core is handed its time and its randomness and does no I/O.
+NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlite3"}
+CORE = ("leases", "model.py", "columns.py", "errors.py", "broker", "wire")
+# The broker's shell: it meets the network, the process and the clock so that the rest need not.
+SHELL = {"broker/service.py", "broker/serve.py"}
+
+
+def _modules(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if GENERATED not in path.parents)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _core_modules() -> list[Path]:
+    found: list[Path] = []
+    for part in CORE:
+        where = PACKAGE / part
+        found += _modules(where) if where.is_dir() else [where]
+    return [path for path in found if path.relative_to(PACKAGE).as_posix() not in SHELL]
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The line and full name of everything that a module imports, at its top or inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def sleeping_calls(tree: ast.Module) -> Iterator[int]:
+    """The lines that call time.sleep or asyncio.sleep under whatever name, but for a sleep of literally 0."""
+    modules: dict[str, str] = {}
+    functions: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module in {"time", "asyncio"}:
+            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "sleep"}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        by_module = (
+            isinstance(called, ast.Attribute)
+            and called.attr == "sleep"
+            and isinstance(called.value, ast.Name)
+            and modules.get(called.value.id) in {"time", "asyncio"}
+        )
+        by_name = isinstance(called, ast.Name) and called.id in functions
+        yields_only = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+        if (by_module or by_name) and not yields_only:
+            yield node.lineno
+
+
+def _tracked_texts() -> list[tuple[str, str]]:
+    """(name, text) of each text file in the repository; a source tree without git has nothing to publish."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    texts = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        if b"\0" not in content:
+            texts.append((name, content.decode("utf-8")))
+    assert texts
+    return texts
+
+
+def _matches(pattern: str, texts: list[tuple[str, str]]) -> list[str]:
+    compiled = re.compile(pattern)
+    return [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name, text in texts
+        for number, line in enumerate(text.splitlines(), start=1)
+        if compiled.search(line)
+    ]
+
+
+def test_modules_stay_small() -> None:
+    modules = _modules(PACKAGE) + _modules(TESTS)
+    assert modules
+    lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def test_modules_are_named_after_what_they_are() -> None:
+    vague = re.compile(r"(^|_)(utils?|common|managers?|helpers?|misc)($|_)")
+    named = [path for folder in (PACKAGE, TESTS) for path in folder.rglob("*") if path.suffix in {"", ".py"}]
+    assert named
+    assert not [_name(path) for path in named if vague.search(path.stem)]
+
+
+def test_core_reads_no_clock_no_randomness_and_no_driver() -> None:
+    modules = _core_modules()
+    assert modules
+    assert not [
+        f"{_name(path)}:{line}: imports {name}"
+        for path in modules
+        for line, name in imported_names(_parsed(path))
+        if name.partition(".")[0] in NOT_IN_CORE
+    ]
+
+
+def test_clock_module_is_the_only_one_that_reads_the_wall_clock() -> None:
+    wall = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(|\bdate\.today\(")
+    readers = {_name(path) for path in _modules(PACKAGE) if wall.search(path.read_text(encoding="utf-8"))}
+    assert readers <= {"timeline/clock.py"}
+
+
+def test_tests_do_not_sleep() -> None:
+    tests = _modules(TESTS)
+    assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]
+
+
+@pytest.mark.parametrize(
+    ("source", "sleeps"),
+    [
+        ("import time\ntime.sleep(0.1)", True),
+        ("import asyncio as a\nasync def f():\n    await a.sleep(1)", True),
+        ("from time import sleep as rest\nrest(2)", True),
+        ("import asyncio\nasync def f():\n    await asyncio.sleep(0)", False),
+        ("def sleep(x): ...\nsleep(3)", False),
+    ],
+)
+def test_the_sleep_guard_sees_every_spelling(source: str, sleeps: bool) -> None:
+    assert bool(list(sleeping_calls(ast.parse(source)))) is sleeps
+
+
+def test_the_import_guard_sees_imports_inside_functions() -> None:
+    tree = ast.parse("def f():\n    import time\n    from sqlalchemy.engine import Engine")
+    assert [name for _, name in imported_names(tree)] == ["time", "sqlalchemy.engine"]
+
+
+def test_no_path_of_one_machine_is_in_the_repository() -> None:
+    folders = "|".join(["work", "root", "home"])
+    assert not _matches(rf"(?<![\w./-])/({folders})/", _tracked_texts())
+
+
+def test_no_address_of_a_registry_is_in_the_repository() -> None:
+    hosts = [r"pypi\.", r"files\.python", r"registry\.npm", r"repo\.maven", r"proxy\.golang", r"deb\.debian"]
+    assert not _matches("|".join(host + r"\w*\.?(org|js|apache|hosted)" for host in hosts), _tracked_texts())
+    installing = re.compile(r"^(constraints\.txt|Makefile|pyproject\.toml|\.ci/|scripts/)")
+    texts = [(name, text) for name, text in _tracked_texts() if installing.search(name)]
+    assert texts
+    assert not _matches(r"https?://|index-url|find-links|trusted-host", texts)
+
+
+def _requirement_names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+
+
+def test_a_driver_needs_three_packages_and_every_requirement_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert _requirement_names(project["dependencies"]) == BASE_DEPENDENCIES
+    wanted = set(BASE_DEPENDENCIES)
+    for requirements in project["optional-dependencies"].values():
+        wanted |= _requirement_names(requirements)
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert not [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)]
+    pinned = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins}
+    assert wanted - {"timeline"} <= pinned
+
+
+def test_the_package_imports_without_any_extra() -> None:
+    blocked = "\n".join(f"sys.modules[{name!r}] = None" for name in EXTRAS_ONLY)
+    script = (
+        f"import sys\n{blocked}\nimport timeline\nimport timeline.__main__\ntimeline.connect, timeline.connect_sync"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_names_the_extra_it_needs() -> None:
+    script = "import sys\nsys.modules['click'] = sys.modules['rich'] = None\nfrom timeline.__main__ import main\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'timeline[cli]'" in done.stderr or "pip install 'timeline[server]'" in done.stderr
+    assert "Traceback" not in done.stderr
