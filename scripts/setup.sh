@@ -17,13 +17,14 @@ fi
 
 can_install() { [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; }
 
+# Adds what is missing; what the machine already has is left at its version, it may serve others than us.
 updated=no
 install() {
     if [[ $updated = no ]]; then
         apt-get update -qq || return
         updated=yes
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-upgrade "$@" </dev/null
 }
 
 # The first Python that is new enough and able to make a virtual environment. Asking it is the only sure way: a version
@@ -31,7 +32,7 @@ install() {
 usable_python() {
     local candidate
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
-        if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if "$candidate" -c 'import sys, ensurepip, venv; ensurepip.version(); sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$candidate"
             return
         fi
