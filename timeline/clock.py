@@ -30,12 +30,13 @@ class Clock:
         self._monotonic_s = monotonic_s
         self._base_ms = wall_s() * 1000.0
         self._base_mono_ms = monotonic_s() * 1000.0
+        self._slew_ms = 0.0
         self._stepped_since_ms: float | None = None
         self._observed_step_ms = 0.0
 
     def now(self) -> float:
         """Milliseconds UTC."""
-        return self._base_ms + (self._monotonic_s() * 1000.0 - self._base_mono_ms)
+        return self._at(self._monotonic_s() * 1000.0)
 
     def now_ms(self) -> int:
         """Milliseconds UTC, rounded down: nothing is early."""
@@ -55,13 +56,13 @@ class Clock:
         store's clock or a majority of (itself, peers) agrees with the wall. Answers the difference in ms (wall − ours)
         that was found."""
         mono_ms = self._monotonic_s() * 1000.0
-        ours_ms = self._base_ms + (mono_ms - self._base_mono_ms)
+        ours_ms = self._at(mono_ms)
         difference_ms = self._wall_s() * 1000.0 - ours_ms
         if abs(difference_ms) <= STEP_MS:
             self._stepped_since_ms, self._observed_step_ms = None, 0.0
-            limit_ms = SLEW * (mono_ms - self._base_mono_ms)
-            self._rebase(ours_ms + max(-limit_ms, min(limit_ms, difference_ms)), mono_ms)
+            self._rebase(ours_ms, mono_ms, slew_ms=difference_ms)
             return difference_ms
+        self._rebase(ours_ms, mono_ms)
         moved_ms = abs(difference_ms - self._observed_step_ms)
         if self._stepped_since_ms is None or moved_ms > STEP_MS:
             self._stepped_since_ms = mono_ms
@@ -71,5 +72,12 @@ class Clock:
             self._rebase(ours_ms + difference_ms, mono_ms)
         return difference_ms
 
-    def _rebase(self, now_ms: float, mono_ms: float) -> None:
-        self._base_ms, self._base_mono_ms = now_ms, mono_ms
+    def _at(self, mono_ms: float) -> float:
+        """Our time at `mono_ms`: the difference last found is worked off as time goes by, at most SLEW of it, so that
+        the clock is without a break and never stands or runs back."""
+        elapsed_ms = mono_ms - self._base_mono_ms
+        limit_ms = SLEW * elapsed_ms
+        return self._base_ms + elapsed_ms + max(-limit_ms, min(limit_ms, self._slew_ms))
+
+    def _rebase(self, now_ms: float, mono_ms: float, slew_ms: float = 0.0) -> None:
+        self._base_ms, self._base_mono_ms, self._slew_ms = now_ms, mono_ms, slew_ms

@@ -8,6 +8,7 @@ message 0.16 M.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -117,7 +118,7 @@ class Ragged(Sequence[bytes]):
             return whole
         data = bytes(self.data[start:end]) if not isinstance(self.data, bytes) else self.data
         marks = (self.offsets if data is self.data else self.offsets - start).tolist()
-        return [data[low:high] for low, high in zip(marks, marks[1:], strict=False)]
+        return [data[low:high] for low, high in pairwise(marks)]
 
     @property
     def sizes(self) -> Int64:
@@ -129,9 +130,13 @@ class Ragged(Sequence[bytes]):
         """Bytes of all items together."""
         return int(self.offsets[-1]) - int(self.offsets[0])
 
-    def take(self, indexes: npt.NDArray[np.integer] | Sequence[int]) -> Ragged:
-        """The items at `indexes`, in that order."""
+    def take(self, indexes: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> Ragged:
+        """The items at `indexes`, in that order, or, as in numpy, those where a mask says True."""
         items = self.tolist()
+        if isinstance(indexes, np.ndarray) and indexes.dtype == np.bool_:
+            if len(indexes) != len(items):
+                raise IndexError(f"a mask of {len(indexes)} for {len(items)} items")
+            indexes = np.flatnonzero(indexes)
         listed = indexes.tolist() if isinstance(indexes, np.ndarray) else indexes
         return Ragged.of([items[index] for index in listed])
 

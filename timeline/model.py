@@ -142,8 +142,14 @@ def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
 
 def encode_headers(headers: dict[str, str]) -> bytes:
     """Headers as bytes, the same bytes for the same headers: for each key in byte order, length (2 bytes, little
-    endian) and UTF-8 of the key, then of the value. No headers is no bytes."""
-    pairs = sorted((key.encode(), value.encode()) for key, value in headers.items())
+    endian) and UTF-8 of the key, then of the value. No headers is no bytes. Raises Invalid for what is not text."""
+    for part in (part for pair in headers.items() for part in pair):
+        if not isinstance(part, str):
+            raise Invalid(f"headers are strings by strings, not {type(part).__name__}: {part!r:.80}")
+    try:
+        pairs = sorted((key.encode(), value.encode()) for key, value in headers.items())
+    except UnicodeEncodeError as bad:
+        raise Invalid("headers hold half of a surrogate pair, which UTF-8 cannot carry") from bad
     if any(len(part) > 0xFFFF for pair in pairs for part in pair):
         raise Invalid(f"headers may take {MAX_HEADERS_BYTES} bytes in all; one key or value alone is longer")
     return b"".join(len(part).to_bytes(2, "little") + part for pair in pairs for part in pair)
@@ -213,8 +219,8 @@ class Rows:
         extra: dict[str, Any] = {"payloads": none, "headers": none} if payload else {}
         return cls(ids=none, groups=none, holders=none, tags=none, dead=none, **zeros, **extra)
 
-    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.integer]]) -> Rows:
-        """The rows at `indexes`, in that order."""
+    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.integer | np.bool_]]) -> Rows:
+        """The rows at `indexes`, in that order, or those where a mask says True."""
         picked: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             column = getattr(self, field.name)
@@ -225,11 +231,14 @@ class Rows:
 
     @classmethod
     def concat(cls, parts: list[Rows]) -> Rows:
-        """The parts one after the other; all with payloads or all without."""
+        """The parts one after the other; all with payloads or all without (an empty part may be either)."""
+        parts = [part for part in parts if len(part)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
         if not parts:
             return cls.empty()
+        if len({part.payloads is None for part in parts}) == 2:
+            raise ValueError("rows with payloads and rows without cannot be joined")
         joined: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             columns = [getattr(part, field.name) for part in parts]

@@ -25,8 +25,10 @@ def deal(grants: Sequence[Granted], sizes: Int64) -> UInt32:
     """Deals messages of `sizes` bytes, in order, one to each grant in turn; a grant that is used up is passed over.
 
     Answers the grant's index for each message that could be dealt: the first k messages, k ≤ n. Dealing stops at the
-    first message for which no grant has bytes left, so that nothing overtakes it. Among grants that are not used up
-    counts differ by at most one.
+    first message for which no grant has bytes left, so that nothing overtakes it. A grant without room for one message
+    is passed over for that one, and may take a smaller one in a later turn; among grants that were never passed over
+    counts differ by at most one. A message above a grant's `max_bytes` goes to it only first, where it is `alone`, and
+    is then all that it gets.
     """
     wanted = min(len(sizes), sum(grant.count for grant in grants))
     if wanted == 0:
@@ -63,8 +65,8 @@ def _deal_by_bytes(grants: Sequence[Granted], sizes: Int64) -> UInt32:
                 break
         else:
             break
-        left[at] -= 1
-        room[at] = max(0, room[at] - size)
+        left[at] = left[at] - 1 if size <= room[at] else 0
+        room[at] -= size
         alone[at] = False
         dealt.append(at)
         turn = (at + 1) % len(grants)

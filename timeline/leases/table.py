@@ -113,9 +113,20 @@ def _not_owner(case: _Case) -> bool:
     return case.message.group != case.ask.group
 
 
-def _not_holder(case: _Case) -> bool:
+def _other_token(case: _Case) -> bool:
     message, ask = case.message, case.ask
     return (message.birth, message.version, message.holder) != (ask.birth, ask.version, ask.holder)
+
+
+def _not_holder(case: _Case) -> bool:
+    """Another token or holder, or nobody: what nobody holds cannot be settled."""
+    return _other_token(case) or not case.message.holder
+
+
+def _not_to_bury(case: _Case) -> bool:
+    """Like `_not_holder`; but what was delivered out and came back without a holder is the broker's to bury."""
+    given_up = case.state is State.AVAILABLE and _delivered_out(case)
+    return _other_token(case) or not (case.message.holder or given_up)
 
 
 def _other_version(case: _Case) -> bool:
@@ -155,7 +166,7 @@ def _not_yet(case: _Case) -> bool:
     message, now_ms = case.message, case.now_ms
     if case.state is State.AVAILABLE:
         return bool(message.holder) and message.due_ms > now_ms - case.settings.redelivery_backoff_ms
-    return not (case.state is State.WAITING and message.due_ms <= case.ask.due_before_ms)
+    return case.state is State.WAITING and message.due_ms > case.ask.due_before_ms
 
 
 def _delivered_out(case: _Case) -> bool:
@@ -176,9 +187,11 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     ),
     Operation.EXTEND: (*_HOLDERS, (Status.EXPIRED, _has_expired)),
     Operation.ACK: _HOLDERS,
-    Operation.RELEASE: (*_HOLDERS, (Status.EXPIRED, _released_beyond_expiry), (Status.EXPIRED, _has_expired)),
-    Operation.BURY: _HOLDERS,
-    Operation.RELET: (*_HOLDERS, (Status.EXPIRED, _has_expired)),
+    Operation.RELEASE: (*_HOLDERS, (Status.EXPIRED, _released_beyond_expiry)),
+    Operation.BURY: ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_to_bury), (Status.DEAD, _is_dead)),
+    # A message that takes its consumer's process down each time must not be let again for ever: refused here, its
+    # lease runs out, and the broker buries it.
+    Operation.RELET: (*_HOLDERS, (Status.DEAD, _delivered_out), (Status.EXPIRED, _has_expired)),
     Operation.MOVE: (
         (Status.INVALID, _beyond_expiry),
         *_OWNERS,
@@ -291,8 +304,8 @@ def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettin
     """The answer to `ask` at `now_ms` for `message` as it stands (None: no such id), and what is left of it.
 
     Pure: the caller stores `Decision.message` when the status is OK, and removes the row when the status is OK or
-    EXPIRED and that is None (leaving a remembered id where the topic remembers and the operation is one of
-    `REMEMBERED`, or the status is EXPIRED).
+    EXPIRED and that is None. Where the topic remembers and the operation is one of `REMEMBERED`, or the status is
+    EXPIRED, it leaves a remembered id, whose `last_op` is that of a CANCEL, so that its repeat is recognised.
     """
     if ask.operation is Operation.PUT:
         return _put(message, ask, now_ms, settings)
@@ -315,7 +328,7 @@ def _is_repeat(case: _Case) -> bool:
     of what is dead by then (a bury keeps token and holder)."""
     message, ask = case.message, case.ask
     if ask.operation is Operation.BURY:
-        return case.state is State.DEAD and not _not_holder(case)
+        return case.state is State.DEAD and not _other_token(case)
     if ask.operation is Operation.CANCEL:
         return message.remembered and 0 != ask.op == message.last_op
     if ask.operation in (Operation.MOVE, Operation.REVIVE):
