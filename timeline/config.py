@@ -1,0 +1,236 @@
+"""The settings of `timeline serve`: flags beat TIMELINE_* variables beat the configuration file beat the defaults.
+
+A setting has one name everywhere: `--max-inflight-bytes`, `TIMELINE_MAX_INFLIGHT_BYTES`, and `max_inflight_bytes = …`
+in the TOML file. A value that cannot be meant is refused with a sentence that says where it stood, what is allowed and,
+for a mistyped name, which one was probably meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from timeline.errors import Invalid
+
+MIB = 1024 * 1024
+PREFIX = "TIMELINE_"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("json", "text")
+NOT_OF_SERVE = ("TIMELINE_ADDRESS", "TIMELINE_CONFIG", "TIMELINE_TZ", "TIMELINE_REQUIRE_SERVICES")
+"""TIMELINE_* variables that somebody else reads."""
+
+_UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+_WILDCARDS = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What one broker runs with. Made by `load`, or directly (`check` then says what is wrong)."""
+
+    listen: str = "127.0.0.1:9000"
+    """host:port for drivers; port 0 takes a free one."""
+    advertise: str = ""
+    """host:port under which others reach this broker; empty: derived from `listen`."""
+    name: str = ""
+    """This broker in logs, metrics and the cluster; empty: host-pid."""
+    store: str = "sqlite:///timeline.db"
+    sync: str = "local://"
+    metrics: str = "127.0.0.1:9001"
+    """host:port of /metrics, or "off"."""
+    grace_ms: int = 30_000
+    """How long a drain on SIGTERM may take."""
+    log_level: str = "info"
+    log_format: str = "text"
+    max_inflight_bytes: int = 64 * MIB
+    """Payload bytes of puts that wait for the store; past it producers are answered THROTTLED."""
+    max_outbox_bytes: int = 128 * MIB
+    """Payload bytes that wait to be pushed to consumers, over all of them."""
+
+    def check(self) -> ServeConfig:
+        """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
+        for a free port (`bound` fills it in then). Raises Invalid with a
+        sentence for the first value that cannot be meant."""
+        _, port = check_address("listen", self.listen, free_port=True)
+        if self.advertise:
+            check_address("advertise", self.advertise)
+        name = self.name or f"{socket.gethostname()}-{os.getpid()}"
+        if not 1 <= len(name.encode()) <= 255 or not name.isprintable():
+            raise Invalid(f"name must be 1 to 255 bytes of printable characters, not {name!r:.80}")
+        for field in ("store", "sync"):
+            _check_url(field, getattr(self, field))
+        if self.metrics != "off":
+            check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
+        _check_choice("log_level", self.log_level, LOG_LEVELS)
+        _check_choice("log_format", self.log_format, LOG_FORMATS)
+        for field, (low, high) in _RANGES.items():
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise Invalid(f"{field} must be a whole number from {low} to {high}, not {value!r:.80}")
+        named = dataclasses.replace(self, name=name)
+        return named.bound(port) if port else named
+
+    def bound(self, port: int) -> ServeConfig:
+        """The same, listening on `port` (which the system chose when `listen` asked for port 0)."""
+        host, _ = split_address(self.listen)
+        reached = socket.gethostname() if host in _WILDCARDS else host
+        return dataclasses.replace(self, listen=_joined(host, port), advertise=self.advertise or _joined(reached, port))
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_RANGES = {
+    "grace_ms": (0, 86_400_000),
+    "max_inflight_bytes": (MIB, 1024 * 1024 * MIB),
+    "max_outbox_bytes": (MIB, 1024 * 1024 * MIB),
+}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`. Raises Invalid."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]*)):(\d{1,5})", address)
+    if match is None or int(match[3]) > 65_535:
+        raise Invalid(f"an address is host:port, port from 1 to 65535, such as 127.0.0.1:9000, not {address!r:.80}")
+    return match[1] or match[2] or "", int(match[3])
+
+
+def check_address(field: str, address: object, *, free_port: bool = False, otherwise: str = "") -> tuple[str, int]:
+    """Host and port, when they can be meant; `free_port`: port 0 is allowed. Raises Invalid naming `field`."""
+    try:
+        if not isinstance(address, str):
+            raise Invalid(f"an address is a string such as 127.0.0.1:9000, not {address!r:.80}")
+        host, port = split_address(address)
+    except Invalid as bad:
+        raise Invalid(f"{field}: {bad.reason}" + (f", {otherwise}" if otherwise else "")) from None
+    if not port and not free_port:
+        raise Invalid(f"{field}: port 0 cannot be reached by anybody; name a port from 1 to 65535")
+    return host, port
+
+
+def _check_url(field: str, value: object) -> None:
+    if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value):
+        example = {"store": "sqlite:///timeline.db", "sync": "local://"}[field]
+        raise Invalid(f"{field} is a URL such as {example}, not {value!r:.80}")
+
+
+def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise Invalid(f"{field} must be one of {', '.join(allowed)}, not {value!r:.80}{did_you_mean(value, allowed)}")
+
+
+def did_you_mean(word: object, known: tuple[str, ...] | list[str], cutoff: float = 0.6) -> str:
+    """`; did you mean …?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def parse_duration_ms(value: object) -> int:
+    """Milliseconds of "250ms", "15m", "1h30m", or a number of seconds. Raises Invalid."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return math.ceil(value * 1000)
+    if isinstance(value, str):
+        text = value.strip()
+        parts = _DURATION.findall(text)
+        if parts and _DURATION.sub("", text) == "":
+            return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return math.ceil(float(text) * 1000)
+    raise Invalid(f'a duration is seconds or a text such as "250ms", "30s", "15m" or "1h30m", not {value!r:.80}')
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of 1048576, "64MiB" or "1GiB". Raises Invalid."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+)\s*(|B|KiB|MiB|GiB)\s*", value)
+        if match:
+            return int(match[1]) * {"": 1, "B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[match[2]]
+    raise Invalid(f'a size is a number of bytes or a text such as "64MiB" or "1GiB", not {value!r:.80}')
+
+
+_PARSERS: dict[str, Callable[[object], object]] = {
+    "grace": parse_duration_ms,
+    "max_inflight_bytes": parse_bytes,
+    "max_outbox_bytes": parse_bytes,
+}
+_FIELDS = {"grace": "grace_ms"}
+SETTINGS = tuple(
+    next((said for said, kept in _FIELDS.items() if kept == field.name), field.name)
+    for field in dataclasses.fields(ServeConfig)
+)
+"""The names of all settings as people write them."""
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    variables: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> ServeConfig:
+    """The checked configuration. `flags`: settings by name, None where not given. `variables`: the environment
+    (default: the process's). `file`: TOML. Raises Invalid, naming the place and what is allowed there."""
+    merged: dict[str, object] = {}
+    if file is not None:
+        merged.update(_from_file(Path(file)))
+    merged.update(_from_variables(os.environ if variables is None else variables))
+    for name, value in (flags or {}).items():
+        if name not in SETTINGS:
+            raise Invalid(f"--{name.replace('_', '-')} is no setting of serve{did_you_mean(name, SETTINGS)}")
+        if value is not None:
+            merged[_FIELDS.get(name, name)] = _parsed(name, value, f"--{name.replace('_', '-')}")
+    return ServeConfig(**merged).check()  # type: ignore[arg-type]
+
+
+def _parsed(name: str, value: object, where: str) -> object:
+    parser = _PARSERS.get(name)
+    try:
+        if parser is not None:
+            return parser(value)
+        if not isinstance(value, str):
+            raise Invalid(f"a text is needed, not {value!r:.80}")
+    except Invalid as bad:
+        raise Invalid(f"{where}: {bad.reason}") from None
+    return value
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as opened:
+            table = tomllib.load(opened)
+    except OSError as cannot:
+        raise Invalid(f"the configuration file {str(path)!r} cannot be read: {cannot.strerror}") from cannot
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as bad:
+        raise Invalid(f"the configuration file {str(path)!r} is not TOML: {bad}") from bad
+    settings: dict[str, object] = {}
+    for key, value in table.items():
+        if key not in SETTINGS:
+            near = did_you_mean(key, SETTINGS)
+            raise Invalid(f"{path}: {key!r} is no setting{near or '; there are: ' + ', '.join(SETTINGS)}")
+        settings[_FIELDS.get(key, key)] = _parsed(key, value, f"{path}: {key}")
+    return settings
+
+
+def _from_variables(variables: Mapping[str, str]) -> dict[str, object]:
+    known = {PREFIX + name.upper(): name for name in SETTINGS}
+    settings: dict[str, object] = {}
+    for variable, value in variables.items():
+        if variable in known:
+            name = known[variable]
+            settings[_FIELDS.get(name, name)] = _parsed(name, value, variable)
+        elif variable.startswith(PREFIX) and variable not in NOT_OF_SERVE:
+            # Others may well use the prefix (a cluster's service discovery does), but a slip of the pen must not
+            # silently mean the default.
+            near = did_you_mean(variable.removeprefix(PREFIX), [name.upper() for name in SETTINGS], cutoff=0.8)
+            if near:
+                raise Invalid(f"the variable {variable} is no setting{near.replace('mean ', 'mean ' + PREFIX)}")
+    return settings
