@@ -18,7 +18,7 @@ class Fault(StrEnum):
     time; it may have arrived. REFUSED_FRAME: the peer found the frame bad (gRPC's INVALID_ARGUMENT). WRONG_VERSION: the
     peer speaks another major (FAILED_PRECONDITION). OVERLOADED: the peer is at a bound, nothing happened
     (RESOURCE_EXHAUSTED). NOT_READY: the peer is starting or draining, nothing happened (UNAVAILABLE with the trailer
-    `timeline-not-ready`)."""
+    `timeline-not-ready`). NO_TOPIC: there is no topic of that name (NOT_FOUND)."""
 
     UNREACHABLE = "UNREACHABLE"
     BROKEN = "BROKEN"
@@ -27,6 +27,7 @@ class Fault(StrEnum):
     WRONG_VERSION = "WRONG_VERSION"
     OVERLOADED = "OVERLOADED"
     NOT_READY = "NOT_READY"
+    NO_TOPIC = "NO_TOPIC"
 
 
 class TransportError(TimelineError):
@@ -37,7 +38,7 @@ class TransportError(TimelineError):
     def __init__(self, fault: Fault, reason: str = "") -> None:
         super().__init__(f"{fault}: {reason}" if reason else str(fault))
         self.fault = fault
-        self.retryable = fault not in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION)
+        self.retryable = fault not in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TransportError, (self.fault, self.reason))

@@ -1,0 +1,238 @@
+"""Admission: what a Produce, Mutate or Settle frame asks, judged message by message and made absolute in time.
+
+A batch never fails because one message in it does: what is refused gets its status and a sentence, the rest go on as
+the same columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
+from timeline.storage_plugins.contract import Mutations, Puts, Settles
+from timeline.wire import judging
+from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Which messages of a frame are refused, with what status and why."""
+
+    count: int
+    reasons: dict[int, tuple[Status, str]]
+
+    @classmethod
+    def none(cls, count: int) -> Refusals:
+        return cls(count, {})
+
+    def add(self, bad: dict[int, str], status: Status = Status.INVALID) -> None:
+        """More refusals; the first in the order of precedence stands."""
+        for index, why in bad.items():
+            if index not in self.reasons or status.code < self.reasons[index][0].code:
+                self.reasons[index] = (status, why)
+
+    def where(self, bad: Bools, why: str, status: Status = Status.INVALID) -> None:
+        """Refuses all where `bad`, for one reason."""
+        if bad.any():
+            self.add(dict.fromkeys(np.flatnonzero(bad).tolist(), why), status)
+
+    @property
+    def admitted(self) -> Indexes | None:
+        """Indexes of what is not refused; None: all of it."""
+        if not self.reasons:
+            return None
+        keep = np.ones(self.count, dtype=np.bool_)
+        keep[list(self.reasons)] = False
+        return np.flatnonzero(keep)
+
+    def merge(self, answers: Answers | None) -> Answers:
+        """The answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
+        if not self.reasons:
+            assert answers is not None
+            return answers
+        whole = Answers.blank(self.count)
+        for index, (status, why) in self.reasons.items():
+            whole.status[index] = status.code
+            whole.details[index] = why
+        admitted = self.admitted
+        if answers is not None and admitted is not None and len(admitted):
+            for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
+                getattr(whole, name)[admitted] = getattr(answers, name)
+            whole.details.update({int(admitted[at]): why for at, why in answers.details.items()})
+        return whole
+
+
+def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts]:
+    """Judges a Produce at time `now` (ms UTC with fractions: a relative due rounds up, so that nothing is early)."""
+    settings, count = topic.settings, len(frame.birth)
+    refusals = Refusals.none(count)
+    refusals.add(judging.judge_ids(frame.ids))
+    if frame.tags is not None:
+        refusals.add(judging.judge_tags(frame.tags))
+    if frame.headers is not None:
+        refusals.add(judging.judge_headers(frame.headers))
+    refusals.where(frame.birth == 0, "birth must not be 0")
+    due_ms = _absolute(frame.time_ms, (frame.flags & PutFlag.IN) != 0, now)
+    expires_ms = np.zeros(count, dtype=np.int64)
+    if frame.expires_ms is not None:
+        relative = (frame.flags & PutFlag.EXPIRES_IN) != 0
+        expires_ms = np.where(frame.expires_ms == 0, 0, _absolute(frame.expires_ms, relative, now))
+        refusals.where((expires_ms < 0) | (expires_ms > MAX_TIME_MS), _time_range("expires"))
+        refusals.where((expires_ms != 0) & (expires_ms <= due_ms), "expires must lie after the due")
+    _judge_due(refusals, due_ms, now, topic)
+    too_large = frame.payloads.sizes > settings.max_payload_bytes
+    limit = f"the payload is larger than the topic's max_payload_bytes, {settings.max_payload_bytes}"
+    refusals.where(too_large, limit, Status.TOO_LARGE)
+    headers = frame.headers
+    puts = Puts(
+        ids=frame.ids,
+        birth=frame.birth,
+        due_ms=due_ms,
+        expires_ms=expires_ms,
+        groups=Ragged.repeat(frame.group.encode(), count),
+        tags=frame.tags if frame.tags is not None else Ragged.repeat(b"", count),
+        payload_sum=payload_sums(frame.payloads, headers),
+        payloads=frame.payloads,
+        headers=headers if headers is not None else Ragged.repeat(b"", count),
+        move=(frame.flags & PutFlag.MOVE) != 0,
+    )
+    admitted = refusals.admitted
+    return refusals, puts if admitted is None else take_puts(puts, admitted)
+
+
+def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
+    """Judges a Mutate at time `now`."""
+    count = len(frame.op)
+    refusals = Refusals.none(count)
+    refusals.add(judging.judge_ids(frame.ids))
+    refusals.where(frame.op == 0, "an operation id must not be 0")
+    due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
+    if frame.operation in (Operation.MOVE, Operation.REVIVE):
+        _judge_due(refusals, due_ms, now, topic)
+    mutations = Mutations(
+        operation=frame.operation,
+        ids=frame.ids,
+        groups=Ragged.repeat(frame.group.encode(), count),
+        due_ms=due_ms,
+        if_version=frame.if_version,
+        leased=(frame.flags & MutateFlag.LEASED) != 0,
+        op=frame.op,
+    )
+    admitted = refusals.admitted
+    if admitted is None:
+        return refusals, mutations
+    return refusals, Mutations(
+        frame.operation,
+        mutations.ids.take(admitted),
+        mutations.groups.take(admitted),
+        due_ms[admitted],
+        frame.if_version[admitted],
+        mutations.leased[admitted],
+        frame.op[admitted],
+    )
+
+
+def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
+    """Judges a Settle of consumer `holder` at time `now`."""
+    count = len(frame.birth)
+    refusals = Refusals.none(count)
+    refusals.add(judging.judge_ids(frame.ids))
+    reasons = frame.reasons if frame.reasons is not None else Ragged.repeat(b"", count)
+    if frame.reasons is not None:
+        refusals.add(judging.judge_reasons(reasons))
+    extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
+    unseen = (frame.flags & SettleFlag.UNSEEN) != 0
+    most_ms = topic.settings.max_lease_ms
+    longer = f"a lease may be extended by 1 ms to the topic's max_lease, {most_ms} ms"
+    refusals.where(extend & ((frame.time_ms < 1) | (frame.time_ms > most_ms)), longer)
+    absolute = (frame.flags & SettleFlag.AT) != 0
+    time_ms = _absolute(frame.time_ms, ~absolute, now)
+    asked = release & ~unseen
+    if asked.any():
+        late = asked & ((time_ms < 0) | (time_ms > min(MAX_TIME_MS, now + topic.settings.horizon_ms)))
+        refusals.where(late, _horizon(topic))
+        refusals.where(release & (frame.op == 0), "a release needs an operation id that is not 0")
+    settles = Settles(
+        ids=frame.ids,
+        birth=frame.birth,
+        version=frame.version,
+        holders=Ragged.repeat(holder, count),
+        operation=frame.operation,
+        time_ms=time_ms,
+        op=frame.op,
+        unseen=unseen,
+        reasons=reasons,
+    )
+    admitted = refusals.admitted
+    return refusals, settles if admitted is None else take_settles(settles, admitted)
+
+
+def _judge_due(refusals: Refusals, due_ms: Int64, now: float, topic: Topic) -> None:
+    refusals.where((due_ms < 0) | (due_ms > MAX_TIME_MS), _time_range("due"))
+    refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
+
+
+def _time_range(name: str) -> str:
+    return f"{name} must be 0 to {MAX_TIME_MS} milliseconds UTC (the end of the year 9999)"
+
+
+def _horizon(topic: Topic) -> str:
+    return f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now"
+
+
+def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:
+    """Absolute times: a relative one counts from now, rounded up; 0 from now is now, so that it goes at once."""
+    if not relative.any():
+        return time_ms
+    base = np.where(time_ms == 0, np.floor(now), np.ceil(now)).astype(np.int64)
+    return np.where(relative, np.minimum(time_ms, MAX_TIME_MS) + base, time_ms)
+
+
+def take_puts(puts: Puts, at: Indexes) -> Puts:
+    """The messages at `at`."""
+    return Puts(
+        puts.ids.take(at),
+        puts.birth[at],
+        puts.due_ms[at],
+        puts.expires_ms[at],
+        puts.groups.take(at),
+        puts.tags.take(at),
+        puts.payload_sum[at],
+        puts.payloads.take(at),
+        puts.headers.take(at),
+        puts.move[at],
+    )
+
+
+def take_settles(settles: Settles, at: Indexes) -> Settles:
+    """The settles at `at`."""
+    return Settles(
+        settles.ids.take(at),
+        settles.birth[at],
+        settles.version[at],
+        settles.holders.take(at),
+        settles.operation[at],
+        settles.time_ms[at],
+        settles.op[at],
+        settles.unseen[at],
+        settles.reasons.take(at),
+    )
+
+
+def refused(count: int, status: Status, why: str) -> Answers:
+    """The same refusal for a whole frame."""
+    answers = Answers.blank(count, status)
+    if count:
+        answers.details[0] = why
+    return answers
+
+
+def earliest(answers: Answers, due_ms: Int64, wanted: Bools | None = None) -> int | None:
+    """The earliest due among what was answered OK; None: nothing was."""
+    good = answers.status == Status.OK.code
+    if wanted is not None:
+        good = good & wanted
+    return int(due_ms[good].min()) if good.any() else None

@@ -1,0 +1,235 @@
+"""One Consume stream: hello and welcome, then deliveries down, credit and settles up, until either side leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline.broker.admission import admit_settles, earliest
+from timeline.broker.parcel import Parcel
+from timeline.broker.roster import Consumer
+from timeline.columns import Ragged
+from timeline.errors import Invalid
+from timeline.model import MAX_HOLDER_BYTES, Answers, Operation, Rows, Status, Topic
+from timeline.storage_plugins.contract import Settles, StoreError
+from timeline.wire import (
+    Beat,
+    Credit,
+    Fault,
+    Frame,
+    Hello,
+    Leaving,
+    LeavingReason,
+    Settle,
+    Settled,
+    Stream,
+    TransportError,
+    UnknownFrame,
+    Welcome,
+    decode,
+    decode_as,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from timeline.broker.dealer import Dealer
+    from timeline.broker.node import Node
+
+log = logging.getLogger("timeline.broker")
+
+
+class ConsumeStream:
+    """Serves one consumer's stream on one topic."""
+
+    def __init__(self, node: Node, stream: Stream, peer: str) -> None:
+        self._node, self._stream, self._peer = node, stream, peer
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Runs the stream; what was not sent when it ends goes back."""
+        data = await self._stream.receive()
+        if data is None:
+            return
+        hello = decode_as(data, Hello)
+        topic = await self._node.topic(hello.topic)
+        if topic is None:
+            raise TransportError(Fault.NO_TOPIC, f"there is no topic {hello.topic!r}: create it first")
+        consumer = self._consumer(hello, topic)
+        dealer = self._node.dealer(topic)
+        sender = self._node.tasks.spawn(self._send_all(consumer), f"sending to {hello.consumer}")
+        before = dealer.roster.join(consumer)
+        try:
+            if before is not None:
+                self._take_over(before, consumer, dealer)
+            consumer.push(self._welcome(consumer, topic))
+            await self._resume(hello, consumer, dealer, topic)
+            consumer.dealing = True
+            dealer.wake()
+            await self._receive_all(consumer, topic)
+            dealer.part_with(consumer, consumer.withdraw())
+            consumer.finish()
+            await sender
+        finally:
+            dealer.part_with(consumer, consumer.withdraw())
+            sender.cancel()
+            for task in self._settling:
+                task.cancel()
+
+    def _consumer(self, hello: Hello, topic: Topic) -> Consumer:
+        settings = topic.settings
+        if not 0 <= hello.lease_ms <= settings.max_lease_ms:
+            raise Invalid(f"lease must be at most the topic's max_lease, {settings.max_lease_ms} ms")
+        id = hello.consumer.encode()
+        if not 1 <= len(id) <= MAX_HOLDER_BYTES:
+            raise Invalid(f"a consumer's id is 1 to {MAX_HOLDER_BYTES} bytes")
+        return Consumer(
+            id=id,
+            session=hello.session,
+            lease_ms=hello.lease_ms or settings.lease_ms,
+            credit_messages=hello.credit_messages,
+            credit_bytes=hello.credit_bytes,
+            limits=self._node.limits,
+            heard_ms=self._node.clock.monotonic_ms(),
+            wake=self._node.dealer(topic).wake,
+            abort=self._stream.cancel,
+        )
+
+    def _welcome(self, consumer: Consumer, topic: Topic) -> Welcome:
+        return Welcome(
+            broker=self._node.name,
+            now_ms=self._node.clock.now_ms(),
+            lease_ms=consumer.lease_ms,
+            max_lease_ms=topic.settings.max_lease_ms,
+            max_payload_bytes=topic.settings.max_payload_bytes,
+            heartbeat_ms=self._node.limits.heartbeat_ms,
+            brokers=tuple(member.address for member in self._node.membership.members() if member.address),
+        )
+
+    def _take_over(self, before: Consumer, consumer: Consumer, dealer: Dealer) -> None:
+        """Another stream had this id. The same session reconnected: the old stream is just over. Another session: the
+        old one is told so and must not come back."""
+        if before.session == consumer.session:
+            unsent = before.leave(LeavingReason.STALLED, "this session connected again")
+        else:
+            log.info("consumer %r was taken over by another session from %s", consumer.id.decode(), self._peer)
+            unsent = before.leave(LeavingReason.SUPERSEDED, "another session connected under this consumer id")
+        dealer.part_with(before, unsent)
+
+    async def _resume(self, hello: Hello, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+        """What the id holds beyond the tokens in hand is leased again at version + 1 and pushed: nobody else may have
+        it until its lease runs out."""
+        node = self._node
+        await dealer.handed_back.wait()
+        try:
+            held = await node.store.held(topic, node.clock.now_ms(), consumer.id)
+        except StoreError as trouble:
+            log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
+            return
+        in_hand = set(zip(hello.ids.tolist(), hello.birth.tolist(), hello.version.tolist(), strict=True))
+        for rows in held:
+            tokens = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
+            missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
+            room = missing[: max(0, consumer.credit_messages)]
+            if len(room):
+                await self._relet(rows.take(room), consumer, dealer, topic)
+
+    async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+        node, count = self._node, len(rows)
+        end_ms = node.clock.now_ms() + consumer.lease_ms
+        none = np.zeros(count, dtype=np.uint64)
+        settles = Settles(
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            holders=rows.holders,
+            operation=np.full(count, Operation.RELET, dtype=np.uint8),
+            time_ms=np.full(count, end_ms, dtype=np.int64),
+            op=none,
+            unseen=np.zeros(count, dtype=np.bool_),
+            reasons=Ragged.repeat(b"", count),
+        )
+        answers = await node.settling.settle(topic, settles)
+        good = np.flatnonzero(answers.status == Status.OK.code)
+        if len(good) == 0:
+            return
+        rows = rows.take(good)
+        rows.version, rows.due_ms = answers.version[good], answers.due_ms[good]
+        rows.deliveries = rows.deliveries + np.uint32(1)
+        parcel = Parcel(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
+        consumer.spend(len(parcel), int(parcel.sizes.sum()))
+        dealer.push(consumer, parcel)
+
+    async def _receive_all(self, consumer: Consumer, topic: Topic) -> None:
+        while (data := await self._stream.receive()) is not None:
+            consumer.heard_ms = self._node.clock.monotonic_ms()
+            try:
+                frame = decode(data)
+            except UnknownFrame:
+                continue  # of a newer minor: not for us
+            if isinstance(frame, Credit):
+                consumer.add_credit(frame.messages, frame.bytes)
+                if not frame.messages and not frame.bytes:
+                    consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
+            elif isinstance(frame, Settle):
+                task = asyncio.get_running_loop().create_task(self._settle(frame, consumer, topic))
+                self._settling.add(task)
+                task.add_done_callback(self._settling.discard)
+            else:
+                raise Invalid(f"a consumer sends Credit and Settle, not {type(frame).__name__}")
+        # The consumer has said its last word: what it asked is still answered.
+        await asyncio.gather(*self._settling)
+
+    async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic) -> None:
+        node = self._node
+        topic = node.current(topic)
+        refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
+        answers = await node.settling.settle(topic, settles) if len(settles) else None
+        consumer.add_credit(frame.credit_messages, frame.credit_bytes)
+        whole = refusals.merge(answers)
+        consumer.push(Settled(frame.request, whole, node.clock.now_ms()))
+        self._note(frame, whole, consumer, topic)
+
+    def _note(self, frame: Settle, answers: Answers, consumer: Consumer, topic: Topic) -> None:
+        """Counts, and tells the dealer when something comes due again."""
+        node = self._node
+        good = answers.status == Status.OK.code
+        if good.any():
+            consumer.settled()
+        for operation in np.unique(frame.operation).tolist():
+            node.count(Operation(operation), answers.status[frame.operation == operation])
+        if answers.late.any():
+            node.metrics.count("timeline_late_acks_total", node.metrics.topic(topic.name), by=int(answers.late.sum()))
+        due_ms = earliest(answers, answers.due_ms, frame.operation == Operation.RELEASE)
+        if due_ms is not None:
+            node.hint(topic, due_ms)
+        buried = int(good[frame.operation == Operation.BURY].sum())
+        if buried:
+            node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), "consumer", by=buried)
+
+    async def _send_all(self, consumer: Consumer) -> None:
+        """The stream's one writer. A parcel becomes a frame in the moment it is sent, so that its times are true, and
+        loses what its lease has left meanwhile."""
+        node = self._node
+        while (item := await consumer.next()) is not None:
+            frame: Frame
+            if isinstance(item, Parcel):
+                now_ms = node.clock.now_ms()
+                item = item.where(item.rows.due_ms > now_ms)
+                if len(item) == 0:
+                    continue
+                frame = item.deliver(now_ms)
+            else:
+                frame = item
+            consumer.sending_since_ms = node.clock.monotonic_ms()
+            try:
+                await self._stream.send(encode(frame))
+            except TransportError:
+                return  # the stream is over: its reader sees that too, and ends
+            finally:
+                consumer.sending_since_ms = None
+            if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
+                await self._stream.close()
+                return

@@ -1,0 +1,362 @@
+"""The dealer of one topic: sleeps until exactly the next due, leases what its consumers have credit for, pushes.
+
+One loop owns the topic's time. `_obstacle` says what keeps it from dealing now, `_round` leases and deals once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from timeline.broker.held import Held
+from timeline.broker.late import Hindrances, LateRing, causes
+from timeline.broker.limits import Limits
+from timeline.broker.metered import MeteredStore
+from timeline.broker.parcel import Parcel
+from timeline.broker.rate import Rate
+from timeline.broker.roster import Consumer, Roster, grants_for
+from timeline.broker.settling import Settling
+from timeline.broker.tasks import Tasks
+from timeline.clock import Clock
+from timeline.columns import Bools
+from timeline.metrics import Metrics
+from timeline.model import LEASE_AHEAD_AUTO, Operation, Status, Topic, payload_sums
+from timeline.storage_plugins.contract import Leased, Settles, StoreError
+from timeline.wire.frames import Cause, LeavingReason
+
+log = logging.getLogger("timeline.broker")
+FIRST_RETRY_MS = 20.0
+LAST_RETRY_MS = 1_000.0
+UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code)
+
+
+class Dealer:
+    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        *,
+        store: MeteredStore,
+        settling: Settling,
+        clock: Clock,
+        limits: Limits,
+        metrics: Metrics,
+        late: LateRing,
+        random_bits: Callable[[int], int],
+        tasks: Tasks,
+        buckets: Callable[[Topic], Sequence[int] | None],
+        outboxes: Callable[[], int],
+    ) -> None:
+        self.topic = topic
+        self.roster = Roster(limits)
+        self._store, self._settling, self._clock, self._limits = store, settling, clock, limits
+        self._metrics, self._late, self._random_bits, self._tasks = metrics, late, random_bits, tasks
+        self._buckets, self._outboxes = buckets, outboxes
+        self._held = Held()
+        self._rate = Rate()
+        self._wake = asyncio.Event()
+        self._next_due_ms: int | None = 0
+        self._hinted_ms: int | None = None
+        self._retry_ms = 0.0
+        self._retry_at_ms = 0.0
+        self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
+        self._leasing = True
+        self._hindrances = Hindrances(clock.now_ms())
+        self._handing_back = 0
+        self.task: asyncio.Task[None] | None = None
+        self.handed_back = asyncio.Event()
+        self.handed_back.set()
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message comes due, as far as is known."""
+        return self._next_due_ms
+
+    def wake(self) -> None:
+        """Something changed: credit, settings, consumers."""
+        self._wake.set()
+
+    def hint(self, due_ms: int) -> None:
+        """A message was put, moved or released to `due_ms`."""
+        if self._hinted_ms is None or due_ms < self._hinted_ms:
+            self._hinted_ms = due_ms
+        if self._next_due_ms is None or due_ms < self._next_due_ms:
+            self._next_due_ms = due_ms
+            self._wake.set()
+
+    def update(self, topic: Topic) -> None:
+        """The topic's record changed."""
+        self.topic = topic
+        self._next_due_ms = 0
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Deals until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
+        while True:
+            try:
+                self._push_due()
+                wait_ms = self._wait_ms()
+                if wait_ms > 0:
+                    await self._sleep(wait_ms)
+                else:
+                    await self._round()
+            except StoreError as trouble:
+                self._back_off(trouble)
+            except Exception:
+                log.exception("dealer of topic %r stumbled and goes on", self.topic.name)
+                self._back_off(None)
+
+    def _back_off(self, trouble: StoreError | None) -> None:
+        self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
+        self._retry_at_ms = self._clock.monotonic_ms() + self._retry_ms
+        self._next_due_ms = min(self._next_due_ms or 0, self._clock.now_ms())
+        self._hindrances.now(Cause.STORE_SLOW, self._clock.now_ms())
+        if trouble is not None:
+            log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
+
+    async def _sleep(self, wait_ms: float) -> None:
+        """Sleeps, but no longer than until the next held message is due, or until something changes."""
+        held_ms = self._held.next_due_ms()
+        if held_ms is not None:
+            wait_ms = min(wait_ms, held_ms - self._clock.now())
+        if wait_ms > 0 and not self._wake.is_set():
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(wait_ms / 1000.0, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        self._wake.clear()
+
+    def _wait_ms(self) -> float:
+        """How long until there is something to lease; 0: now. Says on the way what hinders, for the late ring."""
+        mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
+        until_sweep_ms = max(1.0, self._sweep_at_ms - mono_ms)
+        cause, wait_ms = self._obstacle(mono_ms)
+        overdue = self._next_due_ms is not None and self._next_due_ms <= now
+        self._hindrances.now(cause if overdue else None, int(now))
+        if wait_ms is not None:
+            return min(wait_ms, until_sweep_ms)
+        if mono_ms >= self._sweep_at_ms:
+            return 0.0
+        if self._next_due_ms is None:
+            return until_sweep_ms
+        return min(until_sweep_ms, self._next_due_ms - self._ahead_ms() - now)
+
+    def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
+        """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
+        if not self._leasing or self.topic.settings.paused:
+            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+            return Cause.PAUSED, float(self._limits.sweep_every_ms)
+        if mono_ms < self._retry_at_ms:
+            return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
+        if not self.roster.consumers:
+            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+            return Cause.NO_CONSUMER, float(self._limits.sweep_every_ms)
+        if not self.roster.ready(mono_ms) or self._outboxes() >= self._limits.outboxes_bytes:
+            recovers_ms = self.roster.recovers_at_ms(mono_ms)
+            wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
+            self._sweep_at_ms = max(self._sweep_at_ms, mono_ms + 1.0)
+            return Cause.NO_CREDIT, max(1.0, float(wait_ms))
+        rate_wait_ms = self._rate.wait_ms(self.topic.settings.max_rate_per_s, mono_ms)
+        if rate_wait_ms > 0:
+            return Cause.RATE_LIMITED, rate_wait_ms
+        return None, None
+
+    def _ahead_ms(self) -> int:
+        """How far ahead of its due a message may be leased: the store's p99 lease time, capped; 0: off."""
+        asked_ms = self.topic.settings.lease_ahead_ms
+        if asked_ms != LEASE_AHEAD_AUTO:
+            return asked_ms
+        return min(self._limits.lease_ahead_cap_ms, int(np.ceil(self._store.lease_p99_ms)))
+
+    async def _round(self) -> None:
+        """Leases once for whoever has credit, and deals what came."""
+        mono_ms = self._clock.monotonic_ms()
+        topic, consumers = self.topic, self.roster.ready(mono_ms)
+        most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, self._limits.lease_messages)
+        grants = grants_for(consumers, self._limits, most)
+        sweeping = mono_ms >= self._sweep_at_ms
+        if sweeping:
+            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+        # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
+        buckets = None if sweeping else self._buckets(topic)
+        self._hinted_ms = None
+        now_ms = self._clock.now_ms()
+        leased = await self._store.lease_due(topic, buckets, now_ms, now_ms + self._ahead_ms(), grants)
+        done_ms = self._clock.now_ms()
+        self._retry_ms = 0.0
+        if done_ms - now_ms > self._limits.late_ms:
+            self._hindrances.span(Cause.STORE_SLOW, now_ms, done_ms)
+        times = [due for due in (leased.next_due_ms, self._hinted_ms) if due is not None]
+        self._next_due_ms = min(times, default=None)
+        self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
+        self._account(leased, mono_ms)
+        if len(leased.rows):
+            self._deal(leased, consumers, done_ms)
+        # A store that never waits must not keep others from their turn.
+        await asyncio.sleep(0)
+
+    def _account(self, leased: Leased, mono_ms: float) -> None:
+        """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
+        name = self._metrics.topic(self.topic.name)
+        if leased.expired:
+            self._metrics.count("timeline_expired_total", name, by=leased.expired)
+        if len(leased.buried):
+            self._metrics.count("timeline_buried_total", name, "max_deliveries", by=len(leased.buried))
+            log.warning(
+                "topic %r: %d messages delivered too often are dead letters", self.topic.name, len(leased.buried)
+            )
+        if leased.prior_holders.nbytes:
+            prior = [holder for holder in leased.prior_holders.tolist() if holder]
+            self._metrics.count("timeline_redeliveries_total", name, by=len(prior))
+            for holder in set(prior):
+                if (consumer := self.roster.consumers.get(holder)) is not None:
+                    consumer.lapsed(mono_ms)
+
+    def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int) -> None:
+        """Gives each consumer its rows: now if they are due, else when they are."""
+        whole = Parcel(leased.rows, leased.was_due_ms, _ran_out(leased), done_ms)
+        sizes = whole.sizes
+        counts = np.bincount(leased.grant, minlength=len(consumers))
+        spent = np.bincount(leased.grant, weights=sizes, minlength=len(consumers))
+        for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
+            consumer.spend(count, int(bytes_))
+        self.roster.dealt_last(consumers[int(leased.grant[-1])])
+        fresh = leased.was_due_ms > done_ms
+        sound = self._sound(leased)
+        for at, consumer in enumerate(consumers):
+            if counts[at] == 0:
+                continue
+            mine = (leased.grant == at) & sound
+            damaged = (leased.grant == at) & ~sound
+            if damaged.any():
+                self._bury(consumer, whole.where(damaged), set(leased.damaged))
+            if not mine.any():
+                continue
+            now, later = whole.where(mine & ~fresh), whole.where(mine & fresh)
+            if len(now):
+                self.push(consumer, now)
+            if len(later):
+                self._hold(consumer, later)
+
+    def _sound(self, leased: Leased) -> Bools:
+        """Whose payload is there and is what was put."""
+        rows = leased.rows
+        assert rows.payloads is not None and rows.headers is not None
+        headers = rows.headers if rows.headers.nbytes else None
+        sound: Bools = payload_sums(rows.payloads, headers) == rows.payload_sum
+        sound[list(leased.damaged)] = False
+        return sound
+
+    def _bury(self, consumer: Consumer, parcel: Parcel, gone: set[int]) -> None:
+        reason = b"payload gone" if gone else b"payload damaged"
+        log.error(
+            "topic %r: %d messages have a %s; they are dead letters", self.topic.name, len(parcel), reason.decode()
+        )
+        self._metrics.count(
+            "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
+        )
+        settles = parcel.settles(Operation.BURY, self._random_bits, reason=reason)
+        self._tasks.spawn(self._settle_all(settles), "burying")
+        consumer.refund(parcel)
+
+    def _hold(self, consumer: Consumer, parcel: Parcel) -> None:
+        if consumer.gone or not self._leasing:
+            self.hand_back([parcel])
+        else:
+            self._held.add(consumer, parcel)
+
+    def _push_due(self) -> None:
+        """Pushes what was leased ahead and is due now."""
+        now_ms = self._clock.now_ms()
+        for consumer, parcel in self._held.due(now_ms):
+            self.push(consumer, parcel)
+
+    def push(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Queues `parcel` for its consumer, or hands it back when that is gone; notes lateness."""
+        if consumer.gone or not self._leasing:
+            self.hand_back([parcel])
+            return
+        for part in parcel.frames(self._limits.deliver_messages):
+            consumer.push(part)
+        self._note(consumer, parcel)
+
+    def _note(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Lateness into the histogram; what is late also into the ring, with its cause."""
+        pushed_ms = self._clock.now_ms()
+        rows, name = parcel.rows, self._metrics.topic(self.topic.name)
+        self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
+        # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
+        due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
+        late_ms = pushed_ms - due_ms
+        first_ms = late_ms[~parcel.again]
+        if len(first_ms):
+            self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
+        late = np.flatnonzero(late_ms > self._limits.late_ms)
+        if len(late):
+            produced_late = rows.asked_ms[late] > due_ms[late]
+            cause = causes(self._hindrances, due_ms[late], pushed_ms, produced_late, parcel.again[late])
+            self._late.add(self.topic.name, consumer.id, rows.ids.take(late), due_ms[late], cause, pushed_ms)
+
+    def hand_back(self, parcels: list[Parcel]) -> None:
+        """Returns leases that no person's code has seen."""
+        parcels = [parcel for parcel in parcels if len(parcel)]
+        for parcel in parcels:
+            self._tasks.spawn(self._settle_all(parcel.unseen(self._random_bits)), "handing back")
+
+    async def _settle_all(self, settles: Settles) -> None:
+        """Settles for the broker itself; tries again while the outcome is not known, since operation ids make that
+        harmless. What cannot be settled runs out by its lease."""
+        self._handing_back += 1
+        self.handed_back.clear()
+        try:
+            for _ in range(3):
+                answers = await self._settling.settle(self.topic, settles)
+                if not np.isin(answers.status, UNSURE).any():
+                    break
+            self.hint(self._clock.now_ms())
+        finally:
+            self._handing_back -= 1
+            if self._handing_back == 0:
+                self.handed_back.set()
+
+    def abort_stalled(self) -> None:
+        """Ends the streams of consumers that have not taken a frame for too long."""
+        now_ms = self._clock.monotonic_ms()
+        for consumer in list(self.roster.consumers.values()):
+            since_ms = consumer.sending_since_ms
+            if since_ms is not None and now_ms - since_ms > self._limits.stall_ms:
+                log.info("consumer %r does not take what is sent: its stream ends", consumer.id.decode())
+                consumer.abort()
+
+    def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
+        """`consumer` goes: what was not sent to it goes back."""
+        self.roster.leave(consumer)
+        self.hand_back(self._held.of(consumer) + unsent)
+        self._wake.set()
+
+    def stop_leasing(self) -> None:
+        """Leases no more and hands back what was leased ahead (drain)."""
+        self._leasing = False
+        for consumer, parcel in self._held.everything():
+            consumer.refund(parcel)
+            self.hand_back([parcel])
+        self._wake.set()
+
+    def dismiss(self, reason: LeavingReason, text: str) -> None:
+        """Tells every consumer of the topic to leave and hands back what was not pushed."""
+        for consumer in list(self.roster.consumers.values()):
+            self.hand_back(self._held.of(consumer) + consumer.leave(reason, text))
+        self._wake.set()
+
+
+def _ran_out(leased: Leased) -> Bools:
+    """Which rows had a holder whose lease ran out."""
+    if not leased.prior_holders.nbytes:
+        return np.zeros(len(leased.rows), dtype=np.bool_)
+    return leased.prior_holders.sizes > 0

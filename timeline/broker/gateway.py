@@ -1,0 +1,304 @@
+"""The gateway: frames in, frames out, whatever carries them. Implements `wire.transport.Service`.
+
+It verifies what arrives, finds the topic, asks the node's parts, and turns refusals into a definite answer or one of
+the transport's faults; it never lets one caller's trouble reach another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from timeline.broker.admission import admit_mutations, earliest, refused
+from timeline.broker.consuming import ConsumeStream
+from timeline.broker.producing import ProduceStream
+from timeline.errors import Invalid
+from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic
+from timeline.storage_plugins.contract import (
+    ScanFilter,
+    StoreError,
+    StoreUnavailable,
+    StoreUnknown,
+    TagMutation,
+    TopicConflict,
+)
+from timeline.wire import (
+    Fault,
+    Forecast,
+    Forecasted,
+    Late,
+    Mutate,
+    Mutated,
+    MutateTag,
+    Ping,
+    Pong,
+    Scan,
+    ScanPage,
+    Stream,
+    TagMutated,
+    TopicAction,
+    TopicList,
+    Topics,
+    TransportError,
+    WireError,
+    WireVersionError,
+    decode,
+    decode_as,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from timeline.broker.node import Node
+
+log = logging.getLogger("timeline.broker")
+PAGE_ROWS = 1_000
+MAX_STEPS = 10_000
+MAX_TAG_CHUNK = 10_000
+F = TypeVar("F")
+
+
+class Gateway:
+    """One broker's side of the wire."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._calls = 0
+        self.producers: set[ProduceStream] = set()
+        self.streams = 0
+        self._ended = asyncio.Event()
+
+    async def stream_ended(self, within_s: float) -> None:
+        """Returns when a stream ends, or after `within_s`."""
+        self._ended.clear()
+        timer = asyncio.get_running_loop().call_later(within_s, self._ended.set)
+        try:
+            await self._ended.wait()
+        finally:
+            timer.cancel()
+
+    async def unary(self, method: str, frame: bytes) -> bytes:
+        """One frame for one."""
+        if method == "Ping":
+            return encode(self._ping(self._decoded(method, frame, Ping)))
+        self._check_ready()
+        if self._calls >= self._node.limits.calls_in_flight:
+            self._node.metrics.count("timeline_throttled_total", "calls")
+            raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
+        self._calls += 1
+        try:
+            return await self._answer(method, frame)
+        except StoreError as trouble:
+            raise _fault_of(trouble) from trouble
+        except Invalid as bad:
+            raise TransportError(Fault.REFUSED_FRAME, str(bad)) from bad
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, method: str, data: bytes) -> bytes:
+        if method == "Mutate":
+            asked = self._decoded(method, data, (Mutate, MutateTag))
+            if isinstance(asked, MutateTag):
+                return encode(await self._mutate_tag(asked))
+            return encode(await self._mutate(asked))
+        if method == "Forecast":
+            return encode(await self._forecast(self._decoded(method, data, Forecast)))
+        if method == "Topics":
+            return encode(await self._topics(self._decoded(method, data, Topics)))
+        if method == "Late":
+            late = self._decoded(method, data, Late)
+            now_ms = self._node.clock.now_ms()
+            return encode(self._node.late.since(late.since_ms, late.topic, late.id, late.limit, now_ms))
+        raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
+
+    def _check_ready(self) -> None:
+        if self._node.not_ready:
+            raise TransportError(Fault.NOT_READY, self._node.not_ready)
+
+    def _decoded(self, method: str, data: bytes, kind: type[F] | tuple[type[F], ...]) -> F:
+        """The frame, verified. A bad one is this caller's trouble alone."""
+        try:
+            if isinstance(kind, tuple):
+                frame = decode(data)
+                if not isinstance(frame, kind):
+                    raise WireError(f"{method} does not take a {type(frame).__name__}")
+                return frame
+            return decode_as(data, kind)
+        except WireError as bad:
+            raise self._refusal(method, bad) from bad
+
+    def _refusal(self, method: str, bad: WireError) -> TransportError:
+        self._node.metrics.count("timeline_frames_refused_total", method)
+        fault = Fault.WRONG_VERSION if isinstance(bad, WireVersionError) else Fault.REFUSED_FRAME
+        return TransportError(fault, bad.reason)
+
+    async def stream(self, method: str, stream: Stream, peer: str) -> None:
+        """Serves a two-way stream until either side ends it."""
+        self._check_ready()
+        self.streams += 1
+        try:
+            if method == "Produce":
+                producing = ProduceStream(self._node, stream)
+                self.producers.add(producing)
+                try:
+                    await producing.serve()
+                finally:
+                    self.producers.discard(producing)
+            elif method == "Consume":
+                await ConsumeStream(self._node, stream, peer).serve()
+            else:
+                raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
+        except WireError as bad:
+            raise self._refusal(method, bad) from bad
+        except Invalid as bad:
+            raise TransportError(Fault.REFUSED_FRAME, str(bad)) from bad
+        except StoreError as trouble:
+            raise _fault_of(trouble) from trouble
+        finally:
+            self.streams -= 1
+            self._ended.set()
+
+    async def unary_stream(self, method: str, frame: bytes) -> AsyncIterator[bytes]:
+        """One frame for many: Scan."""
+        self._check_ready()
+        if method != "Scan":
+            raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
+        try:
+            async for page in self._scan(self._decoded(method, frame, Scan)):
+                yield encode(page)
+        except StoreError as trouble:
+            raise _fault_of(trouble) from trouble
+
+    async def _topic(self, name: str) -> Topic:
+        topic = await self._node.topic(name)
+        if topic is None:
+            raise TransportError(Fault.NO_TOPIC, f"there is no topic {name!r}: create it first")
+        return topic
+
+    async def _mutate(self, asked: Mutate) -> Mutated:
+        node, count = self._node, len(asked.op)
+        topic = await node.topic(asked.topic)
+        if topic is None:
+            return Mutated(refused(count, Status.NOT_FOUND, f"there is no topic {asked.topic!r}: create it first"))
+        refusals, mutations = admit_mutations(asked, topic, node.clock.now())
+        answers: Answers | None = None
+        if len(mutations):
+            try:
+                answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
+            except StoreError as trouble:
+                nothing = isinstance(trouble, StoreUnavailable)
+                status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
+                answers = refused(len(mutations), status, str(trouble))
+            if asked.operation in (Operation.MOVE, Operation.REVIVE):
+                due_ms = earliest(answers, answers.due_ms)
+                if due_ms is not None:
+                    node.hint(topic, due_ms)
+        whole = refusals.merge(answers)
+        node.count(asked.operation, whole.status)
+        waits = bool((whole.status == Status.UNAVAILABLE.code).any())
+        return Mutated(whole, node.limits.throttle_ms if waits else 0)
+
+    async def _mutate_tag(self, asked: MutateTag) -> TagMutated:
+        node = self._node
+        topic = await self._topic(asked.topic)
+        if not asked.tag:
+            raise Invalid("a tag must not be empty: an empty one would mean every message")
+        now_ms = node.clock.now_ms()
+        at_ms = asked.at_ms or (int(np.ceil(node.clock.now())) + asked.in_ms if asked.in_ms >= 0 else 0)
+        if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
+            raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
+        if at_ms > min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms):
+            raise Invalid(f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now")
+        mutation = TagMutation(
+            operation=asked.operation,
+            tag=asked.tag,
+            group=asked.group.encode(),
+            started_ms=asked.started_ms or now_ms,
+            op=asked.op,
+            due_ms=at_ms,
+            by_ms=asked.by_ms,
+            leased=asked.leased,
+            dry_run=asked.dry_run,
+        )
+        limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
+        step = await node.store.call(
+            "mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, asked.cursor, limit)
+        )
+        if step.earliest_due_ms is not None:
+            node.hint(topic, step.earliest_due_ms)
+        if not asked.dry_run:
+            for code, many in step.counts.items():
+                node.count(asked.operation, np.full(many, code, dtype=np.uint8))
+        return TagMutated(step.counts, step.cursor or b"", mutation.started_ms, at_ms)
+
+    async def _scan(self, asked: Scan) -> AsyncIterator[ScanPage]:
+        node = self._node
+        topic = await self._topic(asked.topic)
+        where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
+        cursor, left = asked.cursor, asked.limit
+        while True:
+            now_ms = node.clock.now_ms()
+            most = min(PAGE_ROWS, left) if left else PAGE_ROWS
+            page = await node.store.call(
+                "scan", node.store.store.scan(topic, now_ms, where, cursor, most, asked.payload)
+            )
+            cursor = page.cursor or b""
+            if len(page.rows) or not cursor:
+                yield ScanPage(page.rows, now_ms, cursor)
+            if asked.limit:
+                left -= len(page.rows)
+            if not cursor or (asked.limit and left <= 0):
+                return
+
+    async def _forecast(self, asked: Forecast) -> Forecasted:
+        node = self._node
+        topic = await self._topic(asked.topic)
+        if asked.step_ms < 1 or asked.window_ms < 1:
+            raise Invalid("window and step must be at least 1 ms")
+        steps = -(-asked.window_ms // asked.step_ms)
+        if steps > MAX_STEPS:
+            raise Invalid(f"a forecast has at most {MAX_STEPS} steps, not {steps}: ask for a longer step")
+        now_ms = node.clock.now_ms()
+        edges = now_ms + np.arange(steps + 1, dtype=np.int64) * asked.step_ms
+        edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
+        counted = await node.store.call(
+            "count_due", node.store.store.count_due(topic, np.concatenate([np.zeros(1, dtype=np.int64), edges]))
+        )
+        exact = node.store.store.capabilities.exact_counts
+        return Forecasted(edges, counted[1:], int(counted[0]), exact)
+
+    async def _topics(self, asked: Topics) -> TopicList:
+        catalog, missing = self._node.catalog, f"there is no topic {asked.name!r}"
+        try:
+            if asked.action is TopicAction.LIST:
+                await catalog.refresh()
+                return TopicList(Status.OK.code, "", tuple(catalog.all()))
+            if asked.action is TopicAction.CREATE:
+                topic: Topic | None = await catalog.create(asked.name, asked.settings)
+            elif asked.action is TopicAction.UPDATE:
+                topic = await catalog.update(asked.name, asked.settings, asked.revision)
+            else:
+                topic = await catalog.drop(asked.name)
+        except Invalid as bad:
+            return TopicList(Status.INVALID.code, bad.reason, ())
+        except TopicConflict as conflict:
+            return TopicList(Status.EXISTS.code, conflict.reason, ())
+        if topic is None:
+            return TopicList(Status.NOT_FOUND.code, missing, ())
+        return TopicList(Status.OK.code, "", (topic,))
+
+    def _ping(self, ping: Ping) -> Pong:
+        now = self._node.clock.now()
+        return Pong(ping.sent_ms, now, self._node.clock.now(), self._node.name, self._node.version)
+
+
+def _fault_of(trouble: StoreError) -> TransportError:
+    """What a store's trouble means to the caller of a whole call."""
+    if isinstance(trouble, StoreUnavailable):
+        return TransportError(Fault.NOT_READY, str(trouble))
+    if isinstance(trouble, StoreUnknown):
+        return TransportError(Fault.BROKEN, str(trouble))
+    return TransportError(Fault.REFUSED_FRAME, str(trouble))

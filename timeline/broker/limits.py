@@ -1,0 +1,52 @@
+"""Every bound of a broker, with its unit. Past a bound callers get THROTTLED and a wait, never a growing queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one broker holds at most, and its rhythms."""
+
+    heartbeat_ms: int = 2_000
+    heartbeats_missed: int = 3
+    """A consumer not heard of for so many heartbeats gets nothing until it is heard again."""
+    sweep_every_ms: int = 5_000
+    stall_ms: int = 10_000
+    """A consumer that does not take a frame for so long is told to leave."""
+    lapses_tolerated: int = 3
+    """So many dealing rounds in a row that found a consumer's lease run out set it aside."""
+    set_aside_first_ms: int = 1_000
+    set_aside_cap_ms: int = 60_000
+    intake_bytes: int = 64 * MIB
+    intake_messages: int = 200_000
+    """Puts waiting for the store, in all."""
+    settles_waiting: int = 500_000
+    store_batch_messages: int = 10_000
+    store_batch_bytes: int = 8 * MIB
+    """One store call."""
+    requests_per_stream: int = 64
+    """Produce frames of one stream under way; past it the stream is not read."""
+    calls_in_flight: int = 256
+    """Unary calls under way, in all."""
+    lease_messages: int = 5_000
+    lease_bytes: int = 16 * MIB
+    """One dealing round."""
+    outbox_bytes: int = 8 * MIB
+    """Waiting to be pushed to one consumer; past it the consumer is dealt nothing."""
+    outboxes_bytes: int = 128 * MIB
+    """The same over all consumers."""
+    deliver_messages: int = 5_000
+    lease_ahead_cap_ms: int = 50
+    late_ms: int = 50
+    late_kept: int = 10_000
+    throttle_ms: int = 100
+    """How long a throttled caller is told to wait."""
+    catalog_every_ms: int = 15_000
+    observe_every_ms: int = 250
+    check_every_ms: int = 1_000
+    drain_streams_ms: int = 2_000
+    """How long a draining broker goes on reading settles from streams that were told to leave."""

@@ -1,0 +1,97 @@
+"""The store as the broker uses it: each call timed and counted, trouble turned into one of two definite errors, and the
+store's health known from what calls answer."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from timeline.metrics import Metrics
+from timeline.model import Answers, Rows, Topic
+from timeline.storage_plugins.contract import (
+    Grant,
+    Leased,
+    Mutations,
+    Puts,
+    Settles,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    StoreUnknown,
+)
+
+log = logging.getLogger("timeline.broker")
+T = TypeVar("T")
+P99_OF = 128
+
+
+class MeteredStore:
+    """Wraps a `Store`. `down`: why the store cannot be used, empty while it can."""
+
+    def __init__(self, store: Store, monotonic_ms: Callable[[], float], metrics: Metrics) -> None:
+        self.store = store
+        self.down = ""
+        self._monotonic_ms = monotonic_ms
+        self._metrics = metrics
+        self._lease_ms: deque[float] = deque(maxlen=P99_OF)
+        self.lease_p99_ms = 0.0
+
+    async def call(self, name: str, work: Awaitable[T]) -> T:
+        """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
+        an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened."""
+        started_ms = self._monotonic_ms()
+        outcome = "OK"
+        try:
+            answer = await work
+        except StoreError as refused:
+            outcome = refused.code
+            if isinstance(refused, StoreUnavailable):
+                self.down = refused.reason or refused.code
+            raise
+        except Exception as broken:
+            outcome = "UNKNOWN"
+            self.down = f"{type(broken).__name__}: {broken}"
+            log.exception("the storage plugin raised what its contract does not allow, in %s", name)
+            raise StoreUnknown(self.down) from broken
+        else:
+            self.down = ""
+            return answer
+        finally:
+            self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        return await self.call("put", self.store.put(topic, now_ms, puts))
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        return await self.call("settle", self.store.settle(topic, now_ms, settles))
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        return await self.call("mutate", self.store.mutate(topic, now_ms, mutations))
+
+    async def lease_due(
+        self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant]
+    ) -> Leased:
+        started_ms = self._monotonic_ms()
+        leased = await self.call("lease_due", self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants))
+        if len(leased.rows):
+            self._lease_took(self._monotonic_ms() - started_ms)
+        return leased
+
+    def _lease_took(self, took_ms: float) -> None:
+        self._lease_ms.append(took_ms)
+        ordered = sorted(self._lease_ms)
+        self.lease_p99_ms = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+    async def held(self, topic: Topic, now_ms: int, holder: bytes) -> list[Rows]:
+        """All that `holder` holds, with payloads, page by page."""
+        pages: list[Rows] = []
+        cursor = b""
+        while True:
+            page = await self.call("held_by", self.store.held_by(topic, now_ms, holder, cursor, 1_000))
+            if len(page.rows):
+                pages.append(page.rows)
+            if page.cursor is None:
+                return pages
+            cursor = page.cursor

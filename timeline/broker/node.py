@@ -1,0 +1,260 @@
+"""One broker, put together: store, clock, membership, topics, intake, settling, a dealer for each topic.
+
+It is what `timeline serve` runs behind gRPC and what the simulation runs behind its own network: nothing here knows
+which. `start` → serve through `service` → `drain` (hand back, tell streams to leave) or `stop` (at once, as a crash).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from timeline.broker.catalog import Catalog
+from timeline.broker.dealer import Dealer
+from timeline.broker.gateway import Gateway
+from timeline.broker.intake import Intake
+from timeline.broker.late import LateRing
+from timeline.broker.limits import Limits
+from timeline.broker.metered import MeteredStore
+from timeline.broker.roster import Health
+from timeline.broker.settling import Settling
+from timeline.broker.tasks import Tasks
+from timeline.clock import Clock
+from timeline.columns import UInt8
+from timeline.metrics import Metrics
+from timeline.model import MAX_TIME_MS, Operation, Status, Topic
+from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
+from timeline.sync import Member, Membership
+from timeline.wire.frames import LeavingReason
+
+log = logging.getLogger("timeline.broker")
+STARTING = "the broker is starting"
+DRAINING = "the broker is draining: use another one, or wait until it is back"
+
+
+class Node:
+    """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
+
+    `not_ready`: why it does not serve now, empty while it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        membership: Membership,
+        random_bits: Callable[[int], int],
+        name: str,
+        address: str = "",
+        version: str = "0",
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.name, self.address, self.version = name, address, version
+        self.clock, self.membership = clock, membership
+        self.limits = limits or Limits()
+        self.metrics = metrics or Metrics()
+        self.store = MeteredStore(store, clock.monotonic_ms, self.metrics)
+        self.tasks = Tasks(self._crashed)
+        self.late = LateRing(self.limits.late_kept)
+        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks)
+        self.settling = Settling(self.store, clock.now_ms, self.limits, self.tasks)
+        self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)
+        self.service = Gateway(self)
+        self._random_bits = random_bits
+        self._dealers: dict[int, Dealer] = {}
+        self._state = STARTING
+
+    @property
+    def not_ready(self) -> str:
+        """Why it does not serve, in words; empty while it does."""
+        if self._state:
+            return self._state
+        return f"the store is down: {self.store.down}" if self.store.down else ""
+
+    async def start(self) -> Opened:
+        """Opens the store, reads the topics, joins, starts dealing. Raises StoreRefused or StoreUnavailable."""
+        opened = await self.store.store.open()
+        for warning in opened.warnings:
+            log.warning("store: %s", warning)
+        await self.catalog.refresh()
+        await self.membership.start(Member(self.name, self.address))
+        self.membership.on_change(self._wake_all)
+        self._state = ""
+        self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
+        self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
+        self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
+        self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
+        self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
+        return opened
+
+    async def drain(self, grace_ms: float) -> None:
+        """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
+        be settled → closes. Takes no longer than `grace_ms`. Handlers keep their leases."""
+        self._state = DRAINING
+        try:
+            await asyncio.wait_for(self._drain(), grace_ms / 1000.0)
+        except TimeoutError:
+            log.warning("did not drain within %d ms: closing all the same", grace_ms)
+        await self.stop()
+
+    async def _drain(self) -> None:
+        dealers = list(self._dealers.values())
+        for dealer in dealers:
+            dealer.stop_leasing()
+            dealer.dismiss(LeavingReason.DRAINING, DRAINING)
+        producers = list(self.service.producers)
+        await asyncio.gather(*(stream.leave(DRAINING) for stream in producers), return_exceptions=True)
+        await asyncio.gather(*(dealer.handed_back.wait() for dealer in dealers))
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
+        while self.service.streams and loop.time() < until_s:
+            await self.service.stream_ended(until_s - loop.time())
+        await self.intake.idle()
+        await self.settling.idle()
+
+    async def stop(self) -> None:
+        """Ends everything at once. What was leased and not settled runs out by its lease."""
+        self._state = self._state or "the broker has stopped"
+        await self.tasks.cancel()
+        await self.membership.stop()
+        await self.store.store.close()
+
+    async def topic(self, name: str) -> Topic | None:
+        """The topic's record, None when there is none. Raises StoreError when it cannot be looked up."""
+        return await self.catalog.find(name)
+
+    def current(self, topic: Topic) -> Topic:
+        """The record of `topic` as it stands now (its settings may have changed)."""
+        dealer = self._dealers.get(topic.uid)
+        return dealer.topic if dealer is not None else topic
+
+    def dealer(self, topic: Topic) -> Dealer:
+        """The topic's dealer."""
+        return self._dealers[topic.uid]
+
+    def hint(self, topic: Topic, due_ms: int) -> None:
+        """A message of `topic` is due at `due_ms` now."""
+        dealer = self._dealers.get(topic.uid)
+        if dealer is not None:
+            dealer.hint(due_ms)
+
+    def count(self, operation: Operation, statuses: UInt8) -> None:
+        """Counts answers by operation and status."""
+        if len(statuses):
+            self.metrics.operations(operation.name.lower(), statuses, lambda code: Status.of(code).value)
+
+    def _topic_changed(self, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid):
+            self._drop_dealer(before)
+        if after is None:
+            return
+        if after.uid in self._dealers:
+            self._dealers[after.uid].update(after)
+            return
+        dealer = self._dealers[after.uid] = Dealer(
+            after,
+            store=self.store,
+            settling=self.settling,
+            clock=self.clock,
+            limits=self.limits,
+            metrics=self.metrics,
+            late=self.late,
+            random_bits=self._random_bits,
+            tasks=self.tasks,
+            buckets=self._buckets,
+            outboxes=self.outbox_bytes,
+        )
+        dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {after.name}")
+
+    def _drop_dealer(self, topic: Topic) -> None:
+        dealer = self._dealers.pop(topic.uid, None)
+        if dealer is not None:
+            dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
+            if dealer.task is not None:
+                dealer.task.cancel()
+        self.metrics.forget_topic(topic.name)
+
+    def _buckets(self, topic: Topic) -> Sequence[int] | None:
+        return self.membership.buckets(topic.uid, topic.settings.buckets)
+
+    def outbox_bytes(self) -> int:
+        """Payload bytes waiting to be pushed, in all."""
+        return sum(
+            consumer.outbox_bytes for dealer in self._dealers.values() for consumer in dealer.roster.consumers.values()
+        )
+
+    def _wake_all(self) -> None:
+        for dealer in self._dealers.values():
+            dealer.wake()
+
+    def _crashed(self, name: str, error: BaseException) -> None:
+        self.metrics.count("timeline_task_crashes_total", name.split(" ")[0])
+
+    async def _every(self, period_ms: int, work: Callable[[], object]) -> None:
+        """Calls `work` again and again; trouble of the store is its own next round's business."""
+        while True:
+            await asyncio.sleep(period_ms / 1000.0)
+            try:
+                done = work()
+                if asyncio.iscoroutine(done):
+                    await done
+            except StoreError as trouble:
+                log.warning("store trouble: %s", trouble)
+
+    def _observe(self) -> None:
+        """Looks at the wall clock, and at consumers that stopped reading."""
+        self.clock.observe()
+        self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
+        for dealer in self._dealers.values():
+            dealer.abort_stalled()
+
+    async def _check_store(self) -> None:
+        """While the store is down, asks whether it is back; a broker that comes back deals at once."""
+        if not self.store.down:
+            return
+        try:
+            await self.store.call("check", self.store.store.check())
+        except StoreUnavailable:
+            return
+        log.info("the store is back")
+        self._wake_all()
+
+    async def _sweep(self) -> None:
+        """Removes what is over, topic by topic."""
+        for dealer in list(self._dealers.values()):
+            topic, more = dealer.topic, True
+            while more:
+                now_ms = self.clock.now_ms()
+                swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
+                if swept.expired:
+                    name = self.metrics.topic(topic.name)
+                    self.metrics.count("timeline_expired_total", name, by=swept.expired)
+                more = swept.more
+        await self._measure()
+
+    async def _measure(self) -> None:
+        """Sets the gauges that need looking."""
+        mono_ms = self.clock.monotonic_ms()
+        self.metrics.gauge("timeline_ready", 0 if self.not_ready else 1)
+        self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
+        self.metrics.gauge("timeline_outbox_bytes", self.outbox_bytes())
+        for dealer in list(self._dealers.values()):
+            topic, now_ms = dealer.topic, self.clock.now_ms()
+            name = self.metrics.topic(topic.name)
+            edges = np.array([0, now_ms + 1, MAX_TIME_MS + 1], dtype=np.int64)
+            depth = await self.store.call("count_due", self.store.store.count_due(topic, edges))
+            self.metrics.gauge("timeline_messages_depth", int(depth[0]), name, "available")
+            self.metrics.gauge("timeline_messages_depth", int(depth[1]), name, "waiting")
+            next_due = await self.store.call("next_due", self.store.store.next_due(topic, None, -1))
+            self.metrics.gauge("timeline_next_due_timestamp_seconds", (next_due or 0) / 1000.0, name)
+            consumers = list(dealer.roster.consumers.values())
+            for health in Health:
+                many = sum(1 for consumer in consumers if consumer.health(mono_ms) is health)
+                self.metrics.gauge("timeline_consumers", many, name, health.value)
+            self.metrics.gauge("timeline_leases_in_flight", sum(c.in_flight for c in consumers), name)
+            self.metrics.gauge("timeline_credit_messages", sum(max(0, c.credit_messages) for c in consumers), name)

@@ -1,0 +1,107 @@
+"""A parcel: rows leased together for one consumer, on their way to it, still columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Bools, Int64, Ragged
+from timeline.model import Operation, Rows
+from timeline.storage_plugins.contract import Settles
+from timeline.wire.frames import AIM_BYTES, Deliver
+
+MESSAGE_OVERHEAD_BYTES = 80
+"""What a message takes in a Deliver frame beside its id, tag, headers and payload."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
+    lease ran out, and when the lease call returned."""
+
+    rows: Rows
+    was_due_ms: Int64
+    again: Bools
+    leased_ms: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Parcel:
+        """The rows at `indexes`."""
+        return Parcel(self.rows.take(indexes), self.was_due_ms[indexes], self.again[indexes], self.leased_ms)
+
+    def where(self, keep: Bools) -> Parcel:
+        """The rows where `keep`; itself when that is all."""
+        return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
+
+    @property
+    def sizes(self) -> Int64:
+        """Bytes of payload and headers of each row: what counts against a consumer's credit."""
+        return content_sizes(self.rows)
+
+    def frames(self, most_messages: int) -> Iterator[Parcel]:
+        """Cut so that each part makes a Deliver frame of about AIM_BYTES at most."""
+        count = len(self)
+        total = int(self.sizes.sum()) + self.rows.ids.nbytes + self.rows.tags.nbytes + count * MESSAGE_OVERHEAD_BYTES
+        if count <= most_messages and total <= AIM_BYTES:
+            yield self
+            return
+        ends = np.cumsum(self.sizes + self.rows.ids.sizes + self.rows.tags.sizes + MESSAGE_OVERHEAD_BYTES)
+        start = 0
+        while start < count:
+            before = int(ends[start - 1]) if start else 0
+            stop = int(np.searchsorted(ends, before + AIM_BYTES, side="right"))
+            stop = min(max(stop, start + 1), start + most_messages, count)
+            yield self.take(np.arange(start, stop))
+            start = stop
+
+    def deliver(self, pushed_ms: int) -> Deliver:
+        """The frame that brings it to its consumer."""
+        rows = self.rows
+        assert rows.payloads is not None and rows.headers is not None
+        return Deliver(
+            leased_ms=self.leased_ms,
+            pushed_ms=pushed_ms,
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            due_ms=self.was_due_ms,
+            scheduled_ms=rows.scheduled_ms,
+            lease_until_ms=rows.due_ms,
+            deliveries=rows.deliveries,
+            payload_sum=rows.payload_sum,
+            payloads=rows.payloads,
+            headers=rows.headers if rows.headers.nbytes else None,
+            tags=rows.tags if rows.tags.nbytes else None,
+        )
+
+    def unseen(self, random_bits: Callable[[int], int]) -> Settles:
+        """The settles that hand it back as never seen by anybody's code."""
+        return self.settles(Operation.RELEASE, random_bits, unseen=True)
+
+    def settles(
+        self, operation: Operation, random_bits: Callable[[int], int], *, unseen: bool = False, reason: bytes = b""
+    ) -> Settles:
+        """The same settle for each row, in its holder's name."""
+        rows, count = self.rows, len(self)
+        return Settles(
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            holders=rows.holders,
+            operation=np.full(count, operation, dtype=np.uint8),
+            time_ms=np.zeros(count, dtype=np.int64),
+            op=np.fromiter((random_bits(64) | 1 for _ in range(count)), dtype=np.uint64, count=count),
+            unseen=np.full(count, unseen, dtype=np.bool_),
+            reasons=Ragged.repeat(reason, count),
+        )
+
+
+def content_sizes(rows: Rows) -> Int64:
+    """Bytes of payload and headers of each row."""
+    if rows.payloads is None or rows.headers is None:
+        return rows.payload_bytes.astype(np.int64)
+    return rows.payloads.sizes + rows.headers.sizes if rows.headers.nbytes else rows.payloads.sizes

@@ -1,0 +1,86 @@
+"""One Produce stream: frames of puts in, frames of answers out, many under way at once, answered as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from timeline.broker.admission import admit_puts, earliest, refused
+from timeline.model import Answers, Operation, Status
+from timeline.wire import Leaving, LeavingReason, Produce, Produced, Stream, UnknownFrame, decode_as, encode
+
+if TYPE_CHECKING:
+    from timeline.broker.node import Node
+
+
+class ProduceStream:
+    """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` are under way,
+    so that a flood waits in its own socket."""
+
+    def __init__(self, node: Node, stream: Stream) -> None:
+        self._node = node
+        self._stream = stream
+        self._room = asyncio.Semaphore(node.limits.requests_per_stream)
+        self._sending = asyncio.Lock()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._leaving = False
+
+    async def serve(self) -> None:
+        """Runs the stream."""
+        try:
+            while (data := await self._stream.receive()) is not None:
+                try:
+                    frame = decode_as(data, Produce)
+                except UnknownFrame:
+                    continue  # of a newer minor: not for us
+                await self._room.acquire()
+                task = asyncio.get_running_loop().create_task(self._answer(frame))
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+            await asyncio.gather(*self._under_way)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+
+    async def _answer(self, frame: Produce) -> None:
+        try:
+            answers = await put(self._node, frame)
+            wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
+            async with self._sending:
+                await self._stream.send(encode(Produced(frame.request, answers, wait_ms)))
+        finally:
+            self._room.release()
+
+    async def leave(self, text: str) -> None:
+        """Tells the producer to go elsewhere; what is under way is still answered."""
+        if not self._leaving:
+            self._leaving = True
+            async with self._sending:
+                await self._stream.send(encode(Leaving(LeavingReason.DRAINING, text)))
+
+
+def _asks_to_wait(answers: Answers) -> bool:
+    return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
+
+
+async def put(node: Node, frame: Produce) -> Answers:
+    """Puts a frame's messages; a definite answer each."""
+    count = len(frame.birth)
+    started_ms = node.clock.monotonic_ms()
+    if node.not_ready:
+        return refused(count, Status.UNAVAILABLE, node.not_ready)
+    topic = await node.topic(frame.topic)
+    if topic is None:
+        return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
+    refusals, puts = admit_puts(frame, topic, node.clock.now())
+    answers = None
+    if len(puts):
+        deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
+        answers = await node.intake.put(topic, puts, deadline_ms)
+        due_ms = earliest(answers, puts.due_ms)
+        if due_ms is not None:
+            node.hint(topic, due_ms)
+    whole = refusals.merge(answers)
+    node.count(Operation.PUT, whole.status)
+    return whole

@@ -1,0 +1,212 @@
+"""The roster: a topic's connected consumers, their credit and their health, and what waits to be pushed to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from timeline.broker.limits import Limits
+from timeline.broker.parcel import Parcel
+from timeline.storage_plugins.contract import Grant
+from timeline.wire.frames import Frame, Leaving, LeavingReason
+
+
+class Health(StrEnum):
+    """HEALTHY gets messages. SILENT: no heartbeat. STALLED: does not take what is pushed. SET_ASIDE: its leases ran out
+    one after another, so it gets none for a while. GONE: its stream is over."""
+
+    HEALTHY = "healthy"
+    SILENT = "silent"
+    STALLED = "stalled"
+    SET_ASIDE = "set_aside"
+    GONE = "gone"
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
+    credit at that mark means nothing is in flight. `wake`: its dealer; `abort`: ends its stream at once. `dealing`: it
+    may be dealt to (what it held before was looked up). `gone`: nothing may be pushed to it any more."""
+
+    id: bytes
+    session: int
+    lease_ms: int
+    credit_messages: int
+    credit_bytes: int
+    limits: Limits
+    heard_ms: float
+    wake: Callable[[], None]
+    abort: Callable[[], None]
+    outbox: deque[Frame | Parcel] = field(default_factory=deque)
+    outbox_bytes: int = 0
+    room_bytes: int = 0
+    room_messages: int = 0
+    sending_since_ms: float | None = None
+    lapses: int = 0
+    set_asides: int = 0
+    set_aside_until_ms: float = 0.0
+    dealing: bool = False
+    leaving: Leaving | None = None
+    gone: bool = False
+    finished: bool = False
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.room_messages, self.room_bytes = self.credit_messages, self.credit_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing in flight: a message larger than its credit in bytes may then be sent alone."""
+        return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in its hands or on their way."""
+        return max(0, self.room_messages - self.credit_messages)
+
+    def health(self, now_ms: float) -> Health:
+        """Its health at monotonic `now_ms`."""
+        if self.gone:
+            return Health.GONE
+        if now_ms - self.heard_ms > self.limits.heartbeat_ms * self.limits.heartbeats_missed:
+            return Health.SILENT
+        stalled = self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms
+        if stalled:
+            return Health.STALLED
+        return Health.SET_ASIDE if now_ms < self.set_aside_until_ms else Health.HEALTHY
+
+    def add_credit(self, messages: int, bytes_: int) -> None:
+        """The consumer has room for more."""
+        self.credit_messages += messages
+        self.credit_bytes += bytes_
+        self.room_messages = max(self.room_messages, self.credit_messages)
+        self.room_bytes = max(self.room_bytes, self.credit_bytes)
+        if messages or bytes_:
+            self.wake()
+
+    def spend(self, messages: int, bytes_: int) -> None:
+        """So much was leased for it."""
+        self.credit_messages -= messages
+        self.credit_bytes -= bytes_
+
+    def refund(self, parcel: Parcel) -> None:
+        """What was leased for it does not reach it after all."""
+        self.add_credit(len(parcel), int(parcel.sizes.sum()))
+
+    def push(self, item: Frame | Parcel) -> None:
+        """Queues a frame, or a parcel to be made into one when its turn comes."""
+        self.outbox.append(item)
+        if isinstance(item, Parcel):
+            self.outbox_bytes += int(item.sizes.sum())
+        self._ready.set()
+
+    async def next(self) -> Frame | Parcel | None:
+        """What to send next; None once it is finished and all that was queued is sent."""
+        while not self.outbox:
+            if self.finished:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        item = self.outbox.popleft()
+        if isinstance(item, Parcel):
+            self.outbox_bytes -= int(item.sizes.sum())
+        return item
+
+    def withdraw(self) -> list[Parcel]:
+        """Nothing more is pushed to it; answers the parcels that were not sent. Answers it waits for stay queued."""
+        unsent = [item for item in self.outbox if isinstance(item, Parcel)]
+        kept = [item for item in self.outbox if not isinstance(item, Parcel)]
+        self.outbox.clear()
+        self.outbox.extend(kept)
+        self.outbox_bytes = 0
+        self.gone = True
+        return unsent
+
+    def leave(self, reason: LeavingReason, text: str) -> list[Parcel]:
+        """Tells it to leave; answers the parcels that were not sent, for handing back."""
+        unsent = self.withdraw()
+        if self.leaving is None:
+            self.leaving = Leaving(reason, text)
+            self.push(self.leaving)
+        return unsent
+
+    def finish(self) -> None:
+        """Its stream ends once all that is queued is sent."""
+        self.finished = True
+        self._ready.set()
+
+    def lapsed(self, now_ms: float) -> None:
+        """A dealing round found leases of it run out: too many rounds in a row set it aside, longer each time."""
+        self.lapses += 1
+        if self.lapses >= self.limits.lapses_tolerated:
+            wait_ms = min(self.limits.set_aside_cap_ms, self.limits.set_aside_first_ms << min(self.set_asides, 16))
+            self.set_aside_until_ms = now_ms + wait_ms
+            self.set_asides += 1
+            self.lapses = self.limits.lapses_tolerated - 1  # on probation: one more lapse sets it aside again
+
+    def settled(self) -> None:
+        """It settled something: it is well."""
+        self.lapses = self.set_asides = 0
+        self.set_aside_until_ms = 0.0
+
+
+class Roster:
+    """A topic's consumers, by id. `changed` is called when one joins, leaves or has more credit."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.consumers: dict[bytes, Consumer] = {}
+        self._last: bytes = b""
+
+    def join(self, consumer: Consumer) -> Consumer | None:
+        """Adds it; answers the one that had its id, which is now off the roster."""
+        before = self.consumers.pop(consumer.id, None)
+        self.consumers[consumer.id] = consumer
+        return before
+
+    def leave(self, consumer: Consumer) -> None:
+        """Takes it off, unless another has its place already."""
+        if self.consumers.get(consumer.id) is consumer:
+            del self.consumers[consumer.id]
+
+    def ready(self, now_ms: float) -> list[Consumer]:
+        """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
+        able = [
+            consumer
+            for consumer in self.consumers.values()
+            if consumer.dealing
+            and consumer.credit_messages > 0
+            and (consumer.credit_bytes > 0 or consumer.idle)
+            and consumer.outbox_bytes < self.limits.outbox_bytes
+            and consumer.health(now_ms) is Health.HEALTHY
+        ]
+        able.sort(key=lambda consumer: consumer.id)
+        turn = next((at for at, consumer in enumerate(able) if consumer.id > self._last), 0)
+        return able[turn:] + able[:turn]
+
+    def dealt_last(self, consumer: Consumer) -> None:
+        """Remembers whose turn it was."""
+        self._last = consumer.id
+
+    def recovers_at_ms(self, now_ms: float) -> float | None:
+        """When the next consumer that is set aside may get messages again; None when none is."""
+        times = [c.set_aside_until_ms for c in self.consumers.values() if c.set_aside_until_ms > now_ms]
+        return min(times, default=None)
+
+
+def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Grant]:
+    """What may be leased for each in one round: their credit, within the round's bounds; `most` over all."""
+    share = max(1, limits.lease_bytes // max(1, len(consumers)))
+    return [
+        Grant(
+            holder=consumer.id,
+            count=min(consumer.credit_messages, limits.lease_messages, most),
+            lease_ms=consumer.lease_ms,
+            max_bytes=max(0, min(consumer.credit_bytes, share)),
+            alone=consumer.idle or consumer.credit_bytes > share,
+        )
+        for consumer in consumers
+    ]

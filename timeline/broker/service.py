@@ -1,0 +1,229 @@
+"""What `timeline serve` runs: a node behind gRPC, with health, metrics over HTTP, and an end on SIGTERM.
+
+The only module of the broker that knows gRPC, sockets, signals and randomness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from timeline.broker.limits import Limits
+from timeline.broker.node import Node
+from timeline.broker.probes import Probes
+from timeline.clock import Clock
+from timeline.config import ServeConfig
+from timeline.metrics import Metrics
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.sync import make_membership
+from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, Service, TransportError
+
+log = logging.getLogger("timeline.broker")
+
+STATUS_OF = {
+    Fault.REFUSED_FRAME: grpc.StatusCode.INVALID_ARGUMENT,
+    Fault.WRONG_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
+    Fault.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Fault.NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Fault.NO_TOPIC: grpc.StatusCode.NOT_FOUND,
+    Fault.BROKEN: grpc.StatusCode.ABORTED,
+}
+NOT_READY_TRAILER = (("timeline-not-ready", "1"),)
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+RETRY_OPEN_S = 1.0
+
+
+class _ServerStream:
+    """A two-way gRPC call as a `wire.Stream`."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._task = asyncio.current_task()
+        self.closed = False
+
+    async def send(self, frame: bytes) -> None:
+        try:
+            await self._context.write(frame)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
+            raise TransportError(Fault.BROKEN, str(over)) from over
+
+    async def receive(self) -> bytes | None:
+        try:
+            data = await self._context.read()
+        except (grpc.RpcError, grpc.aio.BaseError) as over:
+            raise TransportError(Fault.BROKEN, str(over)) from over
+        return None if data is grpc.aio.EOF else data
+
+    async def close(self) -> None:
+        """Ends the call in order: its handler stops where it stands and answers OK."""
+        self.closed = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """All methods of the service, bytes in and bytes out."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        kinds = {
+            "unary_unary": (grpc.unary_unary_rpc_method_handler, self._unary),
+            "unary_stream": (grpc.unary_stream_rpc_method_handler, self._unary_stream),
+            "stream_stream": (grpc.stream_stream_rpc_method_handler, self._stream),
+        }
+        self._handlers = {}
+        for method, kind in METHODS.items():
+            make, serve = kinds[kind]
+            self._handlers[f"/{SERVICE}/{method}"] = make(serve(method))
+
+    def service(self, details: Any) -> Any:
+        return self._handlers.get(details.method)
+
+    def _unary(self, method: str) -> Callable[[bytes, Any], Any]:
+        async def serve(frame: bytes, context: Any) -> bytes:
+            try:
+                return await self._service.unary(method, frame)
+            except TransportError as fault:
+                await _abort(context, fault)
+                raise AssertionError("abort raises") from fault
+
+        return serve
+
+    def _unary_stream(self, method: str) -> Callable[[bytes, Any], Any]:
+        async def serve(frame: bytes, context: Any) -> AsyncIterator[bytes]:
+            try:
+                async for page in self._service.unary_stream(method, frame):
+                    yield page
+            except TransportError as fault:
+                await _abort(context, fault)
+
+        return serve
+
+    def _stream(self, method: str) -> Callable[[Any, Any], Any]:
+        async def serve(_: Any, context: Any) -> None:
+            stream = _ServerStream(context)
+            try:
+                await self._service.stream(method, stream, context.peer())
+            except TransportError as fault:
+                if fault.fault is not Fault.BROKEN:
+                    await _abort(context, fault)
+            except asyncio.CancelledError:
+                if not stream.closed:
+                    raise
+
+        return serve
+
+
+async def _abort(context: Any, fault: TransportError) -> None:
+    trailers = NOT_READY_TRAILER if fault.fault is Fault.NOT_READY else ()
+    await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)
+
+
+async def serve(config: ServeConfig, version: str, announce: Callable[[str, str], None] | None = None) -> None:
+    """Runs a broker until SIGTERM or SIGINT, then drains it. `announce` is called with the addresses of gRPC and of
+    metrics once the port is open.
+
+    A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
+    cannot be used as configured, OSError when a port is taken.
+    """
+    metrics = Metrics()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = grpc.aio.server(options=OPTIONS)
+    port = _bind(server, config.listen)
+    host = config.listen.rpartition(":")[0]
+    listen = f"{host}:{port}"
+    node = Node(
+        store=make_store(config.store),
+        clock=Clock(),
+        membership=make_membership(config.sync),
+        random_bits=secrets.randbits,
+        name=config.name or f"{socket.gethostname()}-{os.getpid()}",
+        address=config.advertise or listen,
+        version=version,
+        limits=Limits(),
+        metrics=metrics,
+    )
+    server.add_generic_rpc_handlers((_Handlers(node.service),))
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    probes = Probes(config.metrics, node)
+    try:
+        probes_at = probes.start()
+        await server.start()
+        if announce is not None:
+            announce(listen, probes_at)
+        watching = asyncio.ensure_future(_watch_health(servicer, node))
+        try:
+            if await _open(node, stopping):
+                log.info("ready", extra={"listen": listen, "metrics": probes_at, "broker": node.name})
+                await stopping.wait()
+                log.info("draining", extra={"grace_ms": config.grace_ms})
+                await node.drain(config.grace_ms)
+        finally:
+            watching.cancel()
+            await server.stop(1.0)
+    finally:
+        probes.stop()
+    log.info("stopped")
+
+
+def _bind(server: Any, listen: str) -> int:
+    try:
+        return int(server.add_insecure_port(listen))
+    except RuntimeError as taken:
+        raise OSError(f"cannot listen on {listen}: the port is taken or the address is not this machine's") from taken
+
+
+async def _open(node: Node, stopping: asyncio.Event) -> bool:
+    """Starts the node, trying again while the store is out of reach; False when told to stop meanwhile."""
+    while not stopping.is_set():
+        try:
+            await node.start()
+        except StoreUnavailable as trouble:
+            log.warning("the store cannot be reached yet: %s", trouble)
+            node.store.down = trouble.reason
+            try:
+                await asyncio.wait_for(stopping.wait(), RETRY_OPEN_S)
+            except TimeoutError:
+                continue
+        else:
+            return True
+    await node.stop()
+    return False
+
+
+async def _watch_health(servicer: Any, node: Node) -> None:
+    """Keeps the gRPC health service saying what the node says of itself."""
+    said: object = None
+    while True:
+        serving = health_pb2.HealthCheckResponse
+        now = serving.NOT_SERVING if node.not_ready else serving.SERVING
+        if now != said:
+            said = now
+            for name in ("", SERVICE):
+                await servicer.set(name, now)
+        await asyncio.sleep(0.1)

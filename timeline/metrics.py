@@ -1,0 +1,173 @@
+"""What a broker counts and measures, for Prometheus. Names carry their unit; label sets are bounded.
+
+`CATALOG` lists every metric; the documentation is held against it by a test. Batches are observed as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+LATENESS_BUCKETS_S = (
+    0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
+)  # fmt: skip
+STORE_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "timeline_delivery_lateness_seconds": (
+        "histogram",
+        "From due to push, of deliveries that were not redeliveries after a lease ran out",
+        ("topic",),
+    ),
+    "timeline_deliveries_total": ("counter", "Messages pushed to consumers", ("topic",)),
+    "timeline_redeliveries_total": ("counter", "Messages leased again after a lease ran out", ("topic",)),
+    "timeline_operations_total": (
+        "counter",
+        "Answers given to producers and consumers, by operation and status",
+        ("operation", "status"),
+    ),
+    "timeline_late_acks_total": ("counter", "Acks that counted after their lease had run out", ("topic",)),
+    "timeline_buried_total": ("counter", "Messages that became dead letters, by cause", ("topic", "cause")),
+    "timeline_expired_total": ("counter", "Messages removed because they passed their expiry", ("topic",)),
+    "timeline_messages_depth": (
+        "gauge",
+        "Messages nobody holds, by state: available (due) and waiting (to come)",
+        ("topic", "state"),
+    ),
+    "timeline_next_due_timestamp_seconds": (
+        "gauge",
+        "When the next message comes due, Unix time; 0 when none is pending",
+        ("topic",),
+    ),
+    "timeline_leases_in_flight": ("gauge", "Messages in consumers' hands by credit not given back", ("topic",)),
+    "timeline_consumers": (
+        "gauge",
+        "Consumers connected, by health: healthy, silent, stalled, set_aside",
+        ("topic", "health"),
+    ),
+    "timeline_credit_messages": ("gauge", "Messages that healthy consumers have room for", ("topic",)),
+    "timeline_store_call_seconds": ("histogram", "How long store calls took", ("call",)),
+    "timeline_store_calls_total": ("counter", "Store calls by outcome", ("call", "outcome")),
+    "timeline_intake_bytes": ("gauge", "Payload bytes of puts waiting for the store", ()),
+    "timeline_outbox_bytes": ("gauge", "Payload bytes waiting to be pushed to consumers", ()),
+    "timeline_throttled_total": ("counter", "Messages answered THROTTLED, by what was full", ("bound",)),
+    "timeline_frames_refused_total": ("counter", "Frames that failed verification", ("method",)),
+    "timeline_task_crashes_total": (
+        "counter",
+        "Background tasks that ended by an error (a bug: see the log)",
+        ("task",),
+    ),
+    "timeline_clock_step_seconds": ("gauge", "Jump of the wall clock noticed and not followed yet", ()),
+    "timeline_ready": ("gauge", "1 while the broker serves", ()),
+    "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),
+}
+
+
+class ColumnHistogram(Collector):
+    """A histogram that takes whole columns at once: one `searchsorted` a batch instead of a call a message."""
+
+    def __init__(self, name: str, label: str, bounds_s: Iterable[float], registry: CollectorRegistry) -> None:
+        self._name, self._label = name, label
+        self._bounds_s = np.array(list(bounds_s))
+        self._counts: dict[str, npt.NDArray[np.int64]] = {}
+        self._sums: dict[str, float] = {}
+        registry.register(self)
+
+    def observe(self, value: str, seconds: npt.NDArray[np.float64]) -> None:
+        """Counts each of `seconds` under label value `value`."""
+        counts = self._counts.setdefault(value, np.zeros(len(self._bounds_s) + 1, dtype=np.int64))
+        counts += np.bincount(np.searchsorted(self._bounds_s, seconds), minlength=len(counts))
+        self._sums[value] = self._sums.get(value, 0.0) + float(seconds.sum())
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])
+        names = [*(repr(float(bound)) for bound in self._bounds_s), "+Inf"]
+        for value, counts in list(self._counts.items()):
+            family.add_metric(
+                [value], list(zip(names, np.cumsum(counts).tolist(), strict=True)), sum_value=self._sums[value]
+            )
+        yield family
+
+    def forget(self, value: str) -> None:
+        """Drops the series of `value`."""
+        self._counts.pop(value, None)
+        self._sums.pop(value, None)
+
+
+class Metrics:
+    """All metrics of one broker in a registry of its own. `topics_shown`: past so many topics, the rest are summed
+    under the label `…`, so that a thousand topics do not drown the server."""
+
+    def __init__(self, topics_shown: int = 200) -> None:
+        self.registry = CollectorRegistry()
+        self._topics_shown = topics_shown
+        self._shown: set[str] = set()
+        self.lateness = ColumnHistogram(
+            "timeline_delivery_lateness_seconds", "topic", LATENESS_BUCKETS_S, self.registry
+        )
+        self._store_seconds = Histogram(
+            "timeline_store_call_seconds",
+            CATALOG["timeline_store_call_seconds"][1],
+            ["call"],
+            buckets=STORE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._counters = {
+            name: Counter(name.removesuffix("_total"), help, labels, registry=self.registry)
+            for name, (kind, help, labels) in CATALOG.items()
+            if kind == "counter"
+        }
+        self._gauges = {
+            name: Gauge(name, help, labels, registry=self.registry)
+            for name, (kind, help, labels) in CATALOG.items()
+            if kind == "gauge"
+        }
+
+    def topic(self, name: str) -> str:
+        """The label value for a topic."""
+        if name in self._shown:
+            return name
+        if len(self._shown) < self._topics_shown:
+            self._shown.add(name)
+            return name
+        return "…"
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Adds to a counter of the catalog."""
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+
+    def gauge(self, name: str, value: float, *labels: str) -> None:
+        """Sets a gauge of the catalog."""
+        gauge = self._gauges[name]
+        (gauge.labels(*labels) if labels else gauge).set(value)
+
+    def store_call(self, call: str, outcome: str, took_ms: float) -> None:
+        """One store call ended."""
+        self._store_seconds.labels(call).observe(took_ms / 1000.0)
+        self._counters["timeline_store_calls_total"].labels(call, outcome).inc()
+
+    def operations(self, operation: str, statuses: npt.NDArray[np.uint8], names: Callable[[int], str]) -> None:
+        """Answers of one call, counted by status; `names` gives a status code's name."""
+        counter = self._counters["timeline_operations_total"]
+        for code, count in enumerate(np.bincount(statuses).tolist()):
+            if count:
+                counter.labels(operation, names(code)).inc(count)
+
+    def forget_topic(self, name: str) -> None:
+        """A topic is gone: its series go too."""
+        if name not in self._shown:
+            return
+        self._shown.discard(name)
+        self.lateness.forget(name)
+        for metric in (*self._counters.values(), *self._gauges.values()):
+            if "topic" in metric._labelnames:
+                metric.remove_by_labels({"topic": name})

@@ -1,0 +1,28 @@
+"""Membership: which brokers there are and which buckets each of them deals. `local://` is one broker by itself."""
+
+from __future__ import annotations
+
+import difflib
+
+from timeline.errors import Invalid
+from timeline.sync.local import LocalMembership
+from timeline.sync.membership import Member, Membership
+
+SCHEMES = {"local": LocalMembership}
+
+
+def make_membership(url: str) -> Membership:
+    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        hint = f" Did you mean {near[0]}://?" if near else ""
+        raise Invalid(
+            f"sync {scheme!r:.40} is not known; use one of {', '.join(f'{name}://' for name in SCHEMES)}.{hint}"
+        )
+    if rest:
+        raise Invalid(f"local:// takes nothing behind it, not {rest!r:.80}")
+    return SCHEMES[scheme]()
+
+
+__all__ = ["Member", "Membership", "make_membership"]
