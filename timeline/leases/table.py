@@ -343,12 +343,13 @@ def _is_repeat(case: _Case) -> bool:
 
 def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
     """PUT: stores under an absent id; else DUPLICATE, EXISTS, or a move where that is asked."""
-    if 0 < ask.expires_ms <= ask.time_ms:
+    invalid = 0 < ask.expires_ms <= ask.time_ms
+    if message is not None and message.remembered:
+        return Decision(Status.INVALID if invalid else Status.DUPLICATE, None, settled=True)
+    if invalid:
         return Decision(Status.INVALID, message)
     if message is None:
         return Decision(Status.OK, _born(ask, now_ms))
-    if message.remembered:
-        return Decision(Status.DUPLICATE, None, settled=True)
     if message.birth == ask.birth:
         return Decision(Status.DUPLICATE, message, repeat=True)
     if ask.move:
