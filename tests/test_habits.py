@@ -96,9 +96,10 @@ def _tracked_texts() -> list[tuple[str, str]]:
         path = ROOT / name
         if not path.is_file():
             continue
-        content = path.read_bytes()
-        if b"\0" not in content:
-            texts.append((name, content.decode("utf-8")))
+        try:
+            texts.append((name, path.read_bytes().decode("utf-8")))
+        except UnicodeDecodeError:
+            continue  # data, not text
     assert texts
     return texts
 
