@@ -1,0 +1,184 @@
+"""The judge of a run: reads what every process did and what the store has left, and names each broken promise.
+
+Operations of a history and their arguments (a `topic` goes with each, "" when there is only one):
+
+| operation | arguments | result |
+|---|---|---|
+| put | id, group, due_ms or in_ms, expires_ms or expires_in_ms, tag, sum, move, birth | status version due_ms settled |
+| move, revive | id, group, due_ms or in_ms, if_version | status version due_ms |
+| cancel, purge | id, group, leased, if_version | status |
+| move_tag, cancel_tag | tag, group, due_ms, in_ms or by_ms, leased, dry_run | counts |
+| receive | id, consumer, session, birth, version, due_ms, scheduled_ms, lease_until_ms, sum, deliveries | |
+| ack, release, bury | id, consumer, birth, version; release: due_ms or in_ms | status late version |
+| extend | id, consumer, birth, version | status lease_until_ms |
+| get | id | status |
+| consume | consumer, session, credit | |
+| topic | name, settings; or name, action = drop | |
+| fault | what (crash, stop, continue, drain, cut, step …) | |
+| healed | all faults are over | |
+| commit | see `commits` | |
+
+Absent values are unknown. What is not certain is never held against anybody: an operation whose outcome is unknown may
+have happened or not, and at any time after it was invoked; operations that overlap may have happened in either order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from timeline.history.bounds import over_credit, stranded
+from timeline.history.commits import commits
+from timeline.history.presence import presence
+from timeline.history.record import Event, Values, read_lines
+from timeline.history.story import Declared, Story, Violation, sort_out
+from timeline.history.timing import is_early, timing
+from timeline.history.tokens import tokens
+
+DOUBLED = ("S2", "S10", "S11")
+LOST = ("S8", "L1")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found. `violations`: each broken promise. `counts`: `put moved cancelled delivered acked redelivered
+    late early lost doubled`, in messages or deliveries; `statuses`: how often each operation was answered what."""
+
+    violations: list[Violation]
+    counts: dict[str, int]
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def holds(self) -> bool:
+        return not self.violations
+
+    def summary(self) -> str:
+        """A line of counts, then each violation."""
+        counted = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        return "\n".join([counted, *(str(violation) for violation in self.violations)])
+
+
+def check(
+    history: Iterable[Event] | Iterable[str] | Iterable[bytes],
+    dump: Iterable[Values],
+    *,
+    durable: bool = True,
+    clock_bound_ms: float = 0.0,
+    transit_bound_ms: float | None = None,
+    liveness_bound_ms: float | None = None,
+    end_wall_ms: float | None = None,
+    most: int = 20,
+) -> Verdict:
+    """Judges a run. `history`: events, or the lines of one history. `dump`: what the store had at the end (see
+    `dump_store`).
+
+    `durable`: what the store declares; where it does not keep what it answered, messages put before the last crash may
+    be gone. `clock_bound_ms`: by how much the broker's clock may differ from true time (0 where one clock decides).
+    `transit_bound_ms`: the longest a delivery may be under way; a delivery handed to code later than that after its
+    lease ended is a violation (None: not known). `liveness_bound_ms`: how long after its due, or after the `healed`
+    line, a message may at most wait (None: not judged). `end_wall_ms`: true time of the dump. At most `most` violations
+    of each kind are kept; the counts count all.
+    """
+    events = _events(history)
+    rows = list(dump)
+    declared = _declared(events, durable, clock_bound_ms, transit_bound_ms, liveness_bound_ms, end_wall_ms)
+    found: list[Violation] = []
+    for story in sort_out(events, rows, declared):
+        found.extend(_judge(story))
+    found.extend(stranded(events, rows, declared))
+    found.extend(over_credit(events))
+    totals = Counter(violation.invariant for violation in found)
+    counts, statuses = _count(events, clock_bound_ms)
+    counts["lost"] = sum(totals[name] for name in LOST)
+    counts["doubled"] = sum(totals[name] for name in DOUBLED)
+    kept: Counter[str] = Counter()
+    shown: list[Violation] = []
+    for violation in found:
+        kept[violation.invariant] += 1
+        if kept[violation.invariant] <= most:
+            shown.append(violation)
+    return Verdict(shown, counts, statuses)
+
+
+def _judge(story: Story) -> list[Violation]:
+    return [*presence(story), *tokens(story), *timing(story), *commits(story)]
+
+
+def _events(history: Iterable[Event] | Iterable[str] | Iterable[bytes]) -> list[Event]:
+    events: list[Event] = []
+    lines: list[str | bytes] = []
+    for line in history:
+        if isinstance(line, Event):
+            events.append(line)
+        else:
+            lines.append(line)
+    events.extend(read_lines(lines))
+    events.sort(key=lambda event: (event.invoked, event.returned))
+    for number, event in enumerate(events):
+        event.number = number
+    return events
+
+
+def _declared(
+    events: list[Event],
+    durable: bool,
+    clock_bound_ms: float,
+    transit_bound_ms: float | None,
+    liveness_bound_ms: float | None,
+    end_wall_ms: float | None,
+) -> Declared:
+    """The arguments of `check` and what the history says of topics and crashes."""
+    remember: dict[str, bool] = {}
+    retention: set[str] = set()
+    dropped: set[str] = set()
+    last_crash = -inf
+    for event in events:
+        values = event.arguments
+        if event.operation == "topic":
+            settings = values.get("settings") or {}
+            if "remember_ms" in settings or values["name"] not in remember:
+                remembers = settings.get("remember_ms", 0) > 0
+                remember[values["name"]] = remembers and remember.get(values["name"], True)
+            if settings.get("dead_retention_ms"):
+                retention.add(values["name"])
+            if values.get("action") == "drop":
+                dropped.add(values["name"])
+        elif event.operation == "fault" and values.get("what") == "crash":
+            last_crash = max(last_crash, event.invoked)
+    return Declared(
+        durable=durable,
+        clock_bound_ms=clock_bound_ms,
+        transit_bound_ms=transit_bound_ms,
+        liveness_bound_ms=liveness_bound_ms,
+        remember=frozenset(name for name, remembers in remember.items() if remembers),
+        retention=frozenset(retention),
+        dropped=frozenset(dropped),
+        last_crash=last_crash,
+        end_wall_ms=inf if end_wall_ms is None else end_wall_ms,
+    )
+
+
+def _count(events: list[Event], clock_bound_ms: float) -> tuple[dict[str, int], Counter[tuple[str, str]]]:
+    """What happened, in numbers. A message put again after it was gone counts again."""
+    statuses: Counter[tuple[str, str]] = Counter()
+    counts = dict.fromkeys(("put", "moved", "cancelled", "delivered", "acked", "redelivered", "late", "early"), 0)
+    names = {"put": "put", "move": "moved", "cancel": "cancelled", "ack": "acked"}
+    lives: set[tuple[str, str, int]] = set()
+    for event in events:
+        values = event.arguments
+        if event.operation == "receive":
+            counts["delivered"] += 1
+            life = values.get("topic", ""), values["id"], values["birth"]
+            counts["redelivered"] += life in lives
+            lives.add(life)
+            counts["early"] += is_early(event, clock_bound_ms)
+            continue
+        status = event.result.get("status") or {"ok": "OK", "unknown": "UNKNOWN"}.get(event.outcome, "FAIL")
+        if event.operation not in ("commit", "fault", "healed"):
+            statuses[event.operation, status] += 1
+        if event.happened and event.operation in names and status != "DUPLICATE":
+            counts[names[event.operation]] += 1
+        counts["late"] += bool(event.result.get("late"))
+    return counts, statuses
