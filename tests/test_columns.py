@@ -1,0 +1,128 @@
+"""Columns of byte strings, against lists of bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from timeline.columns import Ragged
+
+uneven = st.lists(st.binary(max_size=6), max_size=12)
+even = st.integers(0, 5).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), max_size=12))
+items = st.one_of(uneven, even)
+KINDS = st.sampled_from((bytes, bytearray, lambda data: memoryview(bytes(data))))
+OFFSETS = st.sampled_from((np.uint32, np.int64, np.int32))
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[Ragged, list[bytes]]:
+    """A column and the list it stands for: made of items, or lying inside a larger frame, as a slice, or joined."""
+    listed = draw(items)
+    if draw(st.booleans()):
+        column = Ragged.of(list(listed))
+    else:
+        before, after = draw(st.binary(max_size=4)), draw(st.binary(max_size=4))
+        marks = np.cumsum([len(before), *map(len, listed)]).astype(draw(OFFSETS))
+        column = Ragged(draw(KINDS)(before + b"".join(listed) + after), marks)
+    match draw(st.sampled_from(("as it is", "slice", "joined", "read"))):
+        case "slice":
+            low, high = draw(st.integers(-14, 14)), draw(st.integers(-14, 14))
+            column, listed = column[low:high], listed[low:high]
+        case "joined":
+            column, listed = Ragged.concat([column, Ragged.of([b"x"]), column]), [*listed, b"x", *listed]
+        case "read":
+            column.tolist()
+    return column, listed
+
+
+@given(columns())
+def test_a_column_reads_as_its_list(told: tuple[Ragged, list[bytes]]) -> None:
+    column, listed = told
+    assert len(column) == len(listed)
+    assert [column[index] for index in range(len(listed))] == listed
+    assert [column[index - len(listed)] for index in range(len(listed))] == listed
+    assert [bytes(column.view(index)) for index in range(len(listed))] == listed
+    assert column.tolist() == list(column) == listed
+    assert all(type(item) is bytes for item in column.tolist())
+    assert column.sizes.tolist() == [len(item) for item in listed]
+    assert column.sizes.dtype == np.int64
+    assert column.nbytes == sum(map(len, listed))
+    assert column == Ragged.of(listed)
+    assert (b"x" in column) == (b"x" in listed)
+    assert repr(column) == f"Ragged({len(listed)} items, {column.nbytes} bytes)"
+
+
+@given(columns(), st.one_of(st.none(), st.integers(-14, 14)), st.one_of(st.none(), st.integers(-14, 14)))
+def test_slices(told: tuple[Ragged, list[bytes]], low: int | None, high: int | None) -> None:
+    column, listed = told
+    for step in (None, 1, 2, -1, -3):
+        assert column[low:high:step].tolist() == listed[low:high:step]
+    part = column[low:high]
+    assert [bytes(part.view(index)) for index in range(len(part))] == listed[low:high]
+
+
+@given(columns(), st.data())
+def test_take(told: tuple[Ragged, list[bytes]], data: st.DataObject) -> None:
+    column, listed = told
+    where = data.draw(st.lists(st.integers(-len(listed), len(listed) - 1), max_size=9) if listed else st.just([]))
+    assert column.take(where).tolist() == [listed[index] for index in where]
+    assert column.take(np.array(where, dtype=np.intp)) == column.take(where)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(listed), max_size=len(listed)))
+    assert column.take(np.array(mask, dtype=bool)).tolist() == [
+        item for item, chosen in zip(listed, mask, strict=True) if chosen
+    ]
+
+
+@given(columns())
+@example((Ragged(memoryview(b"__abc"), np.array([2, 3, 5])), [b"a", b"bc"]))
+def test_compact_is_cut_loose(told: tuple[Ragged, list[bytes]]) -> None:
+    column, listed = told
+    packed = column.compact()
+    assert packed.tolist() == listed
+    assert isinstance(packed.data, bytes)
+    assert int(packed.offsets[0]) == 0 and len(packed.data) == int(packed.offsets[-1]) == packed.nbytes
+    assert packed.compact() is packed
+
+
+@given(st.lists(columns(), max_size=4))
+def test_concat(told: list[tuple[Ragged, list[bytes]]]) -> None:
+    joined = Ragged.concat([column for column, _ in told])
+    assert joined.tolist() == [item for _, listed in told for item in listed]
+    assert [joined[index] for index in range(len(joined))] == joined.tolist()
+    fresh = Ragged(joined.data, joined.offsets)
+    assert fresh == joined
+
+
+def test_repeat_says_it_again() -> None:
+    assert Ragged.repeat(b"ab", 3).tolist() == [b"ab"] * 3
+    assert Ragged.repeat(b"", 2).tolist() == [b"", b""]
+    assert Ragged.repeat(b"ab", 0).tolist() == []
+
+
+def test_the_list_that_made_it_is_the_list_that_it_answers() -> None:
+    listed = [b"a", b"bc"]
+    assert Ragged.of(listed).tolist() is listed
+
+
+@pytest.mark.parametrize("index", [2, -3, 99])
+@pytest.mark.parametrize("read", [False, True])
+def test_an_index_beyond_the_end(index: int, read: bool) -> None:
+    column = Ragged(b"abc", np.array([0, 1, 3]))
+    if read:
+        column.tolist()
+    with pytest.raises(IndexError):
+        column[index]
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(IndexError, match="a mask of 1 for 2 items"):
+        Ragged.of([b"a", b"b"]).take(np.array([True]))
+
+
+def test_columns_compare_by_what_they_hold_and_are_no_keys() -> None:
+    assert Ragged.of([b"ab", b"c"]) != Ragged.of([b"a", b"bc"])
+    assert (Ragged.of([b"a"]) == [b"a"]) is False
+    with pytest.raises(TypeError):
+        hash(Ragged.of([]))
