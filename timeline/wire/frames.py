@@ -1,4 +1,5 @@
-"""What crosses the wire, as values: one dataclass a frame, columns inside. Driver and broker meet here and nowhere else.
+"""What crosses the wire, as values: one dataclass a frame, columns inside. Driver and broker meet here
+and nowhere else.
 
 `timeline.wire.encode(frame)` makes bytes of any of these, `timeline.wire.decode(data)` verifies bytes and makes the
 frame; `schemas/fbs/timeline.fbs` says the same for authors in other languages. Byte strings (ids, tags, headers,
@@ -392,8 +393,8 @@ class Ping:
 
 @dataclass(slots=True)
 class Pong:
-    """Four readings make an offset: `sent_ms` as in the Ping, `received_ms` and `answered_ms` on the broker's clock; the
-    client adds its own time of arrival."""
+    """Four readings make an offset: `sent_ms` as in the Ping, `received_ms` and `answered_ms` on the broker's clock;
+    the client adds its own time of arrival."""
 
     sent_ms: float
     received_ms: float

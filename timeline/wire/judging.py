@@ -1,0 +1,224 @@
+"""What is wrong with single messages of a sound frame: a batch never fails because one message in it does.
+
+`decode` refuses a frame whose structure is bad. Values that one message can be blamed for (its id, tag, headers,
+payload size, times, birth, operation id, reason) it lets through in Produce, Mutate and Settle; the broker asks here,
+and answers INVALID or TOO_LARGE for just those. A column that is all good, which is the rule, is judged as a whole:
+one look at its bytes, one at its sizes. Frames that travel to a driver were judged on their way in, and `decode` is
+strict about them.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from timeline.columns import Int64, Ragged, UInt64
+from timeline.errors import Invalid
+from timeline.model import (
+    MAX_DURATION_MS,
+    MAX_HEADERS_BYTES,
+    MAX_ID_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_REASON_BYTES,
+    MAX_TAG_BYTES,
+    MAX_TIME_MS,
+    Operation,
+    Status,
+    canonical_headers,
+)
+from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
+
+Judgement: TypeAlias = dict[int, tuple[Status, str]]
+"""Index of a refused message → its status and the sentence that says what is allowed. Empty: all are good."""
+
+_FEW = 32
+"""Up to here plain Python is quicker than a numpy reduction."""
+
+
+def judge_ids(ids: Ragged) -> dict[int, str]:
+    """Index → sentence for ids that are not 1..255 bytes of UTF-8 without NUL."""
+    return judge_texts(ids, "an id", 1, MAX_ID_BYTES)
+
+
+def judge_tags(tags: Ragged | None) -> dict[int, str]:
+    """Index → sentence for tags that are not up to 64 bytes of UTF-8."""
+    return {} if tags is None else judge_texts(tags, "a tag", 0, MAX_TAG_BYTES, nul=True)
+
+
+def judge_reasons(reasons: Ragged | None) -> dict[int, str]:
+    """Index → sentence for reasons that are not up to 1 KiB of UTF-8."""
+    return {} if reasons is None else judge_texts(reasons, "a reason", 0, MAX_REASON_BYTES, nul=True)
+
+
+def judge_headers(headers: Ragged | None) -> dict[int, str]:
+    """Index → sentence for headers that are not encoded as `model.encode_headers` does. Passes over those that are too
+    large: `judge_sizes` says so."""
+    if headers is None or not headers.nbytes:
+        return {}
+    verdicts: dict[bytes, str] = {b"": ""}
+    bad: dict[int, str] = {}
+    for index, item in enumerate(headers.tolist()):
+        verdict = verdicts.get(item)
+        if verdict is None and len(item) <= MAX_HEADERS_BYTES:
+            verdict = verdicts[item] = _judge_header(item)
+        if verdict:
+            bad[index] = verdict
+    return bad
+
+
+def _judge_header(item: bytes) -> str:
+    try:
+        return "" if canonical_headers(item) else "headers must be sorted by key, each key once"
+    except Invalid as bad:
+        return bad.reason
+
+
+def judge_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str]:
+    """Index → sentence for items longer than `most` bytes."""
+    if column is None or column.nbytes <= most:
+        return {}
+    sizes = column.sizes
+    return {
+        int(index): f"{what} may take {most} bytes, not {int(sizes[index])}" for index in np.flatnonzero(sizes > most)
+    }
+
+
+def judge_texts(column: Ragged, what: str, least: int, most: int, *, nul: bool = False) -> dict[int, str]:
+    """Index → sentence for items that are not `least`..`most` bytes of UTF-8, without NUL unless allowed."""
+    if _all_sound(column, least, most, nul):
+        return {}
+    bad: dict[int, str] = {}
+    for index, item in enumerate(column.tolist()):
+        if not least <= len(item) <= most:
+            bad[index] = f"{what} takes {least} to {most} bytes, not {len(item)}"
+        elif not nul and b"\0" in item:
+            bad[index] = f"{what} must not contain a NUL character"
+        elif not item.isascii() and not is_utf8(item):
+            bad[index] = f"{what} must be UTF-8"
+    return bad
+
+
+def _all_sound(column: Ragged, least: int, most: int, nul: bool) -> bool:
+    count = len(column)
+    if not count:
+        return True
+    if count <= _FEW:
+        marks = column.offsets.tolist()
+        sizes = [high - low for low, high in pairwise(marks)]
+        shortest, longest = min(sizes), max(sizes)
+    else:
+        widths = column.offsets[1:] - column.offsets[:-1]
+        shortest, longest = int(widths.min()), int(widths.max())
+    if shortest < least or longest > most:
+        return False
+    first = int(column.offsets[0])
+    data = bytes(column.data[first : first + column.nbytes])
+    if not nul and b"\0" in data:
+        return False
+    return data.isascii() or (is_utf8(data) and not _cuts_a_character(column, data, first))
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether `data` is valid UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _cuts_a_character(column: Ragged, data: bytes, first: int) -> bool:
+    """Whether an item of valid UTF-8 `data` starts in the middle of a character."""
+    starts = column.offsets[:-1][column.sizes > 0].astype(np.int64) - first
+    return bool(((np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80).any())
+
+
+def outside(column: npt.NDArray[np.integer], least: int, most: int) -> npt.NDArray[np.intp] | None:
+    """Indexes of values below `least` or above `most`; None when there is none."""
+    if within(column, least, most):
+        return None
+    return np.flatnonzero((column < least) | (column > most))
+
+
+def within(column: npt.NDArray[np.integer], least: int, most: int) -> bool:
+    """Whether all values are `least`..`most`."""
+    if len(column) <= _FEW:
+        values = column.tolist()
+        return not values or (min(values) >= least and max(values) <= most)
+    return int(column.min()) >= least and int(column.max()) <= most
+
+
+def _judge_times(
+    bad: Judgement, times: Int64, relative: npt.NDArray[np.bool_] | None, what: str = "a due time"
+) -> None:
+    """Times 0..MAX_TIME_MS, where `relative` durations 0..MAX_DURATION_MS."""
+    if within(times, 0, MAX_DURATION_MS):
+        return
+    for index in np.flatnonzero((times < 0) | (times > MAX_DURATION_MS)):
+        value = int(times[index])
+        if relative is not None and relative[index]:
+            sentence = f"{what} from now is 0 to {MAX_DURATION_MS} milliseconds, not {value}"
+        elif not 0 <= value <= MAX_TIME_MS:
+            sentence = f"{what} is 0 to {MAX_TIME_MS} milliseconds UTC (the end of the year 9999), not {value}"
+        else:
+            continue
+        bad[int(index)] = (Status.INVALID, sentence)
+
+
+def _judge_nonzero(bad: Judgement, column: UInt64, what: str, concerned: npt.NDArray[np.bool_] | None = None) -> None:
+    if 0 not in (column.tolist() if len(column) <= _FEW else column):
+        return
+    for index in np.flatnonzero(column == 0):
+        if concerned is None or concerned[index]:
+            bad[int(index)] = (Status.INVALID, f"{what} must be 64 random bits, not 0")
+
+
+def _blame(bad: Judgement, found: dict[int, str], status: Status = Status.INVALID) -> None:
+    for index, sentence in found.items():
+        bad[index] = (status, sentence)
+
+
+def judge_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Judgement:
+    """The messages of `frame` that cannot be put, whatever the store holds. INVALID goes before TOO_LARGE."""
+    bad: Judgement = {}
+    _blame(bad, judge_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
+    _blame(bad, judge_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
+    _blame(bad, judge_headers(frame.headers))
+    _blame(bad, judge_tags(frame.tags))
+    if frame.expires_ms is not None:
+        _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")
+    _judge_times(bad, frame.time_ms, (frame.flags & PutFlag.IN) != 0)
+    _judge_nonzero(bad, frame.birth, "a birth")
+    _blame(bad, judge_ids(frame.ids))
+    return bad
+
+
+def judge_mutate(frame: Mutate) -> Judgement:
+    """The messages of `frame` that cannot be moved, cancelled, revived or purged, whatever the store holds."""
+    bad: Judgement = {}
+    if not within(frame.if_version, 0, 2**63 - 1):
+        for index in np.flatnonzero(frame.if_version < 0):
+            bad[int(index)] = (
+                Status.INVALID,
+                f"if_version is 0 (any) or a version, not {int(frame.if_version[index])}",
+            )
+    _judge_times(bad, frame.time_ms, (frame.flags & MutateFlag.IN) != 0)
+    if frame.operation in (Operation.MOVE, Operation.REVIVE):
+        _judge_nonzero(bad, frame.op, "an operation id")
+    _blame(bad, judge_ids(frame.ids))
+    return bad
+
+
+def judge_settle(frame: Settle) -> Judgement:
+    """The settles of `frame` that cannot count, whatever the store holds."""
+    bad: Judgement = {}
+    _blame(bad, judge_reasons(frame.reasons))
+    if not within(frame.time_ms, 0, MAX_DURATION_MS):
+        absolute = (frame.operation == Operation.RELEASE) & ((frame.flags & SettleFlag.AT) != 0)
+        _judge_times(bad, frame.time_ms, ~absolute, "a time")
+    _judge_nonzero(bad, frame.op, "an operation id", frame.operation == Operation.RELEASE)
+    _blame(bad, judge_ids(frame.ids))
+    return bad
