@@ -6,6 +6,7 @@ the same columns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,7 +188,7 @@ def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:
     """Absolute times: a relative one counts from now, rounded up; 0 from now is now, so that it goes at once."""
     if not relative.any():
         return time_ms
-    base = np.where(time_ms == 0, np.floor(now), np.ceil(now)).astype(np.int64)
+    base: Int64 = np.where(time_ms == 0, np.int64(math.floor(now)), np.int64(math.ceil(now)))
     return np.where(relative, np.minimum(time_ms, MAX_TIME_MS) + base, time_ms)
 
 

@@ -47,7 +47,6 @@ from timeline.wire import (
     WireError,
     WireVersionError,
     decode,
-    decode_as,
     encode,
 )
 
@@ -100,10 +99,9 @@ class Gateway:
 
     async def _answer(self, method: str, data: bytes) -> bytes:
         if method == "Mutate":
-            asked = self._decoded(method, data, (Mutate, MutateTag))
-            if isinstance(asked, MutateTag):
-                return encode(await self._mutate_tag(asked))
-            return encode(await self._mutate(asked))
+            mutation: Mutate | MutateTag = self._decoded(method, data, Mutate, MutateTag)
+            answer = self._mutate_tag(mutation) if isinstance(mutation, MutateTag) else self._mutate(mutation)
+            return encode(await answer)
         if method == "Forecast":
             return encode(await self._forecast(self._decoded(method, data, Forecast)))
         if method == "Topics":
@@ -118,17 +116,15 @@ class Gateway:
         if self._node.not_ready:
             raise TransportError(Fault.NOT_READY, self._node.not_ready)
 
-    def _decoded(self, method: str, data: bytes, kind: type[F] | tuple[type[F], ...]) -> F:
-        """The frame, verified. A bad one is this caller's trouble alone."""
+    def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:
+        """The frame, verified, when it is of one of `kinds`. A bad one is this caller's trouble alone."""
         try:
-            if isinstance(kind, tuple):
-                frame = decode(data)
-                if not isinstance(frame, kind):
-                    raise WireError(f"{method} does not take a {type(frame).__name__}")
-                return frame
-            return decode_as(data, kind)
+            frame = decode(data)
         except WireError as bad:
             raise self._refusal(method, bad) from bad
+        if not isinstance(frame, kinds):
+            raise self._refusal(method, WireError(f"{method} does not take a {type(frame).__name__}"))
+        return frame
 
     def _refusal(self, method: str, bad: WireError) -> TransportError:
         self._node.metrics.count("timeline_frames_refused_total", method)

@@ -61,7 +61,8 @@ class Probes:
         def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
             if path == "/metrics":
-                return metrics(environ, start_response)
+                scraped: Iterable[bytes] = metrics(environ, start_response)
+                return scraped
             if path == "/healthz":
                 return _text(start_response, "200 OK", "alive")
             if path == "/readyz":

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from timeline.broker import logs
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.probes import Probes
@@ -82,7 +81,7 @@ class _ServerStream:
             self._task.cancel()
 
 
-class _Handlers(grpc.GenericRpcHandler):
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out."""
 
     def __init__(self, service: Service) -> None:
@@ -141,30 +140,29 @@ async def _abort(context: Any, fault: TransportError) -> None:
 
 
 async def serve(config: ServeConfig, version: str, announce: Callable[[str, str], None] | None = None) -> None:
-    """Runs a broker until SIGTERM or SIGINT, then drains it. `announce` is called with the addresses of gRPC and of
-    metrics once the port is open.
+    """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
+    called with the addresses of gRPC and of metrics once the port is open.
 
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
     cannot be used as configured, OSError when a port is taken.
     """
+    logs.set_up(config.log_level, config.log_format)
     metrics = Metrics()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = grpc.aio.server(options=OPTIONS)
-    port = _bind(server, config.listen)
-    host = config.listen.rpartition(":")[0]
-    listen = f"{host}:{port}"
+    config = config.bound(_bind(server, config.listen))
     node = Node(
         store=make_store(config.store),
         clock=Clock(),
         membership=make_membership(config.sync),
         random_bits=secrets.randbits,
-        name=config.name or f"{socket.gethostname()}-{os.getpid()}",
-        address=config.advertise or listen,
+        name=config.name,
+        address=config.advertise,
         version=version,
-        limits=Limits(),
+        limits=Limits(intake_bytes=config.max_inflight_bytes, outboxes_bytes=config.max_outbox_bytes),
         metrics=metrics,
     )
     server.add_generic_rpc_handlers((_Handlers(node.service),))
@@ -175,11 +173,11 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         probes_at = probes.start()
         await server.start()
         if announce is not None:
-            announce(listen, probes_at)
+            announce(config.listen, probes_at)
         watching = asyncio.ensure_future(_watch_health(servicer, node))
         try:
             if await _open(node, stopping):
-                log.info("ready", extra={"listen": listen, "metrics": probes_at, "broker": node.name})
+                log.info("ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
                 await stopping.wait()
                 log.info("draining", extra={"grace_ms": config.grace_ms})
                 await node.drain(config.grace_ms)

@@ -1,0 +1,213 @@
+"""The broker's parts by themselves: roster, held, rate, hindrances, the late ring, parcels, metrics, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from tests.broker.columns import make_parcel
+from timeline.broker.held import Held
+from timeline.broker.late import Hindrances, LateRing
+from timeline.broker.limits import Limits
+from timeline.broker.logs import JsonLines, TextLines
+from timeline.broker.rate import Rate
+from timeline.broker.roster import Consumer, Health, Roster, grants_for
+from timeline.columns import Ragged
+from timeline.metrics import CATALOG, Metrics
+from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
+
+
+def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> Consumer:
+    return Consumer(
+        id=id.encode(),
+        session=1,
+        lease_ms=30_000,
+        credit_messages=messages,
+        credit_bytes=bytes_,
+        limits=limits or Limits(),
+        heard_ms=0.0,
+        wake=lambda: None,
+        abort=lambda: None,
+        dealing=True,
+    )
+
+
+def test_roster_starts_each_round_after_the_last_dealt():
+    roster = Roster(Limits())
+    for name in ("a", "b", "c"):
+        roster.join(make_consumer(name))
+    assert [c.id for c in roster.ready(0.0)] == [b"a", b"b", b"c"]
+    roster.dealt_last(roster.consumers[b"a"])
+    assert [c.id for c in roster.ready(0.0)] == [b"b", b"c", b"a"]
+    roster.dealt_last(roster.consumers[b"c"])
+    assert [c.id for c in roster.ready(0.0)] == [b"a", b"b", b"c"]
+
+
+def test_a_consumer_without_credit_or_silent_or_gone_is_not_ready():
+    limits = Limits()
+    roster = Roster(limits)
+    consumer = make_consumer("a", messages=1)
+    roster.join(consumer)
+    assert roster.ready(0.0) == [consumer]
+    consumer.spend(1, 1)
+    assert roster.ready(0.0) == []
+    consumer.add_credit(1, 1)
+    silent_ms = limits.heartbeat_ms * limits.heartbeats_missed + 1
+    assert consumer.health(silent_ms) is Health.SILENT
+    assert roster.ready(silent_ms) == []
+    consumer.heard_ms = silent_ms
+    assert roster.ready(silent_ms) == [consumer]
+    consumer.withdraw()
+    assert roster.ready(silent_ms) == []
+
+
+def test_a_consumer_whose_leases_run_out_one_after_another_is_set_aside_longer_each_time():
+    limits = Limits()
+    consumer = make_consumer("a", limits=limits)
+    for _ in range(limits.lapses_tolerated - 1):
+        consumer.lapsed(0.0)
+    assert consumer.health(0.0) is Health.HEALTHY
+    consumer.lapsed(0.0)
+    assert consumer.health(0.0) is Health.SET_ASIDE
+    first_ms = consumer.set_aside_until_ms
+    assert consumer.health(first_ms) is Health.HEALTHY
+    consumer.lapsed(first_ms)
+    assert consumer.set_aside_until_ms - first_ms == 2 * limits.set_aside_first_ms
+    consumer.settled()
+    assert consumer.health(first_ms) is Health.HEALTHY
+
+
+def test_taking_over_an_id_leaves_the_new_one_on_the_roster():
+    roster = Roster(Limits())
+    old, new = make_consumer("a"), make_consumer("a")
+    assert roster.join(old) is None
+    assert roster.join(new) is old
+    roster.leave(old)
+    assert roster.consumers[b"a"] is new
+
+
+async def test_leaving_hands_back_parcels_and_still_sends_answers_and_the_word_to_leave():
+    consumer = make_consumer("a")
+    parcel = make_parcel([5])
+    consumer.push(parcel)
+    assert consumer.outbox_bytes == 1
+    assert consumer.leave(LeavingReason.DRAINING, "drain") == [parcel]
+    assert consumer.outbox_bytes == 0
+    word = await consumer.next()
+    assert word is consumer.leaving
+    consumer.finish()
+    assert await consumer.next() is None
+
+
+def test_grants_share_a_round_and_let_an_idle_consumer_take_one_large_message():
+    busy, idle = make_consumer("busy", 3, 10), make_consumer("idle", 1_000_000, 1 << 40)
+    busy.spend(1, 4)
+    grants = grants_for([busy, idle], Limits(), most=50)
+    assert [(g.holder, g.count, g.alone) for g in grants] == [(b"busy", 2, False), (b"idle", 50, True)]
+    assert grants[0].max_bytes == 6
+    assert grants[1].max_bytes == Limits().lease_bytes // 2
+
+
+def test_held_gives_out_at_the_due_and_never_before():
+    held = Held()
+    first, second = make_consumer("a"), make_consumer("b")
+    held.add(first, make_parcel([30, 10, 20]))
+    held.add(second, make_parcel([10]))
+    assert held.next_due_ms() == 10
+    assert held.due(9) == []
+    given_out = {consumer.id: parcel.rows.ids.tolist() for consumer, parcel in held.due(20)}
+    assert given_out == {b"a": [b"m1", b"m2"], b"b": [b"m0"]}
+    assert len(held) == 1
+    assert [parcel.rows.ids.tolist() for parcel in held.of(first)] == [[b"m0"]]
+    assert held.next_due_ms() is None
+    assert held.everything() == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 50), min_size=1, max_size=8)), max_size=8))
+def test_held_loses_nothing_and_doubles_nothing(adds):
+    held, consumers = Held(), [make_consumer("a"), make_consumer("b")]
+    for who, dues in adds:
+        held.add(consumers[who], make_parcel(dues))
+    seen = []
+    for now in range(0, 51, 5):
+        for _, parcel in held.due(now):
+            assert all(now - 5 < due <= now for due in parcel.was_due_ms.tolist())
+            seen += parcel.was_due_ms.tolist()
+    assert sorted(seen) == sorted(due for _, dues in adds for due in dues)
+
+
+def test_rate_is_even_and_bounded():
+    rate = Rate()
+    assert rate.wait_ms(0, 0.0) == 0.0
+    assert rate.allowance(100, 0.0, 1_000) == 10
+    rate.took(100, 10)
+    assert rate.wait_ms(100, 0.0) == pytest.approx(10.0)
+    assert rate.allowance(100, 50.0, 1_000) == 5
+    assert rate.allowance(100, 60_000.0, 1_000) == 10  # no burst is saved up
+
+
+def test_hindrances_name_the_cause_that_covered_most():
+    hindrances = Hindrances(started_ms=1_000)
+    hindrances.now(Cause.NO_CONSUMER, 1_100)
+    hindrances.now(Cause.NO_CREDIT, 1_400)
+    hindrances.now(None, 1_500)
+    hindrances.span(Cause.STORE_SLOW, 1_500, 1_600)
+    assert hindrances.why(1_100, 1_600) is Cause.NO_CONSUMER
+    assert hindrances.why(1_380, 1_500) is Cause.NO_CREDIT
+    assert hindrances.why(1_500, 1_700) is Cause.STORE_SLOW
+    assert hindrances.why(200, 1_050) is Cause.BROKER_DOWN
+    assert hindrances.why(1_700, 1_900) is Cause.UNEXPLAINED
+
+
+def test_late_ring_is_bounded_and_filters():
+    ring = LateRing(kept=3)
+    causes = np.full(2, Cause.PAUSED, dtype=np.uint8)
+    dues = np.array([1, 2], dtype=np.int64)
+    ring.add("t", b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
+    ring.add("u", b"c", Ragged.of([b"a", b"d"]), dues, causes, 200)
+    assert ring.dropped == 2
+    everything = ring.since(0, "", b"", 10, 300)
+    assert everything.ids.tolist() == [b"a", b"d"]
+    assert everything.topics.tolist() == [b"u", b"u"]
+    assert ring.since(0, "u", b"d", 10, 300).due_ms.tolist() == [2]
+    assert len(ring.since(201, "", b"", 10, 300).ids) == 0
+    ring.add("t", b"c", Ragged.of([b"1", b"2", b"3", b"4"]), np.arange(4), np.zeros(4, dtype=np.uint8), 300)
+    assert ring.since(0, "", b"", 10, 300).ids.tolist() == [b"2", b"3", b"4"]
+
+
+@given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
+def test_a_parcel_is_cut_into_frames_of_bounded_size(sizes, most):
+    parcel = make_parcel([0] * len(sizes), [b"x" * size for size in sizes])
+    parts = list(parcel.frames(most))
+    assert [id for part in parts for id in part.rows.ids.tolist()] == parcel.rows.ids.tolist()
+    for part in parts:
+        assert 1 <= len(part) <= most
+        assert len(part) == 1 or int(part.sizes.sum()) <= AIM_BYTES
+
+
+def test_every_metric_of_the_catalog_is_exposed_and_topics_are_capped():
+    metrics = Metrics(topics_shown=1)
+    assert metrics.topic("first") == "first"
+    assert metrics.topic("second") == "…"
+    metrics.lateness.observe("first", np.array([0.0005, 0.004, 7.0]))
+    text = generate_latest(metrics.registry).decode()
+    for name, (kind, _, labels) in CATALOG.items():
+        assert f"# TYPE {name.removesuffix('_total') if kind == 'counter' else name}" in text or name in text
+        assert all(label.isidentifier() for label in labels)
+    assert 'timeline_delivery_lateness_seconds_bucket{le="0.001",topic="first"} 1.0' in text
+    assert 'timeline_delivery_lateness_seconds_count{topic="first"} 3.0' in text
+    metrics.forget_topic("first")
+    assert 'topic="first"' not in generate_latest(metrics.registry).decode()
+
+
+def test_logs_are_one_object_a_line_with_their_fields():
+    record = logging.makeLogRecord({"msg": "ready", "levelno": 20, "levelname": "INFO", "name": "timeline", "port": 1})
+    line = json.loads(JsonLines().format(record))
+    assert (line["event"], line["level"], line["port"]) == ("ready", "info", 1)
+    assert TextLines().format(record).endswith("ready port=1")
