@@ -201,7 +201,7 @@ async def broker(
     """A started broker with topic "t"."""
     node = Node(
         store=make_store(store),
-        clock=clock or Clock(),
+        clock=Clock(),
         membership=make_membership("local://"),
         random_bits=random.Random(1).getrandbits,
         name="b1",

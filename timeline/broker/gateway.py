@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Gateway:
 
     async def _answer(self, method: str, data: bytes) -> bytes:
         if method == "Mutate":
-            mutation: Mutate | MutateTag = self._decoded(method, data, Mutate, MutateTag)
+            mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
             answer = self._mutate_tag(mutation) if isinstance(mutation, MutateTag) else self._mutate(mutation)
             return encode(await answer)
         if method == "Forecast":
