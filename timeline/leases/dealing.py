@@ -65,8 +65,8 @@ def _deal_by_bytes(grants: Sequence[Granted], sizes: Int64) -> UInt32:
                 break
         else:
             break
-        left[at] = left[at] - 1 if size <= room[at] else 0
-        room[at] -= size
+        left[at] -= 1
+        room[at] -= size  # below 0 after an oversize message: nothing more fits, not even an empty one
         alone[at] = False
         dealt.append(at)
         turn = (at + 1) % len(grants)
