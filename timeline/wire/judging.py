@@ -69,6 +69,11 @@ def judge_headers(headers: Ragged | None) -> dict[int, str]:
     return bad
 
 
+def judge_headers_and_size(headers: Ragged) -> dict[int, str]:
+    """Index → sentence for headers that are too large or not encoded as they should be."""
+    return judge_sizes(headers, "headers", MAX_HEADERS_BYTES) or judge_headers(headers)
+
+
 def _judge_header(item: bytes) -> str:
     try:
         return "" if canonical_headers(item) else "headers must be sorted by key, each key once"

@@ -10,7 +10,7 @@ bytes of the frame, whatever the offsets say.
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class Shapes:
         self._known: dict[tuple[bytes, int], Shape] = {}
 
     def of(self, data: Data, start: int) -> Shape:
-        """The shape of the table at `start`, whose vtable, fields and alignment it has checked. WireError if unsound."""
+        """The shape of the table at `start`, its vtable, fields and alignment checked. Raises WireError."""
         size = len(data)
         if start & 3 or start + 4 > size:
             raise WireError(f"{self._table} lies outside the frame or is not aligned")
@@ -198,7 +198,7 @@ class Table:
     def ulongs(self, field: str) -> UInt64 | None:
         return self._vector(field, _ULONG, 8)
 
-    def _vector(self, field: str, dtype: np.dtype[np.generic], width: int) -> npt.NDArray[np.generic] | None:
+    def _vector(self, field: str, dtype: np.dtype[Any], width: int) -> npt.NDArray[Any] | None:
         at = self.target(field)
         if at is None:
             return None

@@ -24,7 +24,12 @@ from timeline.wire.scalars import SCALARS, WIDTHS
 Get: TypeAlias = Callable[[str], Any]
 """Gives the value of a field by its name in the schema; a column `x` with `x_offsets` is asked for as `x`."""
 
-_DTYPES = {"[uint]": np.dtype("<u4"), "[long]": np.dtype("<i8"), "[ulong]": np.dtype("<u8"), "[ubyte]": np.dtype("u1")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "[uint]": np.dtype("<u4"),
+    "[long]": np.dtype("<i8"),
+    "[ulong]": np.dtype("<u8"),
+    "[ubyte]": np.dtype("u1"),
+}
 _UINT = _DTYPES["[uint]"]
 _COUNT = [Struct(f"<{padding}xI").pack for padding in range(8)]
 """A vector's length, with some padding before it."""
@@ -45,8 +50,8 @@ class Arrangement:
         raw = layout.TABLES[table]
         offsets = {name for name, *_ in raw if name.endswith("_offsets")}
         self.fields: list[tuple[str, str, int, int]] = []
-        """(name, kind, place in the table, bit). Kind: a scalar's, `string`, a vector's, `ragged` (offsets here, bytes 4
-        further on), or a table's name."""
+        """(name, kind, place in the table, bit). Kind: a scalar's, `string`, a vector's, `ragged` (offsets here, bytes
+        4 further on), or a table's name."""
         self._slots: list[tuple[int, int, int]] = []
         packing, at = ["<i"], 4
         arranged = sorted(raw, key=lambda field: (-WIDTHS[SCALARS.get(field[1], "I")], field[2]))

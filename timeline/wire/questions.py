@@ -1,0 +1,144 @@
+"""Frames that ask a broker something and their answers: scan, forecast, topics, late deliveries, ping. `frames.py` has
+those that a message travels in, and names these too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from timeline.columns import Int64, Ragged, UInt8
+from timeline.model import Rows, State, Topic
+
+
+@dataclass(slots=True)
+class Scan:
+    """Rows that match: `states` (empty: all), `tag` (empty: any), due in [from, to) (to 0: no bound), or just `ids`.
+    `limit` 0: all. `cursor`: where an earlier scan broke off."""
+
+    topic: str
+    states: tuple[State, ...] = ()
+    tag: bytes = b""
+    due_from_ms: int = 0
+    due_to_ms: int = 0
+    ids: Ragged | None = None
+    payload: bool = False
+    cursor: bytes = b""
+    limit: int = 0
+
+
+@dataclass(slots=True)
+class ScanPage:
+    """Some rows of a scan, with the broker's time (states are derived against it) and where to go on; empty: done."""
+
+    rows: Rows
+    now_ms: int
+    cursor: bytes
+
+
+@dataclass(slots=True)
+class Forecast:
+    """How many messages come due per step of a window from now. At most 10,000 steps."""
+
+    topic: str
+    window_ms: int
+    step_ms: int
+
+
+@dataclass(slots=True)
+class Forecasted:
+    """`counts[i]` come due in [edges_ms[i], edges_ms[i + 1]); `overdue` were due before edges_ms[0]."""
+
+    edges_ms: Int64
+    counts: Int64
+    overdue: int
+    exact: bool
+
+
+class TopicAction(IntEnum):
+    """What a Topics request asks for."""
+
+    LIST = 0
+    CREATE = 1
+    UPDATE = 2
+    DROP = 3
+
+
+@dataclass(slots=True)
+class Topics:
+    """LIST all; CREATE `name` with `settings` (names and values of `model.TopicSettings`, those that are given);
+    UPDATE those settings; DROP. `revision` 0: whatever stands."""
+
+    action: TopicAction
+    name: str = ""
+    settings: Mapping[str, int | str | bool] = field(default_factory=dict)
+    revision: int = 0
+
+
+@dataclass(slots=True)
+class TopicList:
+    """Answer to Topics: a status code with a sentence where it is no OK, and the records concerned (LIST: all)."""
+
+    status: int
+    detail: str
+    topics: tuple[Topic, ...]
+
+
+class Cause(IntEnum):
+    """Why a delivery was late."""
+
+    UNEXPLAINED = 0
+    NO_CONSUMER = 1
+    NO_CREDIT = 2
+    STORE_SLOW = 3
+    NO_BROKER = 4
+    BROKER_DOWN = 5
+    PAUSED = 6
+    RATE_LIMITED = 7
+    CLOCK = 8
+    PRODUCED_LATE = 9
+    LEASE_RAN_OUT = 10
+    """Redelivered: a consumer had it and did not settle in time."""
+
+
+@dataclass(slots=True)
+class Late:
+    """Late deliveries this broker remembers since `since_ms` (broker's clock), of `topic` and `id` when not empty."""
+
+    since_ms: int = 0
+    topic: str = ""
+    id: bytes = b""
+    limit: int = 1_000
+
+
+@dataclass(slots=True)
+class LateList:
+    """Newest last. `dropped`: how many the ring had to forget since the broker started."""
+
+    topics: Ragged
+    ids: Ragged
+    consumers: Ragged
+    due_ms: Int64
+    delivered_ms: Int64
+    cause: UInt8
+    dropped: int
+    now_ms: int
+
+
+@dataclass(slots=True)
+class Ping:
+    """`sent_ms`: the client's clock when it sent."""
+
+    sent_ms: float
+
+
+@dataclass(slots=True)
+class Pong:
+    """Four readings make an offset: `sent_ms` as in the Ping, `received_ms` and `answered_ms` on the broker's clock;
+    the client adds its own time of arrival."""
+
+    sent_ms: float
+    received_ms: float
+    answered_ms: float
+    broker: str
+    version: str
