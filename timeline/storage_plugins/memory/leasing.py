@@ -1,0 +1,228 @@
+"""Leases: what is due, earliest first, dealt over the grants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.leases import Ask, deal, decide
+from timeline.model import Operation, Rows, Status, TopicSettings
+from timeline.storage_plugins.contract import Grant, Leased
+from timeline.storage_plugins.memory.agenda import by_id, slots_of
+from timeline.storage_plugins.memory.rows import DEAD, HELD, TopicRows, records_of
+from timeline.storage_plugins.memory.rulings import message_at
+
+MAX_DELIVERIES = b"max_deliveries"
+Accept = Callable[[Indexes], Bools]
+
+
+class _Found:
+    """What one call met: what it may lease in order, what expired, what was delivered out, what stays as it is."""
+
+    def __init__(self) -> None:
+        self.eligible: list[Indexes] = []
+        self.count = 0
+        self.expired: list[Indexes] = []
+        self.spent: list[Indexes] = []
+        self.passed: list[Indexes] = []
+
+    def note(self, slots: Indexes, eligible: Bools, expired: Bools, spent: Bools) -> None:
+        for found, chosen in (
+            (self.eligible, eligible),
+            (self.expired, expired),
+            (self.spent, spent),
+            (self.passed, ~(eligible | expired | spent)),
+        ):
+            if chosen.any():
+                found.append(slots[chosen])
+        self.count += int(eligible.sum())
+
+
+def lease_due(
+    rows: TopicRows,
+    settings: TopicSettings,
+    buckets: Sequence[int] | None,
+    now_ms: int,
+    due_before_ms: int,
+    grants: Sequence[Grant],
+    fast: bool,
+) -> Leased:
+    """See `contract.Store.lease_due`."""
+    accept = None if buckets is None else _in_buckets(rows, buckets)
+    wanted = sum(grant.count for grant in grants)
+    found = _Found()
+    if wanted > 0:
+        if fast:
+            _search(rows, settings, accept, now_ms, due_before_ms, wanted, found)
+        else:
+            _judge_each(rows, settings, accept, now_ms, due_before_ms, wanted, found)
+    expired = _joined(found.expired)
+    if len(expired):
+        rows.remove(expired, now_ms, settings.remember_ms > 0)
+    buried = _bury(rows, _joined(found.spent), now_ms)
+    leased, undealt = _grant(rows, _joined(found.eligible), now_ms, grants)
+    leased.expired, leased.buried = len(expired), buried
+    if fast:
+        _stay(rows, _joined([undealt, *found.passed]))
+    leased.next_due_ms = next_lease_ms(rows, settings, accept)
+    return leased
+
+
+def nothing() -> Leased:
+    """What a topic without messages answers."""
+    return Leased(
+        rows=Rows.empty(payload=True),
+        grant=np.zeros(0, dtype=np.uint32),
+        was_due_ms=np.zeros(0, dtype=np.int64),
+        prior_holders=Ragged.of([]),
+        next_due_ms=None,
+    )
+
+
+def next_lease_ms(rows: TopicRows, settings: TopicSettings, accept: Accept | None) -> int | None:
+    """The earliest time at which something may become leasable."""
+    times = [rows.free.first(accept=accept)]
+    held_ms = rows.held.first(accept=accept)
+    times.append(None if held_ms is None else held_ms + settings.redelivery_backoff_ms)
+    return min((time for time in times if time is not None), default=None)
+
+
+def next_due(rows: TopicRows, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+    """See `contract.Store.next_due`."""
+    accept = None if buckets is None else _in_buckets(rows, buckets)
+    times = [agenda.first(after_ms, accept) for agenda in (rows.free, rows.held)]
+    return min((time for time in times if time is not None), default=None)
+
+
+def _in_buckets(rows: TopicRows, buckets: Sequence[int]) -> Accept:
+    wanted = np.zeros(rows.buckets, dtype=np.bool_)
+    wanted[[bucket for bucket in buckets if 0 <= bucket < rows.buckets]] = True
+
+    def accept(slots: Indexes) -> Bools:
+        chosen: Bools = wanted[rows.bucket[slots]]
+        return chosen
+
+    return accept
+
+
+def _search(
+    rows: TopicRows,
+    settings: TopicSettings,
+    accept: Accept | None,
+    now_ms: int,
+    due_before_ms: int,
+    wanted: int,
+    found: _Found,
+) -> None:
+    """Takes what is due off the agendas until `wanted` may be leased."""
+    free_until = max(now_ms, due_before_ms)
+    held_until = now_ms - settings.redelivery_backoff_ms
+    while found.count < wanted:
+        slots = _next_due(rows, free_until, held_until, wanted - found.count)
+        if len(slots) == 0:
+            return
+        records = records_of(rows.words.take(slots, axis=0))
+        due_ms, expires_ms = records["due_ms"], records["expires_ms"]
+        available = due_ms <= now_ms
+        mine = np.ones(len(slots), dtype=np.bool_) if accept is None else accept(slots)
+        spent = np.zeros(len(slots), dtype=np.bool_)
+        passed = ~mine
+        if settings.max_deliveries:
+            out = mine & (records["deliveries"] >= settings.max_deliveries)
+            spent, passed = out & available, passed | (out & ~available)
+        expired = mine & _over(expires_ms, now_ms) & ~spent & ~passed
+        found.note(slots, ~(spent | expired | passed), expired, spent)
+
+
+def _over(expires_ms: Int64, now_ms: int) -> Bools:
+    over: Bools = (expires_ms != 0) & (expires_ms <= now_ms)
+    return over
+
+
+def _next_due(rows: TopicRows, free_until: int, held_until: int, count: int) -> Indexes:
+    """The first `count` of free and held rows together, by (due, id), taken off their agendas."""
+    times, keys = rows.free.take(free_until, count)
+    held_times, held_keys = rows.held.take(held_until, count)
+    if len(held_keys) == 0:
+        return slots_of(keys)
+    slots = slots_of(np.concatenate((keys, held_keys)))
+    times = np.concatenate((times, held_times))
+    order = by_id(times, rows.ids_at(slots))
+    beyond = order[count:]
+    if len(beyond):
+        rows.put_back(times[beyond], slots[beyond])
+    return slots[order[:count]]
+
+
+def _judge_each(
+    rows: TopicRows,
+    settings: TopicSettings,
+    accept: Accept | None,
+    now_ms: int,
+    due_before_ms: int,
+    wanted: int,
+    found: _Found,
+) -> None:
+    """The same by the table alone: every row is looked at in order of due and id."""
+    slots = rows.every()
+    slots = slots if accept is None else slots[accept(slots)]
+    slots = slots[by_id(rows.records["due_ms"][slots], rows.ids_at(slots))]
+    for at in range(len(slots)):
+        if found.count == wanted:
+            return
+        message = message_at(rows, int(slots[at]))
+        ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=due_before_ms)
+        status = decide(message, ask, now_ms, settings).status
+        spent = status is Status.DEAD and not message.died_ms and message.due_ms <= now_ms
+        verdicts = (status is Status.OK, status is Status.EXPIRED, spent)
+        if any(verdicts):
+            found.note(slots[at : at + 1], *(np.array([verdict]) for verdict in verdicts))
+
+
+def _joined(parts: list[Indexes]) -> Indexes:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
+
+
+def _bury(rows: TopicRows, slots: Indexes, now_ms: int) -> Rows:
+    if len(slots) == 0:
+        return Rows.empty()
+    died_ms = max(1, now_ms)
+    rows.records["died_ms"][slots] = died_ms
+    rows.reasons.update((slot, MAX_DELIVERIES) for slot in slots.tolist())
+    rows.place(slots, DEAD, np.full(len(slots), died_ms, dtype=np.int64))
+    return rows.rows(slots, rows.words.take(slots, axis=0), payload=False)
+
+
+def _stay(rows: TopicRows, slots: Indexes) -> None:
+    """Back into the agenda with what was met and stays as it is."""
+    if len(slots):
+        rows.put_back(rows.records["due_ms"][slots], slots)
+
+
+def _grant(rows: TopicRows, slots: Indexes, now_ms: int, grants: Sequence[Grant]) -> tuple[Leased, Indexes]:
+    """Leases of `slots`, in this order, as many as the grants' bytes allow; and those that were not dealt."""
+    words = rows.words.take(slots, axis=0)
+    dealt = deal(grants, rows.sizes(records_of(words)))
+    undealt, slots, words = slots[len(dealt) :], slots[: len(dealt)], words[: len(dealt)]
+    records = records_of(words)
+    was_due_ms = records["due_ms"].copy()
+    prior = records["holder"].copy()
+    holders = np.array([rows.holders.number(grant.holder) for grant in grants], dtype=np.uint32)
+    lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
+    if len(dealt):
+        records["due_ms"] = np.maximum(was_due_ms, now_ms) + lease_ms[dealt]
+        records["holder"] = holders[dealt]
+        records["version"] += 1
+        records["deliveries"] += 1
+        rows.words[slots] = words
+        rows.place(slots, HELD, np.ascontiguousarray(records["due_ms"]))
+    leased = Leased(
+        rows=rows.rows(slots, words, payload=True),
+        grant=dealt,
+        was_due_ms=was_due_ms,
+        prior_holders=rows.holders.column(prior),
+        next_due_ms=None,
+    )
+    return leased, undealt

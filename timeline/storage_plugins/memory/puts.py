@@ -1,0 +1,106 @@
+"""Puts: new ids in columns, known ids by the rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Ragged
+from timeline.leases import Ask
+from timeline.model import Answers, Operation, Status, TopicSettings
+from timeline.storage_plugins.contract import Puts
+from timeline.storage_plugins.memory.rows import WORDS, TopicRows, records_of
+from timeline.storage_plugins.memory.rulings import answer, rule
+
+
+def put(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, fast: bool) -> Answers:
+    """See `contract.Store.put`. Batches of new ids go in as columns; what else there is, one by one in their order."""
+    answers = Answers.blank(len(puts))
+    sound: Bools = (puts.expires_ms == 0) | (puts.expires_ms > puts.due_ms)
+    if fast and bool(sound.all()) and _put_all(rows, now_ms, puts):
+        answers.version[:] = 1
+        answers.due_ms[:] = puts.due_ms
+        return answers
+    ids = puts.ids.tolist()
+    counted = Counter(ids)
+    plain = sound & np.fromiter((id not in rows.index and counted[id] == 1 for id in ids), np.bool_, len(ids))
+    if fast and plain.any():
+        picks = np.flatnonzero(plain)
+        _put_all(rows, now_ms, _part(puts, picks))
+        answers.version[picks] = 1
+        answers.due_ms[picks] = puts.due_ms[picks]
+    else:
+        plain[:] = False
+    for at in np.flatnonzero(~plain).tolist():
+        _put_one(rows, settings, now_ms, puts, at, answers)
+    return answers
+
+
+def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
+    """Stores the whole batch when no id is known and none comes twice; else changes nothing and says False."""
+    ids, count = puts.ids.tolist(), len(puts)
+    if count == 0 or not rows.index.keys().isdisjoint(ids):
+        return count == 0
+    before = len(rows.index)
+    slots = rows.allocate(count)
+    rows.index.update(zip(ids, slots.tolist(), strict=True))
+    if len(rows.index) != before + count:
+        for id in ids:
+            rows.index.pop(id, None)
+        rows.give_back(slots)
+        return False
+    words = np.zeros((count, WORDS), dtype=np.int64)
+    records = records_of(words)
+    records["birth"] = puts.birth
+    records["version"] = 1
+    records["due_ms"] = puts.due_ms
+    records["scheduled_ms"] = puts.due_ms
+    records["put_ms"] = now_ms
+    records["asked_ms"] = now_ms
+    records["expires_ms"] = puts.expires_ms
+    records["payload_sum"] = puts.payload_sum
+    records["payload_bytes"] = puts.payloads.sizes
+    records["headers_bytes"] = puts.headers.sizes
+    records["group"] = rows.groups.numbers(puts.groups)
+    records["tag"] = rows.tags.numbers(puts.tags)
+    rows.write(slots, puts.ids, words, puts.payloads, puts.headers)
+    return True
+
+
+def _part(puts: Puts, picks: Indexes) -> Puts:
+    """The puts at `picks`."""
+
+    def taken(column: Ragged) -> Ragged:
+        return column.take(picks)
+
+    return Puts(
+        ids=taken(puts.ids),
+        birth=puts.birth[picks],
+        due_ms=puts.due_ms[picks],
+        expires_ms=puts.expires_ms[picks],
+        groups=taken(puts.groups),
+        tags=taken(puts.tags),
+        payload_sum=puts.payload_sum[picks],
+        payloads=taken(puts.payloads),
+        headers=taken(puts.headers),
+        move=puts.move[picks],
+    )
+
+
+def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, at: int, answers: Answers) -> None:
+    ask = Ask(
+        Operation.PUT,
+        time_ms=int(puts.due_ms[at]),
+        birth=int(puts.birth[at]),
+        group=puts.groups[at],
+        payload_sum=int(puts.payload_sum[at]),
+        expires_ms=int(puts.expires_ms[at]),
+        move=bool(puts.move[at]),
+    )
+    id = puts.ids[at]
+    known = id in rows.index
+    decision = rule(rows, id, ask, now_ms, settings)
+    if not known and decision.status is Status.OK:
+        _put_all(rows, now_ms, _part(puts, np.array([at], dtype=np.intp)))
+    answer(answers, at, decision)

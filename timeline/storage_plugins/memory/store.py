@@ -1,0 +1,213 @@
+"""`memory://`: a store that keeps everything in this process and nothing beyond it.
+
+For embedded use, tests and as the yardstick of speed. Every call runs through without a pause, so that it is atomic
+among the tasks of an event loop. A topic's messages are `TopicRows`; what a call does with them is in the module named
+after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from timeline.columns import Int64
+from timeline.model import FIXED_SETTINGS, MAX_PAYLOAD_BYTES, Answers, Rows, Status, Topic, TopicSettings
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+    TopicConflict,
+)
+from timeline.storage_plugins.memory import leasing, mutations, puts, settles, sweeping, walks
+from timeline.storage_plugins.memory.rows import TopicRows
+
+
+class MemoryStore(Store):
+    """The store of `memory://`. `cluster_uid`: 32 hex digits, random when empty. `fast`: whole batches in columns;
+    False decides every message by itself through `leases.decide`, which is what the columns are held to."""
+
+    capabilities = Capabilities(
+        durable=False,
+        survives_failover=False,
+        shared=False,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=False,
+        exact_counts=True,
+    )
+
+    def __init__(self, url: str = "memory://", *, cluster_uid: str = "", fast: bool = True) -> None:
+        if url != "memory://":
+            raise StoreRefused("memory:// takes nothing after it: what it holds lives and dies with this process")
+        self._cluster_uid = cluster_uid or secrets.token_hex(16)
+        self._fast = fast
+        self._open = False
+        self._topics: dict[str, Topic] = {}
+        self._rows: dict[int, TopicRows] = {}
+        self._walks: dict[int, walks.Walks] = {}
+
+    async def open(self) -> Opened:
+        self._open = True
+        return Opened(self._cluster_uid, "this process's memory")
+
+    async def close(self) -> None:
+        self._open = False
+        self._topics.clear()
+        self._rows.clear()
+        self._walks.clear()
+
+    async def check(self) -> None:
+        if not self._open:
+            raise StoreUnavailable("the memory store is not open")
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        await self.check()
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        await self.check()
+        stands = self._topics.get(topic.name)
+        if stands is None:
+            self._topics[topic.name] = topic
+            self._rows[topic.uid] = TopicRows(topic.settings.buckets)
+            self._walks[topic.uid] = walks.Walks()
+            return topic
+        differences = settings_differences(stands.settings, topic.settings)
+        if differences:
+            raise TopicConflict(f"topic {topic.name!r} exists with other settings: {differences}")
+        return stands
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        await self.check()
+        stands = self._topics.get(topic.name)
+        if stands is None or stands.uid != topic.uid:
+            raise TopicConflict(f"topic {topic.name!r} is gone")
+        if stands.revision != topic.revision:
+            raise TopicConflict(
+                f"topic {topic.name!r} changed since it was read: its revision is {stands.revision}, "
+                f"not {topic.revision}; read it again"
+            )
+        for name in FIXED_SETTINGS:
+            if getattr(stands.settings, name) != getattr(topic.settings, name):
+                raise TopicConflict(f"{name} of topic {topic.name!r} is fixed when it is created")
+        changed = dataclasses.replace(topic, revision=topic.revision + 1)
+        self._topics[topic.name] = changed
+        return changed
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        await self.check()
+        stands = self._topics.get(topic.name)
+        if stands is None or stands.uid != topic.uid:
+            return False
+        del self._topics[topic.name], self._rows[topic.uid], self._walks[topic.uid]
+        return True
+
+    def _of(self, topic: Topic) -> TopicRows | None:
+        """The topic's rows; None when it was dropped."""
+        if not self._open:
+            raise StoreUnavailable("the memory store is not open")
+        return self._rows.get(topic.uid)
+
+    # ── messages ──
+
+    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+        rows = self._of(topic)
+        if rows is None:
+            return _dropped(topic, len(puts_))
+        answers = puts.put(rows, topic.settings, now_ms, puts_, self._fast)
+        rows.forget_unused_names()
+        return answers
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+    ) -> Leased:
+        rows = self._of(topic)
+        if rows is None:
+            return leasing.nothing()
+        leased = leasing.lease_due(rows, topic.settings, buckets, now_ms, due_before_ms, grants, self._fast)
+        rows.forget_unused_names()
+        return leased
+
+    async def settle(self, topic: Topic, now_ms: int, settles_: Settles) -> Answers:
+        rows = self._of(topic)
+        if rows is None:
+            return _dropped(topic, len(settles_))
+        return settles.settle(rows, topic.settings, now_ms, settles_, self._fast)
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
+        rows = self._of(topic)
+        if rows is None:
+            return _dropped(topic, len(mutations_))
+        return mutations.mutate(rows, topic.settings, now_ms, mutations_, self._fast)
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        rows = self._of(topic)
+        if rows is None:
+            return TagStep({}, None)
+        walking = self._walks[topic.uid]
+        return mutations.mutate_tag(rows, walking, topic.settings, now_ms, mutation, cursor, limit, self._fast)
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        rows = self._of(topic)
+        if rows is None:
+            return Page(Rows.empty(payload=True), None)
+        return walks.held_by(rows, now_ms, holder, cursor, limit)
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        rows = self._of(topic)
+        if rows is None:
+            return Page(Rows.empty(payload), None)
+        return walks.scan(rows, self._walks[topic.uid], now_ms, where, cursor, limit, payload)
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        rows = self._of(topic)
+        return (
+            np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64) if rows is None else rows.free.count_between(edges_ms)
+        )
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        rows = self._of(topic)
+        return None if rows is None else leasing.next_due(rows, buckets, after_ms)
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        rows = self._of(topic)
+        return Swept() if rows is None else sweeping.sweep(rows, topic.settings, now_ms, limit)
+
+
+def settings_differences(stands: TopicSettings, asked: TopicSettings) -> str:
+    """In words, what `asked` wants otherwise than it stands; empty when nothing."""
+    fields = [field.name for field in dataclasses.fields(TopicSettings)]
+    return "; ".join(
+        f"{name} is {getattr(stands, name)!r}, not {getattr(asked, name)!r}"
+        for name in fields
+        if getattr(stands, name) != getattr(asked, name)
+    )
+
+
+def _dropped(topic: Topic, count: int) -> Answers:
+    answers = Answers.blank(count, Status.NOT_FOUND)
+    answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
+    return answers
