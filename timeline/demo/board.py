@@ -1,0 +1,252 @@
+"""The board: what a person at the terminal watches while the day goes by. Draws a `Picture`, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.align import Align
+from rich.console import Console, Group, RenderableType
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from timeline.demo.airports import city
+from timeline.demo.flights import MINUTE_MS
+from timeline.demo.picture import Departure, Gate, Happening, Picture, Stage
+
+FRAME = "grey37"
+AMBER = "bold #ffc20e"
+LEAST_COLUMNS, LEAST_LINES = 78, 22
+"""A smaller terminal gets plain lines."""
+SIDE_COLUMNS = 46
+GONE_FOR_MS = 1_200
+"""A flight that has left stays on the board for so long (real)."""
+LOAD_STEP_MIN, LOAD_STEPS = 20, 12
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+_STAGES = {
+    Stage.PLANNED: ("—", "grey50"),
+    Stage.ON_TIME: ("ON TIME", "green"),
+    Stage.DELAYED: ("DELAYED", "yellow"),
+    Stage.CANCELLED: ("CANCELLED", "bold red"),
+    Stage.BOARDING: ("BOARDING", "bold bright_white"),
+    Stage.DEPARTED: ("DEPARTED", "grey58"),
+}
+_KINDS = {
+    "delay": ("▲", "yellow"),
+    "cancel": ("✕", "red"),
+    "crash": ("✹", "bold white on red"),
+    "back": ("↺", "bold cyan"),
+    "up": ("●", "green"),
+    "trouble": ("!", "bold red"),
+}
+
+
+def fits(console: Console) -> bool:
+    """Whether the terminal is one to draw on and large enough."""
+    width, height = console.size
+    return console.is_terminal and width >= LEAST_COLUMNS and height >= LEAST_LINES
+
+
+def draw(picture: Picture, now_ms: float, size: tuple[int, int]) -> RenderableType:
+    """The whole board for a terminal of `size` (columns, lines)."""
+    width, height = size
+    body = height - 4
+    events_lines = min(max(5, body // 4), 9)
+    layout = Layout()
+    layout.split_column(
+        Layout(_head(picture, now_ms), size=3), Layout(name="body"), Layout(_progress(picture, width), size=1)
+    )
+    top_lines = body - events_lines
+    side = Layout(name="side", size=SIDE_COLUMNS) if width >= LEAST_COLUMNS + 24 else Layout(name="side", size=38)
+    layout["body"].split_row(Layout(name="left"), side)
+    layout["left"].split_column(
+        Layout(_departures(picture, now_ms, top_lines - 4)),
+        Layout(_events(picture, events_lines - 2), size=events_lines),
+    )
+    layout["side"].split_column(
+        Layout(_gates(picture), size=max(len(picture.gates), 4) + 2),
+        Layout(_lateness(picture), size=7),
+        Layout(_load(picture, now_ms)),
+    )
+    return layout
+
+
+def _panel(content: RenderableType, title: str) -> Panel:
+    return Panel(content, title=f"[bold]{title}[/]", title_align="left", border_style=FRAME, padding=(0, 1))
+
+
+def _head(picture: Picture, now_ms: float) -> RenderableType:
+    clock = picture.plan.clock
+    row = Table.grid(expand=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="center")
+    row.add_column(ratio=1, justify="right")
+    row.add_row(
+        Text.assemble(("✈  DEPARTURES ", AMBER), ("New York · EWR JFK LGA", "grey70")),
+        Text(clock.text(clock.day(now_ms), seconds=clock.speed <= 60), style="bold black on #ffc20e"),
+        Text.assemble((f"{picture.plan.day:%a %d %b %Y}", "bold"), (f" · {clock.speed:g}× real time", "grey70")),
+    )
+    return Panel(row, border_style=FRAME, padding=(0, 1))
+
+
+def shown(picture: Picture, now_ms: float, lines: int) -> list[Departure]:
+    """The flights that stand on a board of `lines` lines: those that just left, those boarding, then the next ones."""
+    clock = picture.plan.clock
+    fresh = now_ms - GONE_FOR_MS
+    gone: list[Departure] = []
+    here: list[Departure] = []
+    for departure in picture.departures.values():
+        scheduled_ms = clock.real(departure.filing.flight.scheduled_ms)
+        over = departure.stage is Stage.DEPARTED
+        over |= departure.stage is Stage.CANCELLED and scheduled_ms < now_ms - GONE_FOR_MS
+        if not over:
+            here.append(departure)
+        elif departure.stage is Stage.DEPARTED and departure.changed_ms >= fresh:
+            gone.append(departure)
+    gone.sort(key=lambda one: one.changed_ms)
+    here.sort(key=lambda one: (one.due_ms, one.filing.flight.id))
+    just_left = gone[-max(2, lines // 4) :]
+    return [*just_left, *here][:lines]
+
+
+def _departures(picture: Picture, now_ms: float, lines: int) -> RenderableType:
+    clock = picture.plan.clock
+    table = Table(expand=True, box=None, padding=(0, 1, 0, 0), header_style="grey58")
+    for name in ("TIME", "FLIGHT", "DESTINATION", "FROM", "NEW", "STATUS"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "DESTINATION" else None)
+    for departure in shown(picture, now_ms, lines):
+        flight = departure.filing.flight
+        delayed = departure.due_ms > departure.filing.due_ms
+        style = AMBER if departure.stage not in (Stage.DEPARTED, Stage.PLANNED) else "grey50"
+        table.add_row(
+            Text(clock.text(flight.scheduled_ms), style=style),
+            Text(flight.number, style=style),
+            Text(city(flight.dest), style=style),
+            Text(flight.origin, style="grey62"),
+            Text(clock.text(flight.leaves_ms) if delayed else "", style="yellow"),
+            _status(picture, departure),
+        )
+    return _panel(table, "Next departures")
+
+
+def _status(picture: Picture, departure: Departure) -> Text:
+    word, style = _STAGES[departure.stage]
+    if departure.stage is not Stage.BOARDING:
+        return Text(word, style=style)
+    gate = picture.gates[departure.gate]
+    if not gate.up or departure.filing.flight.number not in gate.boarding:
+        # Its gate crashed with it in hand: nobody else may have it until the lease has run out.
+        return Text("LEASE RUNS OUT", style="bold cyan")
+    again = " AGAIN" if departure.deliveries > 1 else ""
+    return Text(departure.gate.replace("gate-", "GATE ") + again, style="bold cyan" if again else style)
+
+
+def _gates(picture: Picture) -> RenderableType:
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+    table.add_column(no_wrap=True, justify="right")
+    for _, gate in sorted(picture.gates.items()):
+        table.add_row(*_gate(gate))
+    if not picture.gates:
+        table.add_row(Text("opening …", style="grey50"))
+    return _panel(table, "Gates")
+
+
+def _gate(gate: Gate) -> tuple[Text, Text, Text]:
+    name = Text.assemble(("● ", "green" if gate.up else "bold red"), gate.name.replace("gate-", "Gate "))
+    if not gate.up:
+        doing = Text(f"CRASHED · {len(gate.boarding)} leased", style="bold white on red")
+    elif gate.boarding:
+        more = f" +{len(gate.boarding) - 1}" if len(gate.boarding) > 1 else ""
+        doing = Text(f"boarding {gate.boarding[0]}{more}", style="bright_white")
+    else:
+        doing = Text(f"last {gate.last}" if gate.last else "waiting", style="grey50")
+    left = Text.assemble((f"{gate.departed}", "bold"), (" left", "grey58"))
+    return name, doing, left
+
+
+def _lateness(picture: Picture) -> RenderableType:
+    now = picture.lateness()
+    row = Table.grid(expand=True)
+    for _ in range(3):
+        row.add_column(justify="center", ratio=1)
+    row.add_row(*(Text(name, style="grey58") for name in ("p50", "p99", "max")))
+    row.add_row(*(Text(f"{now[name]:.1f} ms", style="bold green") for name in ("p50", "p99", "max")))
+    recent = picture.lateness_ms[-300:]
+    bars = _histogram(recent, (1, 2, 3, 5, 10, 20, 50))
+    return _panel(Group(row, Text(), *bars), "Lateness: due to gate, real time")
+
+
+def _histogram(values: Sequence[float], edges: Sequence[float]) -> list[RenderableType]:
+    """Two lines: how the last deliveries spread over the edges (ms)."""
+    counts = [0] * (len(edges) + 1)
+    for value in values:
+        counts[sum(value >= edge for edge in edges)] += 1
+    most = max(counts) or 1
+    names = [f"<{edges[0]:g}", *(f"{edge:g}+" for edge in edges)]
+    cells = [f"{BLOCKS[-(-count * 8 // most)] * 2:^4}" for count in counts]
+    return [
+        Align.center(Text("".join(cells), style="green")),
+        Align.center(Text("".join(f"{name:^4}" for name in names), style="grey50")),
+    ]
+
+
+def _load(picture: Picture, now_ms: float) -> RenderableType:
+    clock = picture.plan.clock
+    step_ms = LOAD_STEP_MIN * MINUTE_MS / clock.speed
+    loads = picture.load_ahead(now_ms, step_ms, LOAD_STEPS)
+    most = max(*loads, 10)
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, justify="right")
+    for step, load in enumerate(loads):
+        table.add_row(
+            Text(clock.text(clock.day(now_ms + step * step_ms)), style="grey62"),
+            ProgressBar(total=most, completed=load, style="grey11", complete_style="#d08700", finished_style="#ffc20e"),
+            Text(str(load) if load else "·", style="bold" if load else "grey50"),
+        )
+    return _panel(table, f"Load ahead: departures per {LOAD_STEP_MIN} min")
+
+
+def _events(picture: Picture, lines: int) -> RenderableType:
+    recent = list(picture.happenings)
+    # A crash and what came back from it are rare and worth reading: they stay a little among the many delays.
+    rare = [one for one in recent[-60:] if one.kind in ("crash", "back", "up", "trouble")][-max(1, lines // 2) :]
+    often = [one for one in recent if one not in rare][-(lines - len(rare)) :] if lines > len(rare) else []
+    ordered = sorted([*rare, *often], key=lambda one: one.real_ms)
+    return _panel(Group(*(_event(picture, one) for one in ordered)), "What happens")
+
+
+def _event(picture: Picture, happening: Happening) -> Text:
+    sign, style = _KINDS[happening.kind]
+    clock = picture.plan.clock
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{clock.text(clock.day(happening.real_ms))} ", style="grey50")
+    line.append(sign, style=style)
+    line.append(f" {happening.text}", style=style if happening.kind in ("crash", "back", "trouble") else "")
+    return line
+
+
+def _progress(picture: Picture, width: int) -> RenderableType:
+    counts, total = picture.counts, len(picture.departures)
+    said = Text.assemble(
+        (f" put {counts['put']}", ""),
+        (f"  moved {counts['moved']}", "yellow"),
+        (f"  cancelled {counts['cancelled']}", "red"),
+        (f"  departed {counts['departed']}", "green"),
+        (f"  leases back {counts['leases_back']}", "cyan"),
+        (f"  of {total} ", "grey58"),
+    )
+    row = Table.grid(expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    row.add_row(
+        said, ProgressBar(total=total, completed=picture.settled), Text(f" {100 * picture.settled // total} % ")
+    )
+    return row

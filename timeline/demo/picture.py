@@ -1,0 +1,237 @@
+"""The live picture of a day, drawn from the processes' histories while they grow.
+
+Whoever looks at the demo sees what the histories say and nothing else; the final summary reads the same files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from timeline.demo.plan import Filing, Plan
+
+EVENTS_KEPT = 200
+
+
+class Stage(StrEnum):
+    """Where a flight is."""
+
+    PLANNED = "planned"
+    ON_TIME = "on time"
+    DELAYED = "delayed"
+    CANCELLED = "cancelled"
+    BOARDING = "boarding"
+    DEPARTED = "departed"
+
+
+@dataclass(slots=True)
+class Departure:
+    """A flight as the board knows it. `due_ms`: real; `gate`: who has or had it; `deliveries`: leases so far."""
+
+    filing: Filing
+    stage: Stage = Stage.PLANNED
+    due_ms: int = 0
+    gate: str = ""
+    deliveries: int = 0
+    changed_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Gate:
+    """A gate as the board knows it. `boarding`: flights in hand, oldest first."""
+
+    name: str
+    consumer: str = ""
+    up: bool = False
+    boarding: list[str] = field(default_factory=list)
+    departed: int = 0
+    crashes: int = 0
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """A line for the events list: when (real ms), what kind (`delay cancel crash back up trouble`), words."""
+
+    real_ms: float
+    kind: str
+    text: str
+
+
+class Tail:
+    """Reads whole new lines of a file that another process writes; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines that have been completed since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from whole.splitlines()
+
+
+def lateness_of(arguments: dict[str, Any], wall_ms: float) -> float:
+    """Milliseconds from the time that was asked for to the hand-over to the gate's code."""
+    return wall_ms - float(arguments["scheduled_ms"])
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """The value below or at which `share` of the ascending values lie (nearest rank); 0 when there are none."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, int(-(-share * len(ordered) // 1)) - 1))]
+
+
+class Picture:
+    """What the histories say so far. `refresh` reads on."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.departures = {filing.flight.id: Departure(filing, due_ms=filing.due_ms) for filing in plan.filings}
+        self.gates: dict[str, Gate] = {}
+        self.counts: Counter[str] = Counter()
+        self.lateness_ms: list[float] = []
+        self.happenings: deque[Happening] = deque(maxlen=EVENTS_KEPT)
+        self.happened = 0
+        self._tails: dict[Path, Tail] = {}
+        self._calls: dict[tuple[Path, int], dict[str, Any]] = {}
+        self._takes: dict[str, Callable[[dict[str, Any], float], None]] = {
+            "put": self._put,
+            "move": self._moved,
+            "cancel": self._cancelled,
+            "receive": self._received,
+            "ack": self._acked,
+            "fault": self._fault,
+            "consume": self._opened,
+        }
+
+    def refresh(self) -> None:
+        """Reads what the histories have got since the last call."""
+        for path in sorted(self.folder.glob("*.history.jsonl")):
+            tail = self._tails.setdefault(path, Tail(path))
+            for line in tail.lines():
+                self._take(path, json.loads(line))
+
+    @property
+    def settled(self) -> int:
+        """How many flights have departed or are cancelled."""
+        return self.counts["departed"] + self.counts["cancelled"]
+
+    @property
+    def done(self) -> bool:
+        return self.settled >= len(self.departures)
+
+    def load_ahead(self, now_ms: float, step_ms: float, steps: int) -> list[int]:
+        """How many flights on the timeline come due in each of the next `steps` steps (real ms)."""
+        counts = [0] * steps
+        for departure in self.departures.values():
+            if departure.stage in (Stage.ON_TIME, Stage.DELAYED):
+                step = int((departure.due_ms - now_ms) // step_ms)
+                if 0 <= step < steps:
+                    counts[step] += 1
+        return counts
+
+    def lateness(self) -> dict[str, float]:
+        """p50, p99 and max of first deliveries so far, ms."""
+        ordered = sorted(self.lateness_ms)
+        return {
+            "p50": percentile(ordered, 0.50),
+            "p99": percentile(ordered, 0.99),
+            "max": ordered[-1] if ordered else 0.0,
+        }
+
+    def _take(self, path: Path, line: dict[str, Any]) -> None:
+        if "operation" not in line:
+            started = self._calls.pop((path, line["call"]))
+            line = {**started, "outcome": line["outcome"], "at": line["returned"] - started["invoked"]}
+        elif line.get("returned") is None:
+            self._calls[path, line["call"]] = line
+            return
+        if line["operation"] not in self._takes:
+            return
+        arguments = line["arguments"]
+        each = arguments if isinstance(arguments, list) else [arguments]
+        outcomes = line["outcome"] if isinstance(line["outcome"], list) else [line["outcome"]] * len(each)
+        wall_ms = line["wall_ms"] + line.get("at", 0.0)
+        for one, outcome in zip(each, outcomes, strict=True):
+            if outcome == "ok":
+                self._takes[line["operation"]](one, wall_ms)
+            else:
+                self._say(wall_ms, "trouble", f"{line['operation']} of {one.get('id', '')} answered {outcome}")
+
+    def _put(self, values: dict[str, Any], wall_ms: float) -> None:
+        departure = self.departures[values["id"]]
+        departure.stage, departure.changed_ms = Stage.ON_TIME, wall_ms
+        self.counts["put"] += 1
+
+    def _moved(self, values: dict[str, Any], wall_ms: float) -> None:
+        departure = self.departures[values["id"]]
+        departure.stage, departure.due_ms, departure.changed_ms = Stage.DELAYED, values["due_ms"], wall_ms
+        self.counts["moved"] += 1
+        flight = departure.filing.flight
+        until = self.plan.clock.text(flight.leaves_ms)
+        self._say(wall_ms, "delay", f"{flight.number} to {flight.dest} delayed {flight.delay_min} min, now {until}")
+
+    def _cancelled(self, values: dict[str, Any], wall_ms: float) -> None:
+        departure = self.departures[values["id"]]
+        departure.stage, departure.changed_ms = Stage.CANCELLED, wall_ms
+        self.counts["cancelled"] += 1
+        self._say(wall_ms, "cancel", f"{departure.filing.flight.number} to {departure.filing.flight.dest} cancelled")
+
+    def _received(self, values: dict[str, Any], wall_ms: float) -> None:
+        departure, gate = self.departures[values["id"]], self._gate(values["consumer"])
+        number = departure.filing.flight.number
+        gate.boarding.append(number)
+        gate.last = number
+        departure.stage, departure.gate, departure.changed_ms = Stage.BOARDING, gate.name, wall_ms
+        departure.deliveries = values["deliveries"]
+        if values["deliveries"] == 1:
+            self.lateness_ms.append(lateness_of(values, wall_ms))
+            return
+        self.counts["leases_back"] += 1
+        self._say(wall_ms, "back", f"lease of {number} ran out and came back: {gate.name} boards it")
+
+    def _acked(self, values: dict[str, Any], wall_ms: float) -> None:
+        departure, gate = self.departures[values["id"]], self._gate(values["consumer"])
+        number = departure.filing.flight.number
+        if number in gate.boarding:
+            gate.boarding.remove(number)
+        gate.departed += 1
+        departure.stage, departure.gate, departure.changed_ms = Stage.DEPARTED, gate.name, wall_ms
+        self.counts["departed"] += 1
+
+    def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
+        gate = self._gate(values["consumer"])
+        if gate.crashes:
+            self._say(wall_ms, "up", f"{gate.name} is back as {values['consumer']}")
+        gate.consumer, gate.up, gate.boarding = values["consumer"], True, []
+
+    def _fault(self, values: dict[str, Any], wall_ms: float) -> None:
+        gate = self._gate(values["consumer"])
+        gate.up = False
+        gate.crashes += 1
+        self.counts["crashes"] += 1
+        held = ", ".join(gate.boarding)
+        self._say(wall_ms, "crash", f"{gate.name} crashes with {held} in hand")
+
+    def _gate(self, consumer: str) -> Gate:
+        name = consumer.partition(".")[0]
+        return self.gates.setdefault(name, Gate(name))
+
+    def _say(self, real_ms: float, kind: str, text: str) -> None:
+        self.happenings.append(Happening(real_ms, kind, text))
+        self.happened += 1
