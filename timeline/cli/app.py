@@ -1,0 +1,222 @@
+"""The root of the command line: finds commands, explains mistakes, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import click
+
+from timeline.errors import Closed, Invalid, TimelineError, Unavailable, Unknown
+
+DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
+INTERRUPTED = 130
+DEFAULT_ADDRESS = "localhost:9000"
+
+COMMANDS = {
+    "serve": ("timeline.cli.serve", "Run a broker"),
+    "topic": ("timeline.cli.topic", "Create, change and list topics"),
+    "produce": ("timeline.cli.produce", "Put messages on a timeline"),
+    "consume": ("timeline.cli.consume", "Take messages when they come due"),
+    "move": ("timeline.cli.change", "Move messages to another time"),
+    "cancel": ("timeline.cli.change", "Take messages off the timeline"),
+    "show": ("timeline.cli.read", "One message with all that is known of it"),
+    "ls": ("timeline.cli.read", "A topic's messages"),
+    "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
+    "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
+    "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
+    "version": ("timeline.cli.app", "The version of this package"),
+}
+"""Command name → (module that has it, one line). A command's module is imported when it is used."""
+
+
+class Failed(Exception):
+    """Ends a command with `code`, saying `reason` (empty: all is said already)."""
+
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """` Did you mean …?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+class Suggesting(click.Group):
+    """A group that names the nearest command when one is mistyped."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(context, name) is None and not name.startswith("-"):
+            known = self.list_commands(context)
+            hint = nearest(name, known) or f" There are: {', '.join(known)}."
+            raise click.UsageError(f"there is no command {name!r}.{hint}", context)
+        return super().resolve_command(context, args)
+
+
+class Root(Suggesting):
+    """The commands of `COMMANDS`, each imported when it is used, so that a client command needs no broker package."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = import_module(COMMANDS[name][0])
+        found = getattr(module, name.replace("-", "_"))
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Timeline: put a message on a timeline, have it pushed to one consumer at its time, never before.
+
+    \b
+    Example:
+      timeline serve &
+      timeline topic create departures
+      timeline produce departures "gate closes" --in 10s --id UA1545
+      timeline consume departures --count 1
+
+    Exit codes: 0 done, 1 some failed, 2 usage, 3 unreachable, 4 refused.
+    """
+    context.obj = {"debug": debug}
+
+
+@cli.command()
+def version() -> None:
+    """The version of this package.
+
+    \b
+    Example:
+      timeline version
+    """
+    click.echo(f"timeline {package_version()}")
+
+
+def package_version() -> str:
+    """The installed version; "0" when the package is run from a bare source tree."""
+    try:
+        return installed_version("timeline")
+    except PackageNotFoundError:
+        return "0"
+
+
+def exit_code_of(error: TimelineError) -> int:
+    """The exit code that an error means: nobody there, or refused by somebody who is."""
+    if isinstance(error, Invalid):
+        return USAGE
+    return UNREACHABLE if isinstance(error, (Unavailable, Unknown, Closed)) else REFUSED
+
+
+def explain(error: TimelineError) -> str:
+    """The error in one line, with what to do about it."""
+    said = error.reason or error.advice
+    about = f" {error.id!r}" if error.id is not None else ""
+    code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
+    advice = f"; {error.advice}" if error.reason and error.advice and error.advice not in said else ""
+    return f"{code}{said}{'' if isinstance(error, Invalid) else advice}".replace("\n", " ")
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"timeline: {text}", err=True)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line with `arguments` (default: the process's) and returns its exit code."""
+    listed = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(listed)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough (`timeline ls t | head`).
+        sys.stderr.close()
+        return DONE
+
+
+def _run(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    try:
+        answer = cli.main(arguments, prog_name="timeline", standalone_mode=False)
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else DONE
+    except click.exceptions.NoArgsIsHelpError as asked:
+        click.echo(asked.format_message())
+        return USAGE
+    except click.ClickException as bad:
+        complain(_usage(bad))
+        return USAGE
+    except Failed as failed:
+        if str(failed):
+            complain(str(failed))
+        return failed.code
+    except TimelineError as error:
+        if debug:
+            raise
+        complain(explain(error))
+        return exit_code_of(error)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if debug:
+            raise
+        complain(str(error))
+        return UNREACHABLE
+
+
+def _usage(bad: click.ClickException) -> str:
+    """A usage error in one line, with the nearest option and where to read more."""
+    context = getattr(bad, "ctx", None)
+    where = context.command_path if context is not None else "timeline"
+    if isinstance(bad, click.NoSuchOption) and context is not None:
+        known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        said = f"there is no option {bad.option_name}.{nearest(bad.option_name, [*known, '--help'])}"
+    else:
+        said = bad.format_message()
+    said = " ".join(said.split())
+    return f"{said}{'' if said.endswith(('.', '?')) else '.'} See '{where} --help'."
+
+
+def awaited(work: Coroutine[Any, Any, int | None]) -> int:
+    """Runs a command's coroutine to its end; its exit code (None: done)."""
+    return asyncio.run(work) or DONE
+
+
+def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every command that talks to a broker takes: --address, --timeout, --json."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+        click.option(
+            "--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take."
+        ),
+        click.option(
+            "--address",
+            envvar="TIMELINE_ADDRESS",
+            default=DEFAULT_ADDRESS,
+            show_default=True,
+            metavar="HOST:PORT",
+            help="The broker, or several with commas; TIMELINE_ADDRESS.",
+        ),
+    ):
+        function = option(function)
+    return function
