@@ -299,7 +299,8 @@ class Dealer:
             self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
         late = np.flatnonzero(late_ms > self._limits.late_ms)
         if len(late):
-            produced_late = rows.asked_ms[late] > due_ms[late]
+            # Asked for late by more than half of the delay: then that is what made it late.
+            produced_late = 2 * (rows.asked_ms[late] - due_ms[late]) > late_ms[late]
             cause = causes(self._hindrances, due_ms[late], pushed_ms, produced_late, parcel.again[late])
             self._late.add(self.topic.name, consumer.id, rows.ids.take(late), due_ms[late], cause, pushed_ms)
 
