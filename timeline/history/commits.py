@@ -15,7 +15,7 @@ from timeline.history.story import Story, Violation
 
 MAKERS = ("put", "lease", "relet", "release", "move", "revive")
 ENDS = ("ack", "cancel", "purge", "expire")
-ONCE = ("release", "move", "revive", "cancel")
+ONCE = ("release", "move", "revive")
 
 
 def commits(story: Story) -> Iterator[Violation]:
@@ -24,14 +24,15 @@ def commits(story: Story) -> Iterator[Violation]:
         return
     standing: Event | None = None
     held: Event | None = None
-    calls: dict[tuple[int, str], Event] = {}
+    calls: dict[int, Event] = {}
     ordered = sorted(story.commits, key=lambda event: (event.returned, event.number))
     for event in ordered:
         values = event.arguments
         kind = values["kind"]
         yield from _once(story, event, calls)
         if kind == "put":
-            if standing is not None:
+            # What expired or outlived its retention goes without a line of its own.
+            if standing is not None and not story.expiries and story.topic not in story.declared.retention:
                 yield story.violation("S3", "stored over a message that was there", standing, event)
             standing, held = event, None
             continue
@@ -51,13 +52,18 @@ def commits(story: Story) -> Iterator[Violation]:
         standing = None if kind in ENDS else event
 
 
-def _once(story: Story, event: Event, calls: dict[tuple[int, str], Event]) -> Iterator[Violation]:
+def _once(story: Story, event: Event, calls: dict[int, Event]) -> Iterator[Violation]:
+    """A call repeated changes nothing. A message remembers its last such call only: one repeated after another came
+    between is new to it."""
     kind, op = event.arguments["kind"], event.arguments.get("op", 0)
+    if kind == "put":
+        calls.clear()
     if kind not in ONCE or not op:
         return
-    first = calls.setdefault((op, kind), event)
-    if first is not event:
-        yield story.violation("S16", f"one {kind} was applied twice", first, event)
+    if op in calls:
+        yield story.violation("S16", f"one {kind} was applied twice", calls[op], event)
+    calls.clear()
+    calls[op] = event
 
 
 def _version(story: Story, standing: Event, event: Event) -> Iterator[Violation]:

@@ -84,13 +84,12 @@ class Story:
 
     @property
     def storers(self) -> list[Event]:
-        """Puts that began a life, or may have: not those that moved a message that was there, nor those that met their
-        like (another put of the same content that may have been there before)."""
+        """Puts that began a life, or may have: not those that met their like (another put of the same content that may
+        have been there before)."""
         if self._storers is None:
             found: list[Event] = []
             for put in self.puts:
-                moved = put.result.get("version", 1) > 1 and not met(put)
-                if moved or not put.may_have_happened or put.result.get("settled"):
+                if not put.may_have_happened:
                     continue
                 if met(put) and any(self._may_meet(other, put) for other in self.puts if other is not put):
                     continue
@@ -203,8 +202,11 @@ def met(put: Event) -> bool:
 
 
 def stored(put: Event) -> bool:
-    """Whether a put certainly stored a message that was not there before."""
-    return put.happened and not met(put) and put.result.get("version", 1) == 1
+    """Whether a put certainly stored a message that was not there before. Answered with a later version, it was
+    repeated and met itself, unless it was to move what is there: then it may have done just that."""
+    if not put.happened or met(put):
+        return False
+    return not put.arguments.get("move") or put.result.get("version", 1) == 1
 
 
 def expired(event: Event) -> bool:

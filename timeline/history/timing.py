@@ -91,7 +91,7 @@ def _asked(story: Story, life: Life) -> list[Asked]:
             continue
         known = event.happened and not (event.operation == "put" and met(event))
         version = event.result.get("version", 0) if known else 0
-        if event.operation == "put" and version in (0, 1):
+        if event.operation == "put":
             version = 1 if len(storers) == 1 and event in storers and stored(event) else 0
         elif event.operation != "release" and not story.sole(event, life.birth, life.content):
             version = 0

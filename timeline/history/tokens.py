@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from timeline.history.record import Event, Values
-from timeline.history.story import SCHEDULERS, Story, Violation, met, stored
+from timeline.history.story import SCHEDULERS, Story, Violation, stored
 
 
 @dataclass(slots=True)
@@ -42,10 +42,8 @@ def life_of(story: Story, birth: int, content: int | None) -> Life:
     made = [Made(event.arguments["version"], -inf, event.returned, event) for event in receives]
     if len(storers) == 1 and stored(storers[0]):
         made.append(Made(1, storers[0].invoked, storers[0].returned, storers[0]))
-    moving = [put for put in story.puts if put.happened and not met(put) and not stored(put)]
-    moving = [put for put in moving if story.sole(put, birth, content)]
     released = [event for event in settles if event.operation == "release" and event.happened]
-    for event in (*(event for event in sole if event.operation in SCHEDULERS), *moving, *released):
+    for event in (*(event for event in sole if event.operation in SCHEDULERS), *released):
         if event.result.get("version"):
             made.append(Made(event.result["version"], event.invoked, event.returned, event))
     made.sort(key=lambda one: one.version)
@@ -94,7 +92,7 @@ def _versions(story: Story, life: Life) -> Iterator[Violation]:
 def _fencing(story: Story, life: Life) -> Iterator[Violation]:
     for use in life.settles:
         version = use.arguments["version"]
-        if use.happened and not _was_gone(use):
+        if use.happened and not _may_have_been_gone(story, use):
             later = [made for made in life.made if made.version > version and made.before < use.invoked]
             if later:
                 sentence = f"{use.operation} with version {version} worked after version {later[0].version} was there"
@@ -104,7 +102,7 @@ def _fencing(story: Story, life: Life) -> Iterator[Violation]:
         for other in life.settles:
             if (
                 other.happened
-                and not _was_gone(other)
+                and not _may_have_been_gone(story, other)
                 and other.arguments["version"] == version
                 and other.arguments.get("consumer") == use.arguments.get("consumer")
                 and other.invoked > use.returned
@@ -116,16 +114,17 @@ def _fencing(story: Story, life: Life) -> Iterator[Violation]:
             yield story.violation("S5", f"version {version} was fenced off, yet it is the one the store has", use, row)
 
 
-def _was_gone(use: Event) -> bool:
-    """An ack that counts as done because, repeated after its answer was lost, it found nothing."""
-    return use.operation == "ack" and use.result.get("status") == "NOT_FOUND"
+def _may_have_been_gone(story: Story, use: Event) -> bool:
+    """Whether an ack may count as done only because, repeated after its answer was lost, it found nothing: something
+    else ended the message before."""
+    if use.operation != "ack":
+        return False
+    return any(start <= use.returned and event is not use for start, _, event in story.removers())
 
 
 def _after_the_end(story: Story, life: Life) -> Iterator[Violation]:
-    for ack in (
-        event for event in life.settles if event.operation == "ack" and event.happened and not _was_gone(event)
-    ):
-        for receive in life.receives:
+    for ack in (event for event in life.settles if event.operation == "ack" and event.happened):
+        for receive in life.receives if not _may_have_been_gone(story, ack) else ():
             if receive.arguments["version"] > ack.arguments["version"]:
                 yield story.violation("S6", "delivered again though its ack counted", ack, receive)
         yield from _used_after(story, life, ack)
