@@ -47,6 +47,7 @@ class ConsumeStream:
     def __init__(self, node: Node, stream: Stream, peer: str) -> None:
         self._node, self._stream, self._peer = node, stream, peer
         self._settling: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(node.limits.requests_per_stream)
 
     async def serve(self) -> None:
         """Runs the stream; what was not sent when it ends goes back."""
@@ -164,6 +165,7 @@ class ConsumeStream:
 
     async def _receive_all(self, consumer: Consumer, topic: Topic) -> None:
         while (data := await self._stream.receive()) is not None:
+            await consumer.room()
             consumer.heard_ms = self._node.clock.monotonic_ms()
             try:
                 frame = decode(data)
@@ -174,13 +176,18 @@ class ConsumeStream:
                 if not frame.messages and not frame.bytes:
                     consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):
+                await self._room.acquire()
                 task = asyncio.get_running_loop().create_task(self._settle(frame, consumer, topic))
                 self._settling.add(task)
-                task.add_done_callback(self._settling.discard)
+                task.add_done_callback(self._settled)
             else:
                 raise Invalid(f"a consumer sends Credit and Settle, not {type(frame).__name__}")
         # The consumer has said its last word: what it asked is still answered.
         await asyncio.gather(*self._settling)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        self._room.release()
 
     async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic) -> None:
         node = self._node

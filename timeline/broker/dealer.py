@@ -30,6 +30,7 @@ from timeline.wire.frames import Cause, LeavingReason
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
 LAST_RETRY_MS = 1_000.0
+FRUITLESS_MS = 100.0
 UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code)
 
 
@@ -64,6 +65,7 @@ class Dealer:
         self._retry_ms = 0.0
         self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
+        self._fruitless_until_ms = 0.0
         self._leasing = True
         self._hindrances = Hindrances(clock.now_ms())
         self._handing_back = 0
@@ -78,6 +80,7 @@ class Dealer:
 
     def wake(self) -> None:
         """Something changed: credit, settings, consumers."""
+        self._fruitless_until_ms = 0.0
         self._wake.set()
 
     def hint(self, due_ms: int) -> None:
@@ -162,6 +165,8 @@ class Dealer:
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
             self._sweep_at_ms = max(self._sweep_at_ms, mono_ms + 1.0)
             return Cause.NO_CREDIT, max(1.0, float(wait_ms))
+        if mono_ms < self._fruitless_until_ms:
+            return Cause.NO_CREDIT, self._fruitless_until_ms - mono_ms
         rate_wait_ms = self._rate.wait_ms(self.topic.settings.max_rate_per_s, mono_ms)
         if rate_wait_ms > 0:
             return Cause.RATE_LIMITED, rate_wait_ms
@@ -198,6 +203,13 @@ class Dealer:
         self._account(leased, mono_ms)
         if len(leased.rows):
             self._deal(leased, consumers, done_ms)
+        elif (
+            self._next_due_ms is not None
+            and self._next_due_ms <= done_ms
+            and not (leased.expired or len(leased.buried))
+        ):
+            # What is due is larger than anybody's credit in bytes: wait for more credit instead of asking in circles.
+            self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         # A store that never waits must not keep others from their turn.
         await asyncio.sleep(0)
 

@@ -40,6 +40,8 @@ class Limits:
     outboxes_bytes: int = 128 * MIB
     """The same over all consumers."""
     deliver_messages: int = 5_000
+    answers_waiting: int = 256
+    """Frames waiting to be sent to one consumer; past it the consumer is not read."""
     lease_ahead_cap_ms: int = 50
     late_ms: int = 50
     late_kept: int = 10_000

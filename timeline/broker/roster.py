@@ -53,6 +53,7 @@ class Consumer:
     gone: bool = False
     finished: bool = False
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.room_messages, self.room_bytes = self.credit_messages, self.credit_bytes
@@ -113,7 +114,15 @@ class Consumer:
         item = self.outbox.popleft()
         if isinstance(item, Parcel):
             self.outbox_bytes -= int(item.sizes.sum())
+        if len(self.outbox) < self.limits.answers_waiting:
+            self._room.set()
         return item
+
+    async def room(self) -> None:
+        """Returns when it has taken enough of its answers for more to be made: who does not read is not read."""
+        while len(self.outbox) >= self.limits.answers_waiting and not self.gone:
+            self._room.clear()
+            await self._room.wait()
 
     def withdraw(self) -> list[Parcel]:
         """Nothing more is pushed to it; answers the parcels that were not sent. Answers it waits for stay queued."""
@@ -123,6 +132,7 @@ class Consumer:
         self.outbox.extend(kept)
         self.outbox_bytes = 0
         self.gone = True
+        self._room.set()
         return unsent
 
     def leave(self, reason: LeavingReason, text: str) -> list[Parcel]:

@@ -36,7 +36,8 @@ class TransportError(TimelineError):
     code = "TRANSPORT"
 
     def __init__(self, fault: Fault, reason: str = "") -> None:
-        super().__init__(f"{fault}: {reason}" if reason else str(fault))
+        self.code = str(fault)
+        super().__init__(reason)
         self.fault = fault
         self.retryable = fault not in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
 
