@@ -53,6 +53,18 @@ def test_a_step_is_noticed_at_the_next_look_and_not_followed_for_a_minute(step_m
     assert machine.clock.step_ms == 0
 
 
+@pytest.mark.parametrize("difference_ms", [300.0, -300.0])
+def test_what_was_being_slewed_away_rests_while_a_step_stands(difference_ms: float) -> None:
+    machine = Machine()
+    machine.wall_ms += difference_ms
+    list(machine.watch(1_000))
+    machine.wall_ms += HOUR_MS
+    list(machine.watch(LOOK_MS))
+    before = machine.clock.now()
+    list(machine.watch(30_000))
+    assert machine.clock.now() == pytest.approx(before + 30_000, abs=GRAIN_MS)
+
+
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
 def test_a_confirmed_step_is_followed_at_once(step_ms: float) -> None:
     machine = Machine()

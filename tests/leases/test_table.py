@@ -85,22 +85,35 @@ def test_where_several_refuse_the_first_in_the_order_is_the_answer(operation: Op
     assert any(contested.values())
 
 
+Seen = dict[tuple[State, Operation], frozenset[Status]]
+Touched = dict[Operation, set[str]]
+
+
 @cache
-def _seen() -> dict[tuple[State, Operation], frozenset[Status]]:
-    """Which statuses each state answered to each operation, over all cases; repeats apart."""
+def _survey() -> tuple[Seen, Touched]:
+    """Over all cases, repeats apart: which statuses each state answered to each operation, and which fields of a
+    message each operation changed."""
     seen: dict[tuple[State, Operation], set[Status]] = defaultdict(set)
+    touched: Touched = defaultdict(set)
+    names = [field.name for field in fields(Message)]
     for operation in Operation:
         for message, ask, settings in questions(operation):
             decided = decide(message, ask, NOW, settings)
-            if not decided.repeat:
-                seen[state_of(message, NOW), operation].add(decided.status)
-    return {pair: frozenset(statuses) for pair, statuses in seen.items()}
+            if decided.repeat:
+                assert decided.message is None or decided.message is message
+                continue
+            seen[state_of(message, NOW), operation].add(decided.status)
+            after = decided.message
+            if message is not None and after is not None and after is not message:
+                touched[operation] |= {name for name in names if getattr(message, name) != getattr(after, name)}
+    return {pair: frozenset(statuses) for pair, statuses in seen.items()}, touched
 
 
 def test_what_has_no_effect_is_refused_and_what_has_one_can_succeed() -> None:
+    seen, _ = _survey()
     for state in State:
         for operation in GUARDS:
-            succeeded = Status.OK in _seen()[state, operation]
+            succeeded = Status.OK in seen[state, operation]
             assert succeeded == ((state, operation) in EFFECTS), (state, operation)
     assert set(GUARDS) == set(Operation) - {Operation.PUT}
 
@@ -113,20 +126,13 @@ def test_the_documents_table_is_what_the_rules_do() -> None:
         name, *cells = (cell.strip() for cell in line.strip().strip("|").split("|"))
         for state, cell in zip(State, cells, strict=True):
             told[state, Operation[name.upper()]] = frozenset(Status(word) for word in re.findall(r"[A-Z_]{2,}", cell))
-    assert told == _seen()
+    assert told == _survey()[0]
 
 
 def test_the_fields_that_an_operation_may_touch() -> None:
     """Fixed is what the design calls fixed; everything else only where its operation says so."""
-    touched: dict[Operation, set[str]] = defaultdict(set)
-    names = [field.name for field in fields(Message)]
-    for operation in Operation:
-        for message, ask, settings in questions(operation):
-            after = decide(message, ask, NOW, settings).message
-            if message is not None and after is not None and after != message:
-                touched[operation] |= {name for name in names if getattr(message, name) != getattr(after, name)}
     asked = {"due_ms", "scheduled_ms", "asked_ms", "holder", "version", "last_op"}
-    assert touched == {
+    assert _survey()[1] == {
         Operation.PUT: asked,
         Operation.MOVE: asked,
         Operation.LEASE: {"due_ms", "holder", "version", "deliveries"},
