@@ -113,7 +113,14 @@ def read_plan(path: Path) -> Plan:
     )
 
 
-def make_plan(flights: Sequence[Flight], day: dt.date, now_ms: int, address: str, speed: float = DEFAULT_SPEED) -> Plan:
+def make_plan(
+    flights: Sequence[Flight],
+    day: dt.date,
+    now_ms: int,
+    address: str,
+    speed: float = DEFAULT_SPEED,
+    topic: str = TOPIC,
+) -> Plan:
     """The plan for `flights` (at least one), whose first put happens START_MS after `now_ms`. Raises Invalid for a
     speed out of range."""
     check_speed(speed)
@@ -122,7 +129,7 @@ def make_plan(flights: Sequence[Flight], day: dt.date, now_ms: int, address: str
     ahead_ms = math.ceil(max(FILED_AHEAD_REAL_MS, NOTICE_MIN * MINUTE_MS / speed + NOTICE_REAL_MS))
     clock = DayClock(now_ms + START_MS, int(first_ms - ahead_ms * speed), speed)
     filings = tuple(_filing(flight, clock) for flight in flights)
-    return Plan(day, clock, filings, _crashes(filings), _shared_out(flights), address)
+    return Plan(day, clock, filings, _crashes(filings), _shared_out(flights), address, topic=topic)
 
 
 def check_speed(speed: float) -> float:

@@ -1,0 +1,112 @@
+"""How a command answers: tables for people, JSON for machines, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from timeline.clock import Clock
+
+PAYLOAD_SHOWN_CHARS = 60
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object on a line of its own, at once."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """Where tables go: as wide as they must be when nobody sees them on a terminal."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=400)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
+    """A table without lines; the columns named in `right` are set flush right."""
+    table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=False)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console().print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values, one a line."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def payload_text(payload: bytes) -> str | None:
+    """The payload as text, None when it is none."""
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def shown_payload(payload: bytes, most: int = PAYLOAD_SHOWN_CHARS) -> str:
+    """A payload for a table: text cut short and printable, or what it is."""
+    text = payload_text(payload)
+    if text is None:
+        return f"<{len(payload)} bytes>"
+    plain = "".join(char if char.isprintable() else "·" for char in text[: most + 1])
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
+
+
+def payload_fields(payload: bytes) -> dict[str, Any]:
+    """A payload for JSON: `payload` when it is text, else `payload_base64`."""
+    import base64
+
+    text = payload_text(payload)
+    if text is not None:
+        return {"payload": text}
+    return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+class Progress:
+    """Counts something long on standard error while a person watches: how many, how fast, and how long still."""
+
+    EVERY_MS = 200.0
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        self._what, self._total = what, total
+        self._clock = Clock()
+        self._start_ms = self._said_ms = self._clock.monotonic_ms()
+        self._watched = sys.stderr.isatty()
+        self.done = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watched:
+            click.echo("\r\033[K", err=True, nl=False)
+
+    @property
+    def rate_per_s(self) -> float:
+        elapsed_s = (self._clock.monotonic_ms() - self._start_ms) / 1000
+        return self.done / elapsed_s if elapsed_s > 0 else 0.0
+
+    def add(self, count: int = 1) -> None:
+        """`count` more are done."""
+        self.done += count
+        now_ms = self._clock.monotonic_ms()
+        if self._watched and now_ms - self._said_ms >= self.EVERY_MS:
+            self._said_ms = now_ms
+            left = ""
+            if self._total and self.rate_per_s:
+                left = f" of {self._total:,}, {(self._total - self.done) / self.rate_per_s:.0f} s left"
+            click.echo(f"\r\033[K{self._what}: {self.done:,}{left} ({self.rate_per_s:,.0f}/s)", err=True, nl=False)

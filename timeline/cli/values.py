@@ -1,0 +1,108 @@
+"""What people write on the command line: times, durations, headers, topic settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from zoneinfo import ZoneInfo
+
+from timeline.clock import Clock
+from timeline.driver.times import as_datetime, duration_ms, instant_ms, local
+from timeline.errors import Invalid
+
+FORMS = (
+    "a time is ISO 8601 with its offset (2026-03-29T09:00+02:00, …Z), now, now+15m, now-1h, or a local time "
+    "(2026-03-29T09:00) with --tz Europe/Berlin"
+)
+_NOW = re.compile(r"now(?:\s*([+-])\s*(\S+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A point in time (`at_ms`, milliseconds UTC), or so long from now (`in_ms`, may be negative)."""
+
+    at_ms: int | None = None
+    in_ms: int | None = None
+
+    def absolute_ms(self) -> int:
+        """Milliseconds UTC; what counts from now does so on this machine's clock."""
+        if self.at_ms is not None:
+            return self.at_ms
+        return max(1, Clock().now_ms() + (self.in_ms or 0))
+
+
+def parse_time(text: str, option: str, zone: str | None = None) -> Time:
+    """A time as FORMS says. Raises Invalid naming `option`."""
+    said = text.strip()
+    match = _NOW.fullmatch(said)
+    if match is not None:
+        if match[2] is None:
+            return Time(in_ms=0)
+        length_ms = duration_ms(match[2], option)
+        return Time(in_ms=length_ms if match[1] == "+" else -length_ms)
+    try:
+        when = datetime.fromisoformat(said)
+    except ValueError:
+        raise Invalid(f"{option} {text!r:.60} is no time: {FORMS}") from None
+    if when.tzinfo is None:
+        if zone is None:
+            raise Invalid(
+                f"{option} {text!r:.60} does not say in which time zone: add the offset ({said}Z is UTC) or give --tz"
+            )
+        when = local(date(when.year, when.month, when.day), when.time(), zone)
+    return Time(at_ms=instant_ms(when, option))
+
+
+def due_of(at: str | None, in_: str | None, zone: str | None, options: tuple[str, str]) -> Time:
+    """The time that one of two options asks for, absolute or from now. Raises Invalid unless it is one of the two."""
+    if (at is None) == (in_ is None):
+        raise Invalid(f"give either {options[0]} (a time) or {options[1]} (how long from now), one of the two")
+    if in_ is not None:
+        return Time(in_ms=duration_ms(in_, options[1]))
+    assert at is not None
+    return parse_time(at, options[0], zone)
+
+
+def parse_headers(pairs: Sequence[str]) -> dict[str, str]:
+    """`k=v` each. Raises Invalid."""
+    headers: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise Invalid(f"--header is name=value, not {pair!r:.60}")
+        if key in headers:
+            raise Invalid(f"--header {key!r:.60} is given twice")
+        headers[key] = value
+    return headers
+
+
+def zone_of(zone: str | None) -> ZoneInfo | None:
+    """The time zone by name; None stays None. Raises Invalid."""
+    if zone is None:
+        return None
+    found = local("2000-01-01", "12:00", zone).tzinfo
+    assert isinstance(found, ZoneInfo)
+    return found
+
+
+def shown_time(at_ms: int, zone: ZoneInfo | None = None) -> str:
+    """A time for people: in `zone`, or in this machine's."""
+    when = as_datetime(at_ms).astimezone(zone)
+    return when.isoformat(sep=" ", timespec="milliseconds" if at_ms % 1000 else "seconds")
+
+
+def iso(at_ms: int) -> str | None:
+    """A time for machines: ISO 8601 in UTC with milliseconds; None for 0, which is no time."""
+    if not at_ms:
+        return None
+    return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def shown_duration(length_ms: int) -> str:
+    """A duration for people, such as 30s or 12h."""
+    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if length_ms and length_ms % size_ms == 0:
+            return f"{length_ms // size_ms}{unit}"
+    return f"{length_ms}ms" if length_ms else "0"

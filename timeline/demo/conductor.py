@@ -1,0 +1,222 @@
+"""The conductor: plays one day from the first process to the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import timeline
+from timeline.clock import Clock
+from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
+from timeline.demo.gate import gate_name
+from timeline.demo.part import HISTORY_SUFFIX, PLAN
+from timeline.demo.picture import Picture
+from timeline.demo.plan import DEFAULT_SPEED, GATES, LEASE_MS, TOPIC, Plan, check_speed, make_plan
+from timeline.demo.summary import Summary, summarize
+from timeline.demo.troupe import CannotPlay, Player, Troupe
+from timeline.history import read_history
+from timeline.model import encode_headers, payload_sum
+
+TICK_S = 0.1
+OVERTIME_MS = 20_000
+"""How long after the last due the day may still go on before what is missing counts as lost."""
+AGAIN_S = 1.0
+"""How long a crashed gate stays away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a person asks of a demo. `store`: a URL, empty for an SQLite file of its own. `keep`: leave the folder with
+    histories, logs and store behind."""
+
+    day: dt.date = DEFAULT_DAY
+    speed: float = DEFAULT_SPEED
+    data: str | None = None
+    store: str = ""
+    keep: bool = False
+
+
+class Audience(Protocol):
+    """Who watches: a board, or somebody who prints lines."""
+
+    def watch(self, picture: Picture, now_ms: float) -> None:
+        """Called about ten times a second while the day goes by."""
+
+    def say(self, text: str) -> None:
+        """Something worth a line before or after the day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A day that has been played, and where its files are (None: gone)."""
+
+    summary: Summary
+    plan: Plan
+    folder: Path | None
+
+
+async def conduct(options: Options, audience: Audience) -> Played:
+    """Plays a day and judges it; every process has ended when it returns or raises. Raises Invalid for a day, file or
+    speed that cannot be played, CannotPlay when a process cannot be started or the broker dies."""
+    check_speed(options.speed)
+    flights = flights_of(options.day, options.data)
+    with _folder(options.keep) as folder:
+        troupe = Troupe(folder)
+        try:
+            summary, plan = await Conductor(options, flights, folder, troupe, audience).play()
+        finally:
+            await troupe.kill()
+        return Played(summary, plan, folder if options.keep else None)
+
+
+@contextlib.contextmanager
+def _folder(keep: bool) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="timeline-demo-"))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+
+
+class Conductor:
+    """One day on its way."""
+
+    def __init__(
+        self, options: Options, flights: list[Flight], folder: Path, troupe: Troupe, audience: Audience
+    ) -> None:
+        self.options = options
+        self.flights = flights
+        self.folder = folder
+        self.troupe = troupe
+        self.audience = audience
+        self.clock = Clock()
+        self.troubles: list[str] = []
+        self.lives = [1] * GATES
+        self.gates: list[Player | None] = [None] * GATES
+        self.returning: set[asyncio.Task[None]] = set()
+
+    async def play(self) -> tuple[Summary, Plan]:
+        """The whole day; what it came to."""
+        self.audience.say("opening: a broker, airlines' feeders and gates, each a process of its own …")
+        store = self.options.store or f"sqlite:///{self.folder / 'timeline.db'}"
+        broker, address = await self.troupe.broker(store)
+        # In a store that somebody else may use, a topic of our own; it goes when the day is over.
+        topic = TOPIC if not self.options.store else f"demo-{TOPIC}-{self.clock.now_ms()}"
+        async with timeline.connect(address, timeout="10s") as client:
+            await client.create_topic(topic, lease=dt.timedelta(milliseconds=LEASE_MS))
+            plan, feeders = await self._begin(address, topic)
+            await self._watch(plan, broker, feeders)
+            await self._close(feeders)
+            rows = await self._scan(client, topic)
+            end_wall_ms = self.clock.now()
+            if self.options.store and not self.options.keep:
+                await client.drop_topic(topic)
+        code = await broker.end()
+        if code:
+            self.troubles.append(f"the broker ended with code {code} on SIGTERM: {broker.last_words()}")
+        histories = sorted(self.folder.glob(f"*{HISTORY_SUFFIX}"))
+        return summarize(plan, read_history(histories), rows, end_wall_ms, self.troubles), plan
+
+    async def _begin(self, address: str, topic: str) -> tuple[Plan, list[Player]]:
+        """Starts everybody; the day's clock starts when all of them are ready."""
+        now_ms = self.clock.now_ms()
+        feeder_count = len(make_plan(self.flights, self.options.day, now_ms, address, self.options.speed).carriers)
+        feeders = [await self.troupe.part(f"feeder-{n + 1}", "feeder", n) for n in range(feeder_count)]
+        gates = [await self.troupe.part(gate_name(n), "gate", n, 1) for n in range(GATES)]
+        self.gates = [*gates]
+        await self.troupe.ready(*feeders, *gates)
+        self.clock.observe()
+        plan = make_plan(self.flights, self.options.day, self.clock.now_ms(), address, self.options.speed, topic=topic)
+        plan.write(self.folder / PLAN)
+        for player in (*gates, *feeders):
+            await player.go()
+        return plan, feeders
+
+    async def _watch(self, plan: Plan, broker: Player, feeders: list[Player]) -> None:
+        """Lets the day go by until every flight has left or is cancelled, or time is up."""
+        picture = Picture(plan, self.folder)
+        until_ms = plan.last_due_ms + 2 * plan.lease_ms + OVERTIME_MS
+        while not picture.done and self.clock.now() < until_ms:
+            await asyncio.sleep(TICK_S)
+            self.clock.observe()
+            picture.refresh()
+            self.audience.watch(picture, self.clock.now())
+            if not broker.running:
+                raise CannotPlay(f"the broker died with code {broker.process.returncode}: {broker.last_words()}")
+            for feeder in feeders:
+                if feeder.process.returncode:
+                    raise CannotPlay(f"{feeder.name} died with code {feeder.process.returncode}: {feeder.last_words()}")
+            self._look_after_gates(plan)
+
+    def _look_after_gates(self, plan: Plan) -> None:
+        """A gate that has crashed comes back after a while, as another consumer."""
+        for number, gate in enumerate(self.gates):
+            if gate is None or gate.running:
+                continue
+            planned = sum(crash.gate == number for crash in plan.crashes) >= self.lives[number]
+            if gate.process.returncode != -signal.SIGKILL or not planned:
+                self.troubles.append(
+                    f"{gate.name} ended with code {gate.process.returncode}, unplanned: {gate.last_words()}"
+                )
+            self.gates[number] = None
+            self.lives[number] += 1
+            task = asyncio.create_task(self._reopen(number, self.lives[number]))
+            self.returning.add(task)
+            task.add_done_callback(self.returning.discard)
+
+    async def _reopen(self, number: int, life: int) -> None:
+        await asyncio.sleep(AGAIN_S)
+        gate = await self.troupe.part(gate_name(number, life), "gate", number, life)
+        try:
+            await self.troupe.ready(gate)
+            await gate.go()
+        except (CannotPlay, ConnectionError) as trouble:
+            self.troubles.append(f"{gate.name} could not come back: {trouble}")
+        else:
+            self.gates[number] = gate
+
+    async def _close(self, feeders: list[Player]) -> None:
+        """Ends gates and feeders in order, so that their histories are whole."""
+        if self.returning:
+            await asyncio.gather(*self.returning)
+        for player in [*feeders, *(gate for gate in self.gates if gate is not None)]:
+            code = await player.end()
+            if code:
+                self.troubles.append(f"{player.name} ended with code {code}: {player.last_words()}")
+
+    async def _scan(self, client: timeline.Client, topic: str) -> list[dict[str, Any]]:
+        """What is still on the timeline, as the checker takes it."""
+        rows = []
+        async for row in client.scan(topic, payload=True):
+            headers = encode_headers(row.headers) if row.headers else b""
+            content = payload_sum(row.payload or b"", headers)
+            rows.append(
+                {
+                    "topic": topic,
+                    "id": row.id,
+                    "birth": row.birth,
+                    "version": row.version,
+                    "due_ms": row.due_ms,
+                    "scheduled_ms": row.scheduled_ms,
+                    "holder": row.holder,
+                    "deliveries": row.deliveries,
+                    "group": row.group,
+                    "tag": row.tag or "",
+                    "expires_ms": row.expires_ms,
+                    "sum": content,
+                    "read_sum": content,
+                    "dead": row.dead or "",
+                    "died_ms": row.died_ms,
+                    "state": str(row.state),
+                }
+            )
+        return rows
