@@ -1,0 +1,83 @@
+"""Topic records, and the small number by which rows name their topic."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from timeline.model import Topic
+from timeline.storage_plugins.sql import check_update, same_settings, settings_text, topic_of
+from timeline.storage_plugins.sqlite.writer import Transaction
+
+_RECORD = "SELECT uid, name, settings, revision, created_ms FROM topic"
+
+
+class Topics:
+    """The keys of the topics that stand, by uid. Changed on the event loop and by the writer, each in one step."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, int] = {}
+
+    def load(self, connection: sqlite3.Connection) -> None:
+        """Reads all keys."""
+        self._keys = dict(connection.execute("SELECT uid, key FROM topic").fetchall())
+
+    def key(self, topic: Topic) -> int | None:
+        """The topic's key; None when it does not stand (any more)."""
+        return self._keys.get(topic.uid)
+
+    def add(self, topic: Topic, key: int) -> None:
+        self._keys[topic.uid] = key
+
+    def remove(self, topic: Topic) -> None:
+        self._keys.pop(topic.uid, None)
+
+
+def all_topics(connection: sqlite3.Connection) -> list[Topic]:
+    """All records, by name."""
+    return [topic_of(*record) for record in connection.execute(f"{_RECORD} ORDER BY name").fetchall()]
+
+
+def _standing(connection: sqlite3.Connection, name: str) -> Topic | None:
+    record = connection.execute(f"{_RECORD} WHERE name = ?", (name,)).fetchone()
+    return None if record is None else topic_of(*record)
+
+
+def create(transaction: Transaction, topic: Topic) -> tuple[Topic, int]:
+    """The record that stands, and its key."""
+    connection = transaction.connection
+    standing = _standing(connection, topic.name)
+    if standing is None:
+        settings = settings_text(topic.settings)
+        connection.execute(
+            "INSERT INTO topic (uid, name, settings, revision, created_ms) VALUES (?, ?, ?, ?, ?)",
+            (topic.uid, topic.name, settings, topic.revision, topic.created_ms),
+        )
+        standing = topic
+    else:
+        same_settings(standing, topic)
+    (key,) = connection.execute("SELECT key FROM topic WHERE uid = ?", (standing.uid,)).fetchone()
+    return standing, int(key)
+
+
+def update(transaction: Transaction, topic: Topic) -> Topic:
+    """The record with its next revision."""
+    changed = check_update(_standing(transaction.connection, topic.name), topic)
+    transaction.connection.execute(
+        "UPDATE topic SET settings = ?, revision = ?, created_ms = ? WHERE uid = ?",
+        (settings_text(changed.settings), changed.revision, changed.created_ms, changed.uid),
+    )
+    return changed
+
+
+def drop(transaction: Transaction, topic: Topic, topics: Topics) -> bool:
+    """Removes the record; its rows are the sweep's. False when no such record stood."""
+    connection = transaction.connection
+    found = connection.execute("SELECT key FROM topic WHERE name = ? AND uid = ?", (topic.name, topic.uid)).fetchone()
+    if found is None:
+        return False
+    connection.execute("DELETE FROM topic WHERE key = ?", found)
+    # Now, not after the commit: a put behind this one in the same transaction must not find the topic.
+    topics.remove(topic)
+    transaction.undo.append(lambda: topics.add(topic, int(found[0])))
+    connection.execute("INSERT INTO dropped (key) VALUES (?)", found)
+    return True

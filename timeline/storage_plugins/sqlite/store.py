@@ -1,0 +1,314 @@
+"""`sqlite:///file`: the embedded store. One process, one file, durable when answered.
+
+Changes go to the one writer, which commits them by groups; reads that may be long go to connections of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Status, Topic
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
+    Swept,
+    TagMutation,
+    TagStep,
+)
+from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping
+from timeline.storage_plugins.sqlite.database import Database, Location
+from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
+
+Result = TypeVar("Result")
+
+READERS = 2
+PUT_AT_ONCE = 4_000
+PUT_BYTES_AT_ONCE = 16 * 1024 * 1024
+"""A larger put is committed in parts of this size, so that leases need not wait for all of it."""
+
+
+class SqliteStore(Store):
+    """The store of `sqlite:///file`; see `database.Location` for the URL."""
+
+    capabilities = Capabilities(
+        durable=True,
+        survives_failover=False,
+        shared=False,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=False,
+        exact_counts=True,
+    )
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(Location.of(url))
+        self._writer: Writer | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._reading = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._topics = records.Topics()
+        self._looked_until: int | None = None
+
+    async def open(self) -> Opened:
+        if self._writer is None:
+            self._writer = await asyncio.to_thread(self._start)
+            self._readers = ThreadPoolExecutor(READERS, "timeline-sqlite-reader")
+        return Opened(self._database.cluster_uid, self._database.server)
+
+    def _start(self) -> Writer:
+        connection = self._database.open()
+        try:
+            self._topics.load(connection)
+            self._looked_until = None if self._database.clean else 0
+            writer = Writer(connection)
+            writer.start()
+        except sqlite3.Error as error:
+            connection.close()
+            self._database.close()
+            raise unavailable(error) from error
+        return writer
+
+    async def close(self) -> None:
+        writer, readers = self._writer, self._readers
+        self._writer = self._readers = None
+        if writer is not None and readers is not None:
+            await asyncio.to_thread(self._stop, writer, readers)
+
+    def _stop(self, writer: Writer, readers: ThreadPoolExecutor) -> None:
+        readers.shutdown(wait=True)
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        self._reading = threading.local()
+        writer.stop(clean=self._looked_until is None)
+        self._database.close()
+
+    async def check(self) -> None:
+        writer = self._running()
+        await self._write(writer.probe, FIRST, 1)
+        writer.proven()
+
+    # ── ways in ──
+
+    def _running(self) -> Writer:
+        if self._writer is None:
+            raise StoreUnavailable("the store is not open")
+        return self._writer
+
+    async def _write(self, act: Callable[[Transaction], Result], priority: int, weight: int) -> Result:
+        return await self._running().submit(act, priority, weight)
+
+    async def _read(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
+        self._running()
+        if self._readers is None:
+            raise StoreUnavailable("the store is not open")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reads, act)
+
+    def _reads(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
+        """On a reader's thread."""
+        try:
+            connection: sqlite3.Connection | None = getattr(self._reading, "connection", None)
+            if connection is None:
+                connection = self._reading.connection = self._database.connect(reading=True)
+                self._connections.append(connection)
+            return act(connection)
+        except sqlite3.Error as error:
+            raise self._running().judged(error) from error
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        return await self._read(records.all_topics)
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        standing, key = await self._write(lambda transaction: records.create(transaction, topic), LATER, 1)
+        self._topics.add(standing, key)
+        return standing
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        return await self._write(lambda transaction: records.update(transaction, topic), LATER, 1)
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        return await self._write(lambda transaction: records.drop(transaction, topic, self._topics), LATER, 1)
+
+    # ── messages ──
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        parts = _parts(puts)
+        answers: list[Answers] = []
+        for part in parts:
+            try:
+                answers.append(await self._put(topic, now_ms, part))
+            except StoreUnavailable as error:
+                if not answers:
+                    raise
+                raise StoreUnknown(f"a part of the batch was stored, then: {error.reason}") from error
+        return answers[0] if len(answers) == 1 else _joined(answers)
+
+    async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        def act(transaction: Transaction) -> Answers:
+            key = self._topics.key(topic)
+            if key is None:
+                return _dropped(topic, len(puts))
+            return messages.put(transaction, topic, key, now_ms, puts)
+
+        return await self._write(act, LATER, len(puts))
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+    ) -> Leased:
+        wanted = sum(grant.count for grant in grants)
+        if buckets is not None and len(set(buckets)) == topic.settings.buckets:
+            buckets = None
+
+        def act(transaction: Transaction) -> Leased:
+            key = self._topics.key(topic)
+            if key is None:
+                return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
+            return leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants)
+
+        return await self._write(act, FIRST, wanted)
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        def act(transaction: Transaction) -> Answers:
+            key = self._topics.key(topic)
+            if key is None:
+                return _dropped(topic, len(settles))
+            return leasing.settle(transaction, topic, key, now_ms, settles)
+
+        return await self._write(act, FIRST, len(settles))
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
+        def act(transaction: Transaction) -> Answers:
+            key = self._topics.key(topic)
+            if key is None:
+                return _dropped(topic, len(mutations_))
+            return mutations.mutate(transaction, topic, key, now_ms, mutations_)
+
+        return await self._write(act, LATER, len(mutations_))
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        def act(transaction: Transaction) -> TagStep:
+            key = self._topics.key(topic)
+            if key is None or not mutation.tag:
+                return TagStep({}, None)
+            return mutations.mutate_tag(transaction, topic, key, now_ms, mutation, cursor, limit)
+
+        return await self._write(act, LATER, limit)
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        key = self._topics.key(topic)
+        if key is None:
+            return Page(Rows.empty(payload=True), None)
+        return await self._read(lambda connection: reading.held_by(connection, key, now_ms, holder, cursor, limit))
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        key = self._topics.key(topic)
+        if key is None:
+            return Page(Rows.empty(payload), None)
+        return await self._read(
+            lambda connection: reading.scan(connection, topic, key, now_ms, where, cursor, limit, payload)
+        )
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        key = self._topics.key(topic)
+        if key is None:
+            return np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
+        return await self._read(lambda connection: reading.count_due(connection, key, edges_ms))
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        key = self._topics.key(topic)
+        if key is None:
+            return None
+        return await self._read(lambda connection: reading.next_due(connection, key, buckets, after_ms))
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        key, limit, looked_until = self._topics.key(topic), max(1, limit), self._looked_until
+        if key is None:
+            return Swept()
+        found = await self._read(
+            lambda connection: sweeping.search(connection, topic, key, now_ms, limit, looked_until)
+        )
+        swept = await self._write(
+            lambda transaction: sweeping.remove(transaction, topic, key, now_ms, limit, found), LATER, limit
+        )
+        self._looked_until = found.looked_until
+        return swept
+
+
+def _dropped(topic: Topic, count: int) -> Answers:
+    answers = Answers.blank(count, Status.NOT_FOUND)
+    answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
+    return answers
+
+
+def _parts(puts: Puts) -> list[Puts]:
+    """The puts themselves, or, where they are many or large, parts that are committed one after the other."""
+    count = len(puts)
+    if count <= PUT_AT_ONCE and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
+        return [puts]
+    ends = np.cumsum(puts.payloads.sizes)
+    parts: list[Puts] = []
+    start = 0
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
+        stop = min(max(stop, start + 1), start + PUT_AT_ONCE, count)
+        parts.append(
+            Puts(
+                ids=puts.ids[start:stop],
+                birth=puts.birth[start:stop],
+                due_ms=puts.due_ms[start:stop],
+                expires_ms=puts.expires_ms[start:stop],
+                groups=puts.groups[start:stop],
+                tags=puts.tags[start:stop],
+                payload_sum=puts.payload_sum[start:stop],
+                payloads=puts.payloads[start:stop],
+                headers=puts.headers[start:stop],
+                move=puts.move[start:stop],
+            )
+        )
+        start = stop
+    return parts
+
+
+def _joined(parts: list[Answers]) -> Answers:
+    """The answers of the parts, in order."""
+    details: dict[int, str] = {}
+    start = 0
+    for part in parts:
+        details.update({start + at: why for at, why in part.details.items()})
+        start += len(part)
+    return Answers(
+        status=np.concatenate([part.status for part in parts]),
+        version=np.concatenate([part.version for part in parts]),
+        due_ms=np.concatenate([part.due_ms for part in parts]),
+        settled=np.concatenate([part.settled for part in parts]),
+        late=np.concatenate([part.late for part in parts]),
+        repeat=np.concatenate([part.repeat for part in parts]),
+        details=details,
+    )

@@ -1,0 +1,282 @@
+"""The one writer: a thread that commits, in one transaction, all that waits for it.
+
+While one transaction is on its way to the disk the next one's work gathers: group commit by pressure, no timer. Leases
+and settles go ahead of puts and mutations. Nothing is answered before the commit. When the transaction fails it is
+rolled back and its works run again one by one, so that only the guilty one fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.sqlite import statements
+
+Result = TypeVar("Result")
+
+FIRST, LATER = 0, 1
+"""Leases and settles; everything else."""
+MOST_WEIGHT = 8_000
+"""Messages in one transaction, but for a single larger work: so long may a lease have to wait."""
+ROWS_RESERVED = 1_000_000
+ORPHANS_AT_ONCE = 4_000
+ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
+ORPHANS_PRESSING = 40_000
+"""So many payloads without a message may wait for an idle moment."""
+PROBE_BYTES = 1024 * 1024
+
+
+def unavailable(error: sqlite3.Error) -> StoreUnavailable:
+    """What the contract says of an SQLite error before the commit."""
+    name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+    return StoreUnavailable(f"{error} ({name})")
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What a work may use: the connection, row numbers, and notes that count only once it is committed."""
+
+    connection: sqlite3.Connection
+    writer: Writer
+    orphans: list[tuple[int, int]] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """What puts memory right when the transaction is rolled back."""
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` row numbers that were never used and never will be."""
+        return self.writer.reserve(count)
+
+    def orphan(self, rows: list[int], sizes: list[int]) -> None:
+        """Notes payloads (by row, with their sizes in bytes) whose messages are gone: removed in an idle moment."""
+        self.orphans += zip(rows, sizes, strict=True)
+
+
+@dataclass(slots=True, eq=False)
+class Work(Generic[Result]):
+    """A piece of a transaction and who waits for it."""
+
+    act: Callable[[Transaction], Result]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Result]
+    weight: int
+    result: Any = None
+    error: BaseException | None = None
+
+    def __call__(self, transaction: Transaction) -> None:
+        self.result = self.act(transaction)
+
+    def settle(self) -> None:
+        """On the event loop: hands the outcome to who waits, if anybody still does."""
+        if self.answer.done():
+            return
+        if self.error is not None:
+            self.answer.set_exception(self.error)
+        else:
+            self.answer.set_result(self.result)
+
+
+class Writer:
+    """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
+    proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened)."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ready = threading.Condition()
+        self._waiting: tuple[deque[Work[Any]], deque[Work[Any]]] = (deque(), deque())
+        self._stopping = False
+        self._clean = False
+        self._clean_so_far = True
+        self._orphans: deque[tuple[int, int]] = deque()
+        self._next_row, self._reserved = 0, 0
+        self.trouble: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._run, name="timeline-sqlite-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begins to work; the connection belongs to the thread from here on."""
+        mark = self._connection.execute("SELECT value FROM meta WHERE name = 'reserved_rows'").fetchone()
+        last = self._connection.execute("SELECT max(row) FROM message").fetchone()
+        self._next_row = self._reserved = max(int(mark[0]) if mark else 0, int(last[0] or 0))
+        self._thread.start()
+
+    def stop(self, clean: bool) -> None:
+        """Finishes what waits, payloads without a message included, and closes the connection. Blocks until then.
+        `clean`: no others are known of, so that the next process need not look for any."""
+        with self._ready:
+            self._stopping = True
+            self._clean = clean
+            self._ready.notify()
+        self._thread.join()
+
+    def submit(self, act: Callable[[Transaction], Result], priority: int, weight: int) -> asyncio.Future[Result]:
+        """Puts a work in line; its result, or StoreUnavailable or StoreUnknown, comes after the commit."""
+        loop = asyncio.get_running_loop()
+        work: Work[Result] = Work(act, loop, loop.create_future(), weight)
+        with self._ready:
+            if self._stopping:
+                raise StoreUnavailable("the store is closed")
+            self._waiting[priority].append(work)
+            self._ready.notify()
+        return work.answer
+
+    def reserve(self, count: int) -> int:
+        """Row numbers for the running transaction; the mark beyond them is written with it. Gaps are harmless."""
+        first = self._next_row + 1
+        self._next_row += count
+        if self._next_row > self._reserved:
+            self._reserved = self._next_row + ROWS_RESERVED
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta (name, value) VALUES ('reserved_rows', ?)", (str(self._reserved),)
+            )
+        return first
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        try:
+            while (works := self._take()) is not None:
+                if works:
+                    self._commit_all(works)
+                    self._answer(works)
+                if not works or len(self._orphans) > ORPHANS_PRESSING:
+                    self._clean_so_far &= self._remove_orphans()
+            while self._orphans and self._remove_orphans():
+                pass
+            if self._clean and self._clean_so_far and not self._orphans:
+                self._transact([_mark_clean])
+        finally:
+            self._connection.close()
+
+    def _take(self) -> list[Work[Any]] | None:
+        """What waits, up to MOST_WEIGHT; nothing when there is time for chores; None when it is over."""
+        with self._ready:
+            while not any(self._waiting):
+                if self._stopping:
+                    return None
+                if self._orphans and not self.trouble:
+                    return []
+                self._ready.wait()
+            works: list[Work[Any]] = []
+            weight = 0
+            for line in self._waiting:
+                while line and (not works or weight + line[0].weight <= MOST_WEIGHT):
+                    works.append(line.popleft())
+                    weight += works[-1].weight
+            return works
+
+    def _commit_all(self, works: list[Work[Any]]) -> None:
+        """Commits `works` together; where that fails, one by one."""
+        error = self._transact(works)
+        if error is None:
+            return
+        if len(works) == 1 or isinstance(error, StoreUnknown):
+            for work in works:
+                work.error = error
+            return
+        for work in works:
+            work.error = self._transact([work])
+
+    def _transact(self, acts: Sequence[Callable[[Transaction], None]]) -> Exception | None:
+        """One transaction; None, or why nothing of it happened (StoreUnknown: why that cannot be told)."""
+        transaction = Transaction(self._connection, self)
+        reserved = self._reserved
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for act in acts:
+                act(transaction)
+        except Exception as error:
+            self._reserved = reserved
+            self._roll_back(transaction)
+            return self.judged(error)
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._reserved = reserved
+            self._roll_back(transaction)
+            judged = self.judged(error)
+            return judged if self._surely_undone(error) else StoreUnknown(f"the commit failed: {error}")
+        self._orphans += transaction.orphans
+        return None
+
+    def judged(self, error: Exception) -> Exception:
+        """The error as the contract has it. A work may refuse with an error of its own."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        judged = unavailable(error)
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
+            self.trouble["full"] = judged.reason
+        elif name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            self.trouble["damaged"] = f"{judged.reason}: restore the file from a backup, or move its messages out"
+        return judged
+
+    def _roll_back(self, transaction: Transaction) -> None:
+        for undo in reversed(transaction.undo):
+            undo()
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            # SQLite rolls back by itself where it could not go on; otherwise nothing can be written any more.
+            if self._connection.in_transaction:
+                self.trouble["damaged"] = f"a transaction could not be rolled back: {error}"
+
+    def _surely_undone(self, error: sqlite3.Error) -> bool:
+        """Whether a failed commit surely did not happen. After an I/O error its frames may lie in the log, complete
+        but not known to be on disk, and a recovery after a crash would read them; the next commit overwrites them."""
+        if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
+            return True
+        try:
+            self._connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('probe', '')")
+        except sqlite3.Error:
+            return False
+        return True
+
+    def _answer(self, works: list[Work[Any]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[Work[Any]]] = {}
+        for work in works:
+            by_loop.setdefault(work.loop, []).append(work)
+        for loop, answered in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle_all, answered)
+            except RuntimeError:
+                continue  # That loop was closed: nobody waits there any more.
+
+    def _remove_orphans(self) -> bool:
+        """Removes some payloads whose messages are gone, in row order, so that they share pages. False when that
+        failed: they stay until a sweep after the next opening finds them."""
+        rows: list[int] = []
+        room = ORPHANS_BYTES_AT_ONCE
+        while self._orphans and len(rows) < ORPHANS_AT_ONCE and (not rows or self._orphans[0][1] <= room):
+            row, size = self._orphans.popleft()
+            rows.append(row)
+            room -= size
+        rows.sort()
+        return self._transact([lambda transaction: statements.delete_payloads(transaction.connection, rows)]) is None
+
+    def probe(self, transaction: Transaction) -> None:
+        """A work that proves that writing works: small while all is well, as large as a batch after a full disk."""
+        if "damaged" in self.trouble:
+            raise StoreUnavailable(self.trouble["damaged"])
+        size = PROBE_BYTES if "full" in self.trouble else 8
+        transaction.connection.execute(
+            "INSERT OR REPLACE INTO meta (name, value) VALUES ('probe', hex(randomblob(?)))", (size // 2,)
+        )
+
+    def proven(self) -> None:
+        """After a committed probe: the disk has room again."""
+        self.trouble.pop("full", None)
+
+
+def _settle_all(works: list[Work[Any]]) -> None:
+    for work in works:
+        work.settle()
+
+
+def _mark_clean(transaction: Transaction) -> None:
+    transaction.connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('clean', '1')")
