@@ -1,0 +1,33 @@
+"""The conformance suite: what must hold of every store, shipped so that a stranger's plugin can prove itself.
+
+`run_suite(url)` runs it (so does `timeline check-store URL`); `CHECKS` names each check with the sentence that must
+hold; `run_check(name, make)` runs one, which is how a test suite makes each check a test of its own:
+
+    @pytest.mark.parametrize("name", CHECKS)
+    async def test_store(name):
+        (await run_check(name, lambda: make_store("scheme://…"))).raise_failed()
+
+`trial.py` is what checks work with, `mirror.py` the plain model of the rules, `suite.py` registry and runner; the
+other modules hold the checks, one a group.
+"""
+
+from timeline.storage_plugins.conformance import against_rules, putting, topics
+from timeline.storage_plugins.conformance.suite import CHECKS, Check, Outcome, Report, Result, run_check, run_suite
+from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
+
+GROUPS = (topics, putting, against_rules)
+"""The modules that hold checks."""
+
+__all__ = [
+    "CHECKS",
+    "GROUPS",
+    "Check",
+    "MakeStore",
+    "Outcome",
+    "Report",
+    "Result",
+    "Trial",
+    "Violation",
+    "run_check",
+    "run_suite",
+]

@@ -1,0 +1,276 @@
+"""Puts: stored once, repeats known, rejected ones harmless; ids compared as bytes; payloads kept as they are."""
+
+from __future__ import annotations
+
+from timeline.model import Operation, Status, encode_headers
+from timeline.storage_plugins.conformance.suite import check
+from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect, expect_equal, named, statuses
+
+
+@check()
+async def check_put_stores_every_field(trial: Trial) -> None:
+    """A put message stands with version 1, its due as scheduled, when it was put, its group, tag, expiry, checksum,
+    payload and headers; nobody holds it."""
+    topic = await trial.topic()
+    headers = encode_headers({"gate": "A1", "seat": "é"})
+    puts = trial.puts(
+        [b"UA1545"],
+        T0 + 500,
+        expires_ms=T0 + 900,
+        group=b"ops",
+        tag=b"spring",
+        payload=b"gate closes",
+        headers=headers,
+    )
+    answers = await trial.store.put(topic, T0, puts)
+    expect_equal(statuses(answers), [Status.OK], "status of a put")
+    expect_equal((int(answers.version[0]), int(answers.due_ms[0])), (1, T0 + 500), "(version, due) that a put answers")
+    row = await trial.row(topic, b"UA1545")
+    wanted = {
+        "version": 1,
+        "due_ms": T0 + 500,
+        "scheduled_ms": T0 + 500,
+        "put_ms": T0,
+        "asked_ms": T0,
+        "deliveries": 0,
+        "last_op": 0,
+        "expires_ms": T0 + 900,
+        "died_ms": 0,
+        "dead": b"",
+        "holders": b"",
+        "groups": b"ops",
+        "tags": b"spring",
+        "payloads": b"gate closes",
+        "payload_bytes": 11,
+        "headers": headers,
+        "birth": int(puts.birth[0]),
+        "payload_sum": int(puts.payload_sum[0]),
+    }
+    expect_equal({name: row[name] for name in wanted}, wanted, "the stored row")
+
+
+@check()
+async def check_repeated_put(trial: Trial) -> None:
+    """The same put again answers DUPLICATE with the message as it stands, marked as a repeat, and changes nothing, also
+    when the message has been moved or leased since."""
+    topic = await trial.topic()
+    puts = trial.puts([b"a", b"b", b"c"], T0 + 100)
+    await trial.store.put(topic, T0, puts)
+    await trial.mutate(topic, Operation.MOVE, [b"b"], T0 + 700)
+    await trial.lease(topic, now_ms=T0 + 100)
+    before = await trial.everything(topic)
+    answers = await trial.store.put(topic, T0 + 200, puts)
+    expect_equal(statuses(answers), [Status.DUPLICATE] * 3, "statuses of a put repeated")
+    expect_equal(answers.repeat.tolist(), [1, 1, 1], "marks of repeats")
+    expect_equal(answers.version.tolist(), [2, 2, 2], "versions as they stand")
+    expect_equal(answers.due_ms.tolist(), [T0 + 30_100, T0 + 700, T0 + 30_100], "dues as they stand")
+    expect_equal(await trial.everything(topic), before, "rows after a repeat")
+
+
+@check()
+async def check_put_of_a_taken_id(trial: Trial) -> None:
+    """Under a taken id the same payload answers DUPLICATE, another one EXISTS; neither harms what is there."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a", b"b"], payload=b"first")
+    before = await trial.everything(topic)
+    answers = await trial.put(topic, [b"a", b"b", b"c"], T0 + 5, payload=[b"first", b"second", b"third"])
+    expect_equal(statuses(answers), [Status.DUPLICATE, Status.EXISTS, Status.OK], "statuses")
+    expect_equal(answers.repeat.tolist(), [0, 0, 0], "marks of repeats, which these are not")
+    after = await trial.everything(topic)
+    expect_equal({id: after[id] for id in before}, before, "rows under the taken ids")
+    leased = await trial.lease(topic, now_ms=T0 + 5)
+    payloads = dict(zip(leased.rows.ids.tolist(), leased.rows.payloads or [], strict=True))
+    expect_equal(payloads, {b"a": b"first", b"b": b"first", b"c": b"third"}, "payloads delivered after rejected puts")
+
+
+@check()
+async def check_put_that_moves(trial: Trial) -> None:
+    """With if_exists="move" a put of a taken id moves what is there and not leased, keeps its payload, and its repeat
+    moves nothing twice; leased answers LEASED, dead DEAD, another group's FORBIDDEN."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a", b"b", b"c", b"d"], T0, group=[b"default", b"default", b"default", b"ops"])
+    leased = await trial.lease(topic, 3)
+    kept = leased.rows.ids.tolist()
+    rows = leased.rows
+    await trial.settle(topic, [Operation.RELEASE, Operation.EXTEND, Operation.BURY], rows, time_ms=T0 + 9)
+    free, held, dead = kept
+    other = ({b"a", b"b", b"c", b"d"} - set(kept)).pop()
+    wanted = {free: Status.OK, held: Status.LEASED, dead: Status.DEAD}
+    wanted[other] = Status.FORBIDDEN if other == b"d" else Status.OK
+    for id in kept:
+        if id == b"d":
+            wanted[id] = Status.FORBIDDEN
+    puts = trial.puts(sorted(wanted), T0 + 500, payload=b"other payload", move=True)
+    answers = await trial.store.put(topic, T0, puts)
+    expect_equal(dict(zip(sorted(wanted), statuses(answers), strict=True)), wanted, "statuses of puts that move")
+    moved = [id for id in sorted(wanted) if wanted[id] is Status.OK]
+    before = await trial.everything(topic)
+    for id in moved:
+        expect_equal(before[id]["due_ms"], T0 + 500, f"due of {id!r} after a put that moves")
+        expect_equal(before[id]["payloads"], b"payload", f"payload of {id!r} after a put that moves")
+    again = await trial.store.put(topic, T0 + 10, puts)
+    expect(all(again.repeat[sorted(wanted).index(id)] for id in moved), "a repeat of a put that moved is not known")
+    expect_equal(await trial.everything(topic), before, "rows after the repeat")
+
+
+@check()
+async def check_id_twice_in_a_put(trial: Trial) -> None:
+    """An id that comes twice in one batch is stored once; the later one meets the earlier one."""
+    topic = await trial.topic()
+    ids = [b"a", b"b", b"a", b"c", b"b", b"a"]
+    answers = await trial.put(topic, ids, payload=[b"1", b"2", b"1", b"3", b"other", b"9"], move=[False] * 5 + [True])
+    ok, duplicate, exists = Status.OK, Status.DUPLICATE, Status.EXISTS
+    expect_equal(statuses(answers), [ok, ok, duplicate, ok, exists, ok], "statuses")
+    expect_equal(answers.version.tolist(), [1, 1, 1, 1, 1, 2], "versions")
+    rows = await trial.everything(topic)
+    expect_equal({id: row["payloads"] for id, row in rows.items()}, {b"a": b"1", b"b": b"2", b"c": b"3"}, "payloads")
+    expect_equal(len((await trial.lease(topic)).rows), 3, "number leased")
+
+
+@check()
+async def check_mixed_batch_of_puts(trial: Trial) -> None:
+    """A batch never fails because one message in it does: each gets its own status."""
+    topic = await trial.topic()
+    old = named(300, "old")
+    await trial.stored(topic, old)
+    ids = [id for pair in zip(old, named(300, "new"), strict=True) for id in pair]
+    expires = [T0 if at % 100 == 1 else 0 for at in range(600)]
+    answers = await trial.put(topic, ids, expires_ms=expires)
+    wanted = [Status.INVALID if expires[at] else Status.OK if at % 2 else Status.DUPLICATE for at in range(600)]
+    expect_equal(statuses(answers), wanted, "statuses of a mixed batch")
+    expect_equal(len(await trial.everything(topic)), 300 + 294, "number of rows")
+
+
+@check()
+async def check_put_beyond_its_expiry(trial: Trial) -> None:
+    """A put whose due is not before its expiry is INVALID and stores nothing."""
+    topic = await trial.topic()
+    answers = await trial.put(topic, [b"a", b"b", b"c"], [T0, T0 + 1, T0 - 1], expires_ms=T0)
+    expect_equal(statuses(answers), [Status.INVALID, Status.INVALID, Status.OK], "statuses")
+    expect_equal(list(await trial.everything(topic, now_ms=T0 - 5)), [b"c"], "ids stored")
+
+
+@check()
+async def check_ids_are_bytes(trial: Trial) -> None:
+    """Ids are compared and ordered as bytes: case, accents, trailing spaces, normal forms, lengths all tell apart."""
+    topic = await trial.topic(buckets=1)
+    ids = [b"a", b"A", b"a ", b" a", "á".encode(), "a\u0301".encode(), "ä".encode(), b"a\t", b"a\x01", b"ab", b"aB"]
+    ids += ["ß".encode(), b"ss", "İ".encode(), b"i", "ı".encode(), "🛫".encode(), "\uffff".encode(), b"0", b"00"]
+    ids += [b"x" * 255, b"x" * 254, b"x" * 254 + b"y", b"%", b"_", b"\\", b"'", b'"', "日本".encode(), b"1e3", b"1000"]
+    await trial.stored(topic, ids, payload=ids)
+    rows = await trial.everything(topic)
+    expect_equal(list(rows), sorted(ids), "order of a scan of one bucket")
+    expect_equal([row["payloads"] for row in rows.values()], sorted(ids), "payloads under their ids")
+    leased = await trial.lease(topic)
+    expect_equal(leased.rows.ids.tolist(), sorted(ids), "order of a lease of one instant")
+    moved = await trial.mutate(topic, Operation.CANCEL, [b"A"], leased=True)
+    expect_equal(statuses(moved), [Status.OK], "status of a cancel")
+    expect_equal(sorted(await trial.everything(topic)), sorted(set(ids) - {b"A"}), "ids after one was cancelled")
+
+
+@check()
+async def check_empty_batches(trial: Trial) -> None:
+    """Empty batches are answered with nothing and do nothing."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a"])
+    expect_equal(len(await trial.put(topic, [])), 0, "answers to an empty put")
+    none = (await trial.lease(topic, now_ms=T0 - 1)).rows
+    expect_equal(len(none), 0, "number leased before the due")
+    expect_equal(len(await trial.settle(topic, Operation.ACK, none)), 0, "answers to an empty settle")
+    for operation in (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE):
+        expect_equal(len(await trial.mutate(topic, operation, [])), 0, f"answers to an empty {operation.name}")
+    expect_equal(len(await trial.scan(topic, ids=none.ids)), 0, "rows of a scan of no ids")
+    expect_equal(list(await trial.everything(topic)), [b"a"], "ids afterwards")
+
+
+@check()
+async def check_large_batches(trial: Trial) -> None:
+    """Batches of 10,000 rows are put, leased, extended, released, moved and acked like any other."""
+    topic = await trial.topic()
+    ids = named(10_000)
+    await trial.stored(topic, ids, [T0 + at % 977 for at in range(10_000)])
+    leased = await trial.lease(topic, now_ms=T0 + 2_000)
+    expect_equal(len(leased.rows), 10_000, "number leased")
+    operations = [Operation.EXTEND, Operation.RELEASE] * 5_000
+    answers = await trial.settle(topic, operations, leased.rows, now_ms=T0 + 2_000, time_ms=T0 + 90_000)
+    expect_equal(set(statuses(answers)), {Status.OK}, "statuses of extends and releases")
+    answers = await trial.mutate(topic, Operation.MOVE, ids, T0 + 3_000, now_ms=T0 + 2_000)
+    expect_equal(statuses(answers).count(Status.LEASED), 5_000, "number of moves refused as LEASED")
+    more = await trial.lease(topic, now_ms=T0 + 3_000)
+    expect_equal(len(more.rows), 5_000, "number leased after being released and moved")
+    answers = await trial.settle(topic, Operation.ACK, more.rows, now_ms=T0 + 3_000)
+    expect_equal(set(statuses(answers)), {Status.OK}, "statuses of acks")
+    expect_equal(len(await trial.scan(topic)), 5_000, "number of rows left")
+
+
+@check()
+async def check_payload_sizes(trial: Trial) -> None:
+    """Payloads from nothing to 1 MiB, and one of 10 MiB, come back as they were put, whatever happens to the message
+    in between; so do headers up to 8 KiB."""
+    topic = await trial.topic(max_payload_bytes=64 * 1024 * 1024)
+    sizes = [0, 1, 100, 4_096, 65_535, 65_536, 1_000_000, 1024 * 1024]
+    if trial.store.capabilities.payload_limit_bytes >= 10 * 1024 * 1024:
+        sizes.append(10 * 1024 * 1024)
+    block = bytes(range(256)) * (10 * 4096)
+    payloads = [block[:size] for size in sizes]
+    header = encode_headers({f"k{at}": "v" * 800 for at in range(10)})
+    ids = named(len(sizes))
+    await trial.stored(
+        topic, ids, payload=payloads, headers=[header, b""] * (len(sizes) // 2) + [b""] * (len(sizes) % 2)
+    )
+    await trial.mutate(topic, Operation.MOVE, ids, T0 + 10)
+    leased = await trial.lease(topic, now_ms=T0 + 10)
+    await trial.settle(topic, Operation.RELEASE, leased.rows, now_ms=T0 + 10, time_ms=T0 + 20)
+    leased = await trial.lease(topic, now_ms=T0 + 20)
+    await trial.settle(topic, Operation.EXTEND, leased.rows, now_ms=T0 + 20, time_ms=T0 + 60_000)
+    found = dict(zip(leased.rows.ids.tolist(), leased.rows.payloads or [], strict=True))
+    for id, payload in zip(ids, payloads, strict=True):
+        expect(found[id] == payload, f"the payload of {len(payload)} bytes came back otherwise")
+    rows = await trial.everything(topic)
+    for at, id in enumerate(ids):
+        expect(rows[id]["payloads"] == payloads[at], f"the scanned payload of {len(payloads[at])} bytes differs")
+        expect_equal(rows[id]["payload_bytes"], len(payloads[at]), "payload_bytes")
+        expect_equal(rows[id]["headers"], header if at % 2 == 0 and at < len(ids) // 2 * 2 else b"", "headers")
+    expect_equal({row["holders"] for row in rows.values()}, {WORKER}, "holders")
+
+
+@check()
+async def check_payloads_ride_only_where_asked(trial: Trial) -> None:
+    """A scan without payloads carries none, though it knows their sizes; buried rows carry none."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(5), payload=b"x" * 1000)
+    rows = await trial.scan(topic, payload=False)
+    expect(rows.payloads is None and rows.headers is None, "a scan without payloads carries them")
+    expect_equal(set(rows.payload_bytes.tolist()), {1000}, "payload_bytes")
+
+
+@check()
+async def check_remembered_ids(trial: Trial) -> None:
+    """On a topic that remembers, a put of an acked or cancelled id answers DUPLICATE, settled, until it is swept after
+    its time; a cancel repeated answers OK; on one that does not, the id is free at once."""
+    for remember_ms in (0, 60_000):
+        topic = await trial.topic(remember_ms=remember_ms)
+        await trial.stored(topic, [b"acked", b"cancelled"], [T0, T0 + 900])
+        leased = await trial.lease(topic)
+        acked = await trial.settle(topic, Operation.ACK, leased.rows)
+        op = trial.number()
+        cancelled = await trial.mutate(topic, Operation.CANCEL, [b"cancelled"], op=op)
+        expect_equal(statuses(acked) + statuses(cancelled), [Status.OK] * 2, "statuses of ack and cancel")
+        again = await trial.mutate(topic, Operation.CANCEL, [b"cancelled"], op=op)
+        other = await trial.mutate(topic, Operation.CANCEL, [b"cancelled", b"acked"])
+        expect_equal(statuses(other), [Status.NOT_FOUND] * 2, "statuses of other cancels")
+        expect_equal(await trial.everything(topic), {}, "rows after all were settled")
+        known = statuses(again) == [Status.OK] and bool(again.repeat[0]) and bool(again.settled[0])
+        expect_equal(known, remember_ms > 0, "a repeated cancel is recognised")
+        if not remember_ms:
+            expect_equal(statuses(await trial.put(topic, [b"acked", b"cancelled"])), [Status.OK] * 2, "puts anew")
+            continue
+        swept = await trial.store.sweep(topic, T0 + 59_999, 100)
+        expect_equal(swept.forgotten, 0, "ids forgotten before their time")
+        answers = await trial.put(topic, [b"acked", b"cancelled"], now_ms=T0 + 59_999)
+        expect_equal(statuses(answers), [Status.DUPLICATE] * 2, "puts of settled ids within the time")
+        expect_equal(answers.settled.tolist(), [1, 1], "marks of what is settled")
+        swept = await trial.store.sweep(topic, T0 + 60_001, 100)
+        expect_equal(swept.forgotten, 2, "ids forgotten after their time")
+        answers = await trial.put(topic, [b"acked", b"cancelled"], now_ms=T0 + 60_001)
+        expect_equal(statuses(answers), [Status.OK] * 2, "puts of forgotten ids")
