@@ -32,7 +32,7 @@ def demo(speed: float, day: str, data: str | None, store: str, as_json: bool, ke
     """Watch a real day of New York's departures go out on time.
 
     A broker, airlines' feeders and gates, each a process of its own: departures are put ahead of their scheduled time,
-    delays move them, cancellations cancel them, gates board them when they come due, and now and then a gate crashes and
+    delays move them, cancellations cancel them, gates board them when they come due. Now and then a gate crashes and
     its leases come back. What the end says comes from the processes' histories and a last scan, checked against the
     data. Exit code 1 when anything is off.
 

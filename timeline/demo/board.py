@@ -18,12 +18,12 @@ from timeline.demo.picture import Departure, Gate, Happening, Picture, Stage
 
 FRAME = "grey37"
 AMBER = "bold #ffc20e"
-LEAST_COLUMNS, LEAST_LINES = 78, 22
+LEAST_COLUMNS, LEAST_LINES = 76, 20
 """A smaller terminal gets plain lines."""
-SIDE_COLUMNS = 46
+WIDE_COLUMNS, SIDE_COLUMNS = 104, 46
 GONE_FOR_MS = 1_200
 """A flight that has left stays on the board for so long (real)."""
-LOAD_STEP_MIN, LOAD_STEPS = 20, 12
+LOAD_STEP_MIN, LOAD_STEPS = 20, 18
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 _STAGES = {
@@ -53,41 +53,61 @@ def fits(console: Console) -> bool:
 def draw(picture: Picture, now_ms: float, size: tuple[int, int]) -> RenderableType:
     """The whole board for a terminal of `size` (columns, lines)."""
     width, height = size
-    body = height - 4
-    events_lines = min(max(5, body // 4), 9)
     layout = Layout()
     layout.split_column(
-        Layout(_head(picture, now_ms), size=3), Layout(name="body"), Layout(_progress(picture, width), size=1)
+        Layout(_head(picture, now_ms, width >= WIDE_COLUMNS), size=3),
+        Layout(name="body"),
+        Layout(_progress(picture), size=1),
     )
-    top_lines = body - events_lines
-    side = Layout(name="side", size=SIDE_COLUMNS) if width >= LEAST_COLUMNS + 24 else Layout(name="side", size=38)
-    layout["body"].split_row(Layout(name="left"), side)
-    layout["left"].split_column(
-        Layout(_departures(picture, now_ms, top_lines - 4)),
+    body = height - 4
+    (_wide if width >= WIDE_COLUMNS else _narrow)(layout["body"], picture, now_ms, body)
+    return layout
+
+
+def _wide(body: Layout, picture: Picture, now_ms: float, lines: int) -> None:
+    """Departures and events on the left, gates, lateness and load on the right."""
+    gates_lines = max(len(picture.gates), 4) + 2
+    events_lines = min(max(5, lines // 4), 9)
+    body.split_row(Layout(name="left"), Layout(name="side", size=SIDE_COLUMNS))
+    body["left"].split_column(
+        Layout(_departures(picture, now_ms, lines - events_lines - 3)),
         Layout(_events(picture, events_lines - 2), size=events_lines),
     )
-    layout["side"].split_column(
-        Layout(_gates(picture), size=max(len(picture.gates), 4) + 2),
+    body["side"].split_column(
+        Layout(_gates(picture), size=gates_lines),
         Layout(_lateness(picture), size=7),
-        Layout(_load(picture, now_ms)),
+        Layout(_load(picture, now_ms, max(1, lines - gates_lines - 7 - 2))),
     )
-    return layout
+
+
+def _narrow(body: Layout, picture: Picture, now_ms: float, lines: int) -> None:
+    """Departures above; events and gates below, lateness and load as a line."""
+    gates_lines = max(len(picture.gates), 4) + 2
+    body.split_column(
+        Layout(_departures(picture, now_ms, lines - gates_lines - 4)),
+        Layout(name="below", size=gates_lines),
+        Layout(_measures(picture, now_ms), size=1),
+    )
+    body["below"].split_row(Layout(_events(picture, gates_lines - 2)), Layout(_gates(picture), size=38))
 
 
 def _panel(content: RenderableType, title: str) -> Panel:
     return Panel(content, title=f"[bold]{title}[/]", title_align="left", border_style=FRAME, padding=(0, 1))
 
 
-def _head(picture: Picture, now_ms: float) -> RenderableType:
+def _head(picture: Picture, now_ms: float, wide: bool) -> RenderableType:
     clock = picture.plan.clock
     row = Table.grid(expand=True)
     row.add_column(ratio=1)
     row.add_column(justify="center")
     row.add_column(ratio=1, justify="right")
     row.add_row(
-        Text.assemble(("✈  DEPARTURES ", AMBER), ("New York · EWR JFK LGA", "grey70")),
-        Text(clock.text(clock.day(now_ms), seconds=clock.speed <= 60), style="bold black on #ffc20e"),
-        Text.assemble((f"{picture.plan.day:%a %d %b %Y}", "bold"), (f" · {clock.speed:g}× real time", "grey70")),
+        Text.assemble(("✈  DEPARTURES ", AMBER), ("New York" + (" · EWR JFK LGA" if wide else ""), "grey70")),
+        Text(f" {clock.text(clock.day(now_ms), seconds=clock.speed <= 60)} ", style="bold black on #ffc20e"),
+        Text.assemble(
+            (f"{picture.plan.day:%a %d %b %Y}", "bold"),
+            (f" · {clock.speed:g}×" + (" real time" if wide else ""), "grey70"),
+        ),
     )
     return Panel(row, border_style=FRAME, padding=(0, 1))
 
@@ -157,9 +177,9 @@ def _gates(picture: Picture) -> RenderableType:
 
 
 def _gate(gate: Gate) -> tuple[Text, Text, Text]:
-    name = Text.assemble(("● ", "green" if gate.up else "bold red"), gate.name.replace("gate-", "Gate "))
+    name = Text.assemble(("● ", "green" if gate.up else "bold red"), gate.title)
     if not gate.up:
-        doing = Text(f"CRASHED · {len(gate.boarding)} leased", style="bold white on red")
+        doing = Text(f"CRASHED, holds {len(gate.boarding)}", style="bold white on red")
     elif gate.boarding:
         more = f" +{len(gate.boarding) - 1}" if len(gate.boarding) > 1 else ""
         doing = Text(f"boarding {gate.boarding[0]}{more}", style="bright_white")
@@ -188,17 +208,31 @@ def _histogram(values: Sequence[float], edges: Sequence[float]) -> list[Renderab
         counts[sum(value >= edge for edge in edges)] += 1
     most = max(counts) or 1
     names = [f"<{edges[0]:g}", *(f"{edge:g}+" for edge in edges)]
-    cells = [f"{BLOCKS[-(-count * 8 // most)] * 2:^4}" for count in counts]
+    cells = [f"{BLOCKS[-(-count * 8 // most)] * 3:^5}" for count in counts]
     return [
         Align.center(Text("".join(cells), style="green")),
-        Align.center(Text("".join(f"{name:^4}" for name in names), style="grey50")),
+        Align.center(Text("".join(f"{name:^5}" for name in names), style="grey50")),
     ]
 
 
-def _load(picture: Picture, now_ms: float) -> RenderableType:
+def _measures(picture: Picture, now_ms: float) -> RenderableType:
+    """Lateness and load ahead in one line."""
+    late = picture.lateness()
+    loads = picture.load_ahead(now_ms, LOAD_STEP_MIN * MINUTE_MS / picture.plan.clock.speed, LOAD_STEPS)
+    most = max(*loads, 10)
+    return Text.assemble(
+        (" late ", "grey58"),
+        (f"p50 {late['p50']:.1f}  p99 {late['p99']:.1f}  max {late['max']:.1f} ms", "bold green"),
+        (f"   load ahead, {LOAD_STEPS * LOAD_STEP_MIN // 60} h ", "grey58"),
+        ("".join(BLOCKS[-(-load * 8 // most)] for load in loads), "#ffc20e"),
+        (f" {sum(loads)}", "bold"),
+    )
+
+
+def _load(picture: Picture, now_ms: float, lines: int) -> RenderableType:
     clock = picture.plan.clock
     step_ms = LOAD_STEP_MIN * MINUTE_MS / clock.speed
-    loads = picture.load_ahead(now_ms, step_ms, LOAD_STEPS)
+    loads = picture.load_ahead(now_ms, step_ms, min(lines, LOAD_STEPS))
     most = max(*loads, 10)
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -232,7 +266,7 @@ def _event(picture: Picture, happening: Happening) -> Text:
     return line
 
 
-def _progress(picture: Picture, width: int) -> RenderableType:
+def _progress(picture: Picture) -> RenderableType:
     counts, total = picture.counts, len(picture.departures)
     said = Text.assemble(
         (f" put {counts['put']}", ""),

@@ -53,6 +53,11 @@ class Gate:
     crashes: int = 0
     last: str = ""
 
+    @property
+    def title(self) -> str:
+        """As people call it: `Gate 1`."""
+        return self.name.replace("gate-", "Gate ")
+
 
 @dataclass(frozen=True, slots=True)
 class Happening:
@@ -121,10 +126,15 @@ class Picture:
 
     def refresh(self) -> None:
         """Reads what the histories have got since the last call."""
-        for path in sorted(self.folder.glob("*.history.jsonl")):
+        new: list[tuple[float, Path, dict[str, Any]]] = []
+        for path in self.folder.glob("*.history.jsonl"):
             tail = self._tails.setdefault(path, Tail(path))
             for line in tail.lines():
-                self._take(path, json.loads(line))
+                value = json.loads(line)
+                new.append((value.get("returned", value.get("invoked")), path, value))
+        # What one process did after another must be seen after it: a gate comes back after its crash.
+        for _, path, value in sorted(new, key=lambda one: one[0]):
+            self._take(path, value)
 
     @property
     def settled(self) -> int:
@@ -184,7 +194,7 @@ class Picture:
         self.counts["moved"] += 1
         flight = departure.filing.flight
         until = self.plan.clock.text(flight.leaves_ms)
-        self._say(wall_ms, "delay", f"{flight.number} to {flight.dest} delayed {flight.delay_min} min, now {until}")
+        self._say(wall_ms, "delay", f"{flight.number} to {flight.dest} {flight.delay_min} min late, now {until}")
 
     def _cancelled(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
@@ -203,7 +213,7 @@ class Picture:
             self.lateness_ms.append(lateness_of(values, wall_ms))
             return
         self.counts["leases_back"] += 1
-        self._say(wall_ms, "back", f"lease of {number} ran out and came back: {gate.name} boards it")
+        self._say(wall_ms, "back", f"{number}'s lease ran out: {gate.title} boards it")
 
     def _acked(self, values: dict[str, Any], wall_ms: float) -> None:
         departure, gate = self.departures[values["id"]], self._gate(values["consumer"])
@@ -217,7 +227,7 @@ class Picture:
     def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])
         if gate.crashes:
-            self._say(wall_ms, "up", f"{gate.name} is back as {values['consumer']}")
+            self._say(wall_ms, "up", f"{gate.title} is open again")
         gate.consumer, gate.up, gate.boarding = values["consumer"], True, []
 
     def _fault(self, values: dict[str, Any], wall_ms: float) -> None:
@@ -226,7 +236,7 @@ class Picture:
         gate.crashes += 1
         self.counts["crashes"] += 1
         held = ", ".join(gate.boarding)
-        self._say(wall_ms, "crash", f"{gate.name} crashes with {held} in hand")
+        self._say(wall_ms, "crash", f"{gate.title} crashes with {held} in hand")
 
     def _gate(self, consumer: str) -> Gate:
         name = consumer.partition(".")[0]
