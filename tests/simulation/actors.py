@@ -1,0 +1,340 @@
+"""Producers and consumers of the simulation: real drivers in simulated processes, doing anything the API allows, and
+noting what they did and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from timeline.errors import Closed, LeaseLost, TimelineError
+from timeline.history import FAIL, OK, UNKNOWN, History, outcome_of
+from timeline.model import encode_headers, payload_sum
+
+if TYPE_CHECKING:
+    from tests.simulation.loop import Process, Timer
+    from tests.simulation.world import World
+
+IDS = 26
+TAGS = ("red", "blue")
+FAR_MS = 3_600_000
+
+
+def judged(error: TimelineError) -> tuple[str, str]:
+    """(outcome, status) of an error that a call ended with."""
+    if isinstance(error, Closed | LeaseLost):
+        return UNKNOWN, error.code
+    return outcome_of(error.code), error.code
+
+
+class Actor:
+    """A process with a client of its own."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.rng = random.Random(f"{world.seed}-{name}")
+        self.process: Process = world.process(name)
+        self.timer: Timer = world.timer
+        self.history = History(name, world.true_clock, world.events)
+        self.client: Any = self.process.call(world.client, self.rng)
+
+    async def noted(
+        self,
+        operation: str,
+        arguments: dict[str, Any],
+        call: Callable[[], Awaitable[Any]],
+        told: Callable[[Any], dict[str, Any]],
+    ) -> Any:
+        """Makes a call and notes it, with the status it got. None when it failed."""
+        started = self.history.call(operation, arguments)
+        try:
+            answer = await call()
+        except TimelineError as error:
+            outcome, status = judged(error)
+            self.history.answer(started, outcome, {"status": status})
+            return None
+        result = told(answer)
+        self.history.answer(started, outcome_of(result["status"]), result)
+        return answer
+
+
+def receipt(answer: Any) -> dict[str, Any]:
+    """What a receipt says, for the history."""
+    told = {"status": str(answer.status), "version": answer.version, "due_ms": answer.due_ms}
+    return {**told, "settled": True} if answer.settled else told
+
+
+class Producer(Actor):
+    """Puts, moves, cancels and all the rest, on both topics, as one of two groups."""
+
+    def __init__(self, world: World, name: str, group: str) -> None:
+        super().__init__(world, name)
+        self.group = group
+        self.count = 0
+        self.producers: dict[str, Any] = {}
+        self.last_payload: dict[str, bytes] = {}
+
+    async def work(self, calls: int) -> None:
+        """Makes so many calls, some at once, some after a while."""
+        for topic in self.world.topics:
+            self.producers[topic] = self.client.producer(topic, group=self.group)
+        under_way: list[asyncio.Task[Any]] = []
+        acts = [(self.put, 42), (self.put_many, 5), (self.move, 16), (self.cancel, 9), (self.by_tag, 5),
+                (self.revive, 6), (self.purge, 4), (self.look, 5), (self.misuse, 4), (self.settings, 2)]  # fmt: skip
+        weights = [weight for _, weight in acts]
+        for _ in range(calls):
+            act = self.rng.choices(acts, weights)[0][0]
+            topic = self.rng.choice(self.world.topics)
+            under_way.append(asyncio.get_running_loop().create_task(act(topic)))
+            if self.rng.random() < 0.7:
+                await self.timer.wait(self.rng.expovariate(1.0) * self.world.pace_s)
+        await asyncio.gather(*under_way)
+        await self.client.aclose()
+
+    def _id(self) -> str:
+        return f"id{self.rng.randrange(IDS):02}"
+
+    def _time(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A time to ask for: (arguments of the call, of the history)."""
+        draw = self.rng.random()
+        if draw < 0.25:
+            in_ms = self.rng.choice((0, 1, 250, 700, self.rng.randrange(4_000)))
+            return {"in_": f"{in_ms}ms"}, {"in_ms": in_ms}
+        ahead_ms = FAR_MS if draw > 0.93 else self.rng.randrange(-300, 5_000)
+        due_ms = int(self.world.true_clock.now()) + ahead_ms
+        return {"at": due_ms}, {"due_ms": due_ms}
+
+    def _message(self, topic: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A message to put: (arguments of the call, of the history)."""
+        id, (when, noted) = self._id(), self._time()
+        self.count += 1
+        payload = f"{self.name}:{self.count}".encode()
+        if self.rng.random() < 0.08:
+            payload = self.last_payload.get(topic + id, payload)
+        self.last_payload[topic + id] = payload
+        call: dict[str, Any] = {"payload": payload, "id": id, **when}
+        headers = {"k": "v"} if self.rng.random() < 0.2 else {}
+        if headers:
+            call["headers"] = headers
+        noted = {
+            "topic": topic,
+            "id": id,
+            "group": self.group,
+            "sum": payload_sum(payload, encode_headers(headers)),
+            **noted,
+        }
+        if self.rng.random() < 0.35:
+            call["tag"] = noted["tag"] = self.rng.choice(TAGS)
+        if self.rng.random() < 0.1:
+            life_ms = self.rng.randrange(200, 4_000)
+            if "due_ms" in noted:
+                call["expires"] = noted["expires_ms"] = noted["due_ms"] + life_ms
+            else:
+                noted["expires_in_ms"] = noted["in_ms"] + life_ms
+                call["expires"] = f"{noted['expires_in_ms']}ms"
+        return call, noted
+
+    async def put(self, topic: str) -> None:
+        call, noted = self._message(topic)
+        if self.rng.random() < 0.2:
+            call["if_exists"], noted["move"] = "move", True
+        await self.noted("put", noted, lambda: self.producers[topic].produce(**call), receipt)
+
+    async def put_many(self, topic: str) -> None:
+        pairs = [self._message(topic) for _ in range(self.rng.randrange(2, 6))]
+        messages = [self.world.message(**call) for call, _ in pairs]
+        started = self.history.call("put", [noted for _, noted in pairs])
+        try:
+            answers = await self.producers[topic].produce_many(messages)
+        except TimelineError as error:
+            outcome, status = judged(error)
+            self.history.answer(started, outcome, [{"status": status}] * len(started))
+            return
+        told = [receipt(answer) for answer in answers]
+        self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
+
+    async def move(self, topic: str) -> None:
+        id, (when, noted) = self._id(), self._time()
+        extra = {"if_version": self.rng.randrange(1, 4)} if self.rng.random() < 0.15 else {}
+        noted = {"topic": topic, "id": id, "group": self.group, **noted, **extra}
+        await self.noted("move", noted, lambda: self.producers[topic].move(id, **when, **extra), receipt)
+
+    async def cancel(self, topic: str) -> None:
+        id, extra = self._id(), {"leased": True} if self.rng.random() < 0.3 else {}
+        noted = {"topic": topic, "id": id, "group": self.group, **extra}
+        await self.noted("cancel", noted, lambda: self.producers[topic].cancel(id, **extra), receipt)
+
+    async def by_tag(self, topic: str) -> None:
+        tag, producer = self.rng.choice(TAGS), self.producers[topic]
+        noted: dict[str, Any] = {"topic": topic, "tag": tag, "group": self.group}
+        if self.rng.random() < 0.2:
+            noted["dry_run"] = True
+        dry = {"dry_run": True} if noted.get("dry_run") else {}
+        if self.rng.random() < 0.4:
+            await self.noted("cancel_tag", noted, lambda: producer.cancel_tag(tag, **dry), _counted)
+        elif self.rng.random() < 0.5:
+            by_ms = self.rng.choice((500, 1_500))
+            call = {"by": f"{by_ms}ms", **dry}
+            await self.noted("move_tag", {**noted, "by_ms": by_ms}, lambda: producer.move_tag(tag, **call), _counted)
+        else:
+            due_ms = int(self.world.true_clock.now()) + self.rng.randrange(4_000)
+            call = {"at": due_ms, **dry}
+            await self.noted("move_tag", {**noted, "due_ms": due_ms}, lambda: producer.move_tag(tag, **call), _counted)
+
+    async def revive(self, topic: str) -> None:
+        id = await self._dead(topic) or self._id()
+        due_ms = int(self.world.true_clock.now()) + self.rng.randrange(2_000)
+        noted = {"topic": topic, "id": id, "group": self.group, "due_ms": due_ms}
+        await self.noted(
+            "revive", noted, lambda: self.producers[topic].revive([id], at=due_ms), lambda all: receipt(all[0])
+        )
+
+    async def purge(self, topic: str) -> None:
+        id = await self._dead(topic) or self._id()
+        noted = {"topic": topic, "id": id, "group": self.group}
+        await self.noted("purge", noted, lambda: self.producers[topic].purge([id]), lambda all: receipt(all[0]))
+
+    async def _dead(self, topic: str) -> str | None:
+        try:
+            found = [str(one.id) async for one in self.client.dead(topic)]
+        except TimelineError:
+            return None
+        return self.rng.choice(found) if found else None
+
+    async def look(self, topic: str) -> None:
+        id = self._id()
+
+        def told(found: Any) -> dict[str, Any]:
+            return {"status": "NOT_FOUND" if found is None else "OK"}
+
+        await self.noted("get", {"topic": topic, "id": id}, lambda: self.client.get(topic, id), told)
+
+    async def misuse(self, topic: str) -> None:
+        """What must be refused, and change nothing."""
+        id, now_ms = self._id(), int(self.world.true_clock.now())
+        noted = {"topic": topic, "id": id, "group": self.group, "sum": 1, "due_ms": now_ms}
+        call: dict[str, Any] = {"payload": b"x", "id": id, "at": now_ms}
+        if self.rng.random() < 0.5:
+            call["payload"] = b"x" * 5_000
+        else:
+            call["at"] = noted["due_ms"] = now_ms + 30 * 366 * 86_400_000
+        await self.noted("put", noted, lambda: self.producers[topic].produce(**call), receipt)
+
+    async def settings(self, topic: str) -> None:
+        """Pauses a topic's deliveries for a while."""
+        for paused in (True, False):
+            call = self.client.pause_topic if paused else self.client.resume_topic
+            noted = {"name": topic, "settings": {"paused": paused}}
+            await self.noted("topic", noted, lambda call=call: call(topic), lambda _: {"status": "OK"})
+            await self.timer.wait(self.rng.random())
+
+
+def _counted(answer: Any) -> dict[str, Any]:
+    return {"status": "OK", "counts": {str(status): many for status, many in dict(answer).items()}}
+
+
+class Consumer(Actor):
+    """Receives one topic and settles in every way there is, or not at all."""
+
+    sessions = 0
+
+    def __init__(self, world: World, id: str, topic: str) -> None:
+        world.incarnations += 1
+        super().__init__(world, f"{id}.{world.incarnations}")
+        self.id, self.topic, self.session = id, topic, world.incarnations
+        self.handling: set[asyncio.Task[None]] = set()
+        self.stop = asyncio.Event()
+
+    async def work(self) -> None:
+        """Receives until told to stop, or superseded."""
+        credit = self.rng.choice((2, 5, 20))
+        extra = {"lease": "1s"} if self.rng.random() < 0.3 else {}
+        self.history.note(
+            "consume", {"topic": self.topic, "consumer": self.id, "session": self.session, "credit": credit}
+        )
+        try:
+            async with self.client.consumer(self.topic, id=self.id, credit=credit, **extra) as consumer:
+                async for delivery in consumer:
+                    self._received(delivery)
+                    # Leave the loop now and then only: what waits in the driver's buffer is part of the test.
+                    if self.rng.random() < 0.3:
+                        await self.timer.wait(self.rng.random() * 0.05)
+        except TimelineError as error:
+            self.world.occurred[f"consumer ended: {error.code}"] += 1
+
+    def _received(self, delivery: Any) -> None:
+        birth, version = self.world.token(delivery)
+        noted = {
+            "topic": self.topic,
+            "id": delivery.id,
+            "consumer": self.id,
+            "session": self.session,
+            "birth": birth,
+            "version": version,
+        }
+        seen = {
+            "due_ms": delivery.due_ms,
+            "scheduled_ms": delivery.scheduled_ms,
+            "lease_until_ms": delivery.lease_until_ms,
+            "sum": payload_sum(delivery.payload, encode_headers(dict(delivery.headers))),
+            "deliveries": delivery.deliveries,
+        }
+        self.history.note("receive", {**noted, **seen})
+        task = asyncio.get_running_loop().create_task(self._handle(delivery, noted))
+        self.handling.add(task)
+        task.add_done_callback(self.handling.discard)
+
+    async def _handle(self, delivery: Any, noted: dict[str, Any]) -> None:
+        draw = self.rng.random() * (0.45 if self.world.healed else 1.0)
+        if draw < 0.4:
+            await self._ack(delivery, noted)
+        elif draw < 0.6:
+            await self.timer.wait(self.rng.random())
+            await self._ack(delivery, noted)
+        elif draw < 0.72:
+            await self._extend(delivery, noted)
+            await self.timer.wait(self.rng.random() * 3)
+            await self._ack(delivery, noted)
+        elif draw < 0.82:
+            await self._release(delivery, noted)
+        elif draw < 0.88:
+            await self._settle("bury", noted, lambda: delivery.bury("no good"))
+        elif draw < 0.95:  # past its lease, then late
+            await self.timer.wait(1.0 + self.rng.random() * 3)
+            await self._ack(delivery, noted)
+            if self.rng.random() < 0.3:
+                await self._ack(delivery, noted)
+        # else: never settled at all
+
+    async def _ack(self, delivery: Any, noted: dict[str, Any]) -> None:
+        await self._settle("ack", noted, delivery.ack)
+
+    async def _extend(self, delivery: Any, noted: dict[str, Any]) -> None:
+        more_ms = self.rng.choice((500, 2_000, 4_000))
+
+        def told(answer: Any) -> dict[str, Any]:
+            return {"status": "OK", "lease_until_ms": delivery.lease_until_ms}
+
+        await self.noted("extend", {**noted, "more_ms": more_ms}, lambda: delivery.extend(f"{more_ms}ms"), told)
+
+    async def _release(self, delivery: Any, noted: dict[str, Any]) -> None:
+        if self.rng.random() < 0.5:
+            in_ms = self.rng.choice((0, 300, 1_000))
+            await self._settle("release", {**noted, "in_ms": in_ms}, lambda: delivery.release(in_=f"{in_ms}ms"))
+        else:
+            due_ms = int(self.world.true_clock.now()) + self.rng.randrange(-100, 1_500)
+            await self._settle("release", {**noted, "due_ms": due_ms}, lambda: delivery.release(at=due_ms))
+
+    async def _settle(self, operation: str, noted: dict[str, Any], call: Callable[[], Awaitable[Any]]) -> None:
+        def told(answer: Any) -> dict[str, Any]:
+            result = {"status": "OK"}
+            for name in ("version", "late"):
+                if getattr(answer, name, None):
+                    result[name] = getattr(answer, name)
+            return result
+
+        await self.noted(operation, noted, call, told)
+
+
+__all__ = ["FAIL", "OK", "Actor", "Consumer", "Producer"]

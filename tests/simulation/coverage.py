@@ -1,0 +1,43 @@
+"""What a run of seeds must have met: answers of every kind, and every fault."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+STATUSES: dict[str, tuple[str, ...]] = {
+    "put": ("OK", "DUPLICATE", "EXISTS", "INVALID", "TOO_LARGE", "LEASED", "DEAD", "FORBIDDEN", "UNKNOWN"),
+    "move": ("OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "FENCED", "UNKNOWN"),
+    "cancel": ("OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "UNKNOWN"),
+    "revive": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN"),
+    "purge": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN"),
+    "move_tag": ("OK",),
+    "cancel_tag": ("OK",),
+    "ack": ("OK", "NOT_FOUND", "FENCED", "UNKNOWN"),
+    "extend": ("OK", "NOT_FOUND"),
+    "release": ("OK", "NOT_FOUND"),
+    "bury": ("OK", "NOT_FOUND"),
+    "get": ("OK", "NOT_FOUND"),
+    "topic": ("OK",),
+}
+FAULTS = (
+    "crash", "drain", "pause broker", "crash consumer", "pause consumer", "supersede", "crash producer", "bad wire",
+    "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "call repeated by the wire",
+    "call out of time", "store refused", "store call lost", "store answer lost", "consumer ended: SUPERSEDED",
+)  # fmt: skip
+
+
+def missing(statuses: Counter[tuple[str, str]], occurred: Counter[str]) -> list[str]:
+    """What can be reached and never was."""
+    wanted = [(operation, status) for operation, answers in STATUSES.items() for status in answers]
+    never = [f"{operation} {status}" for operation, status in wanted if not statuses[operation, status]]
+    return never + [fault for fault in FAULTS if not occurred[fault]]
+
+
+def table(statuses: Counter[tuple[str, str]], occurred: Counter[str]) -> str:
+    """How often each answer and each fault occurred, for people."""
+    lines = []
+    for operation in sorted({operation for operation, _ in statuses}):
+        counted = sorted((count, status) for (name, status), count in statuses.items() if name == operation)
+        lines.append(f"{operation:>12}  " + "  ".join(f"{status} {count}" for count, status in reversed(counted)))
+    lines.append("      faults  " + ", ".join(f"{what} {count}" for what, count in sorted(occurred.items())))
+    return "\n".join(lines)
