@@ -212,7 +212,7 @@ async def test_one_bad_message_does_not_harm_its_batch():
             ["ok", "large", "a\0b", "far"], in_ms=[0, 0, 0, 11 * 366 * 86_400_000], payloads=payloads
         )
         assert statuses(answer) == [Status.OK, Status.TOO_LARGE, Status.INVALID, Status.INVALID]
-        assert "max_payload_bytes" in answer.answers.details[1]
+        assert "1048576 bytes" in answer.answers.details[1]
         assert "horizon" in answer.answers.details[3]
         assert await scan(link) == [b"ok"]
 
@@ -348,3 +348,43 @@ async def test_heartbeats_are_answered_and_credit_adds_up():
         await link.put(["a"])
         consumer.up(Credit(messages=1, bytes=100))
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+async def test_what_was_leased_ahead_is_not_early_for_a_session_that_takes_over():
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        await link.consume(session=1)
+        await link.put(["a"], in_ms=150)
+        assert await scan(link, states=(State.LEASED,)) == [b"a"]
+        second = await link.consume(session=2)
+        got = await second.down(Deliver)
+        assert got.pushed_ms >= int(got.scheduled_ms[0])
+        assert statuses(await link.settle(second, got, Operation.ACK)) == [Status.OK]
+
+
+async def test_what_a_consumer_holds_comes_back_only_within_its_credit():
+    async with broker() as link:
+        first = await link.consume(session=1)
+        await link.put(["a", "b", "c"], payloads=Ragged.of([b"x" * 40] * 3))
+        taken = 0
+        while taken < 3:
+            taken += len((await first.down(Deliver)).birth)
+        second = await link.consume(session=2, credit=2, credit_bytes=50)
+        got = await second.down(Deliver)
+        assert len(got.birth) == 1
+        assert len(await scan(link, states=(State.LEASED,))) == 3
+
+
+async def test_a_lease_that_ends_in_the_outbox_is_not_sent_and_its_credit_comes_back():
+    async with broker() as link:
+        consumer = await link.consume(lease_ms=20, credit=2)
+        consumer.flowing.clear()
+        await link.put(["a"])
+        link.beat(consumer)
+        before_ms = link.node.clock.now_ms()
+        while link.node.clock.now_ms() < before_ms + 60:
+            await link.topic(TopicAction.LIST)
+        consumer.flowing.set()
+        deliveries = [await consumer.down(Deliver), await consumer.down(Deliver)]
+        assert [got.ids.tolist() for got in deliveries] == [[b"a"], [b"a"]]
+        assert [int(got.version[0]) for got in deliveries] == [2, 4]

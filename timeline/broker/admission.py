@@ -14,8 +14,8 @@ import numpy as np
 from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
-from timeline.wire import judging
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
+from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
 
 
 @dataclass(slots=True)
@@ -23,22 +23,13 @@ class Refusals:
     """Which messages of a frame are refused, with what status and why."""
 
     count: int
-    reasons: dict[int, tuple[Status, str]]
+    reasons: Judgement
 
-    @classmethod
-    def none(cls, count: int) -> Refusals:
-        return cls(count, {})
-
-    def add(self, bad: dict[int, str], status: Status = Status.INVALID) -> None:
-        """More refusals; the first in the order of precedence stands."""
-        for index, why in bad.items():
-            if index not in self.reasons or status.code < self.reasons[index][0].code:
-                self.reasons[index] = (status, why)
-
-    def where(self, bad: Bools, why: str, status: Status = Status.INVALID) -> None:
-        """Refuses all where `bad`, for one reason."""
-        if bad.any():
-            self.add(dict.fromkeys(np.flatnonzero(bad).tolist(), why), status)
+    def where(self, bad: Bools, why: str) -> None:
+        """Refuses as INVALID all where `bad`, for one reason, but for those that are INVALID already."""
+        for index in np.flatnonzero(bad).tolist():
+            if index not in self.reasons or self.reasons[index][0] is not Status.INVALID:
+                self.reasons[index] = (Status.INVALID, why)
 
     @property
     def admitted(self) -> Indexes | None:
@@ -68,25 +59,15 @@ class Refusals:
 
 def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts]:
     """Judges a Produce at time `now` (ms UTC with fractions: a relative due rounds up, so that nothing is early)."""
-    settings, count = topic.settings, len(frame.birth)
-    refusals = Refusals.none(count)
-    refusals.add(judging.judge_ids(frame.ids))
-    if frame.tags is not None:
-        refusals.add(judging.judge_tags(frame.tags))
-    if frame.headers is not None:
-        refusals.add(judging.judge_headers(frame.headers))
-    refusals.where(frame.birth == 0, "birth must not be 0")
+    count = len(frame.birth)
+    refusals = Refusals(count, judge_produce(frame, topic.settings.max_payload_bytes))
     due_ms = _absolute(frame.time_ms, (frame.flags & PutFlag.IN) != 0, now)
     expires_ms = np.zeros(count, dtype=np.int64)
     if frame.expires_ms is not None:
         relative = (frame.flags & PutFlag.EXPIRES_IN) != 0
         expires_ms = np.where(frame.expires_ms == 0, 0, _absolute(frame.expires_ms, relative, now))
-        refusals.where((expires_ms < 0) | (expires_ms > MAX_TIME_MS), _time_range("expires"))
         refusals.where((expires_ms != 0) & (expires_ms <= due_ms), "expires must lie after the due")
-    _judge_due(refusals, due_ms, now, topic)
-    too_large = frame.payloads.sizes > settings.max_payload_bytes
-    limit = f"the payload is larger than the topic's max_payload_bytes, {settings.max_payload_bytes}"
-    refusals.where(too_large, limit, Status.TOO_LARGE)
+    refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
     headers = frame.headers
     puts = Puts(
         ids=frame.ids,
@@ -107,12 +88,10 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
 def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
     """Judges a Mutate at time `now`."""
     count = len(frame.op)
-    refusals = Refusals.none(count)
-    refusals.add(judging.judge_ids(frame.ids))
-    refusals.where(frame.op == 0, "an operation id must not be 0")
+    refusals = Refusals(count, judge_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
-        _judge_due(refusals, due_ms, now, topic)
+        refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
     mutations = Mutations(
         operation=frame.operation,
         ids=frame.ids,
@@ -139,23 +118,15 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
 def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
     """Judges a Settle of consumer `holder` at time `now`."""
     count = len(frame.birth)
-    refusals = Refusals.none(count)
-    refusals.add(judging.judge_ids(frame.ids))
+    refusals = Refusals(count, judge_settle(frame))
     reasons = frame.reasons if frame.reasons is not None else Ragged.repeat(b"", count)
-    if frame.reasons is not None:
-        refusals.add(judging.judge_reasons(reasons))
     extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
     most_ms = topic.settings.max_lease_ms
     longer = f"a lease may be extended by 1 ms to the topic's max_lease, {most_ms} ms"
     refusals.where(extend & ((frame.time_ms < 1) | (frame.time_ms > most_ms)), longer)
-    absolute = (frame.flags & SettleFlag.AT) != 0
-    time_ms = _absolute(frame.time_ms, ~absolute, now)
-    asked = release & ~unseen
-    if asked.any():
-        late = asked & ((time_ms < 0) | (time_ms > min(MAX_TIME_MS, now + topic.settings.horizon_ms)))
-        refusals.where(late, _horizon(topic))
-        refusals.where(release & (frame.op == 0), "a release needs an operation id that is not 0")
+    time_ms = _absolute(frame.time_ms, (frame.flags & SettleFlag.AT) == 0, now)
+    refusals.where(release & ~unseen & (time_ms > now + topic.settings.horizon_ms), _horizon(topic))
     settles = Settles(
         ids=frame.ids,
         birth=frame.birth,
@@ -169,15 +140,6 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     )
     admitted = refusals.admitted
     return refusals, settles if admitted is None else take_settles(settles, admitted)
-
-
-def _judge_due(refusals: Refusals, due_ms: Int64, now: float, topic: Topic) -> None:
-    refusals.where((due_ms < 0) | (due_ms > MAX_TIME_MS), _time_range("due"))
-    refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
-
-
-def _time_range(name: str) -> str:
-    return f"{name} must be 0 to {MAX_TIME_MS} milliseconds UTC (the end of the year 9999)"
 
 
 def _horizon(topic: Topic) -> str:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from timeline.broker.admission import admit_settles, earliest
-from timeline.broker.parcel import Parcel
-from timeline.broker.roster import Consumer
+from timeline.broker.parcel import Parcel, content_sizes
+from timeline.broker.roster import Consumer, grants_for
 from timeline.columns import Ragged
 from timeline.errors import Invalid
+from timeline.leases import deal
 from timeline.model import MAX_HOLDER_BYTES, Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreError
 from timeline.wire import (
@@ -124,18 +125,19 @@ class ConsumeStream:
         it until its lease runs out."""
         node = self._node
         await dealer.handed_back.wait()
+        in_hand = set(zip(hello.ids.tolist(), hello.birth.tolist(), hello.version.tolist(), strict=True))
         try:
-            held = await node.store.held(topic, node.clock.now_ms(), consumer.id)
+            async for rows in node.store.held(topic, node.clock.now_ms(), consumer.id):
+                tokens = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
+                missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
+                sizes = content_sizes(rows)[missing]
+                room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
+                if len(room):
+                    await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
+                if len(room) < len(missing):
+                    return  # no credit for more: the rest comes back when its lease runs out
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
-            return
-        in_hand = set(zip(hello.ids.tolist(), hello.birth.tolist(), hello.version.tolist(), strict=True))
-        for rows in held:
-            tokens = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
-            missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
-            room = missing[: max(0, consumer.credit_messages)]
-            if len(room):
-                await self._relet(rows.take(room), consumer, dealer, topic)
 
     async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
         node, count = self._node, len(rows)
@@ -161,7 +163,7 @@ class ConsumeStream:
         rows.deliveries = rows.deliveries + np.uint32(1)
         parcel = Parcel(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
         consumer.spend(len(parcel), int(parcel.sizes.sum()))
-        dealer.push(consumer, parcel)
+        dealer.give(consumer, parcel)
 
     async def _receive_all(self, consumer: Consumer, topic: Topic) -> None:
         while (data := await self._stream.receive()) is not None:
@@ -224,7 +226,10 @@ class ConsumeStream:
             frame: Frame
             if isinstance(item, Parcel):
                 now_ms = node.clock.now_ms()
-                item = item.where(item.rows.due_ms > now_ms)
+                alive = item.rows.due_ms > now_ms
+                if not alive.all():
+                    consumer.refund(item.where(~alive))
+                    item = item.where(alive)
                 if len(item) == 0:
                     continue
                 frame = item.deliver(now_ms)

@@ -239,7 +239,6 @@ class Dealer:
         for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
             consumer.spend(count, int(bytes_))
         self.roster.dealt_last(consumers[int(leased.grant[-1])])
-        fresh = leased.was_due_ms > done_ms
         sound = self._sound(leased)
         for at, consumer in enumerate(consumers):
             if counts[at] == 0:
@@ -250,11 +249,7 @@ class Dealer:
                 self._bury(consumer, whole.where(damaged), set(leased.damaged))
             if not mine.any():
                 continue
-            now, later = whole.where(mine & ~fresh), whole.where(mine & fresh)
-            if len(now):
-                self.push(consumer, now)
-            if len(later):
-                self._hold(consumer, later)
+            self.give(consumer, whole.where(mine))
 
     def _sound(self, leased: Leased) -> Bools:
         """Whose payload is there and is what was put."""
@@ -277,23 +272,27 @@ class Dealer:
         self._tasks.spawn(self._settle_all(settles), "burying")
         consumer.refund(parcel)
 
-    def _hold(self, consumer: Consumer, parcel: Parcel) -> None:
+    def give(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone."""
         if consumer.gone or not self._leasing:
             self.hand_back([parcel])
-        else:
-            self._held.add(consumer, parcel)
+            return
+        ahead = parcel.was_due_ms > self._clock.now_ms()
+        if ahead.any():
+            self._held.add(consumer, parcel.where(ahead))
+            self._wake.set()
+            parcel = parcel.where(~ahead)
+        if len(parcel):
+            self._push(consumer, parcel)
 
     def _push_due(self) -> None:
         """Pushes what was leased ahead and is due now."""
         now_ms = self._clock.now_ms()
         for consumer, parcel in self._held.due(now_ms):
-            self.push(consumer, parcel)
+            self.give(consumer, parcel)
 
-    def push(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Queues `parcel` for its consumer, or hands it back when that is gone; notes lateness."""
-        if consumer.gone or not self._leasing:
-            self.hand_back([parcel])
-            return
+    def _push(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Queues `parcel`, which is due, for its consumer, and notes how late it is."""
         for part in parcel.frames(self._limits.deliver_messages):
             consumer.push(part)
         self._note(consumer, parcel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from timeline.metrics import Metrics
@@ -25,6 +25,7 @@ from timeline.storage_plugins.contract import (
 log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 P99_OF = 128
+HELD_PAGE = 500
 
 
 class MeteredStore:
@@ -84,14 +85,11 @@ class MeteredStore:
         ordered = sorted(self._lease_ms)
         self.lease_p99_ms = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
-    async def held(self, topic: Topic, now_ms: int, holder: bytes) -> list[Rows]:
-        """All that `holder` holds, with payloads, page by page."""
-        pages: list[Rows] = []
-        cursor = b""
-        while True:
-            page = await self.call("held_by", self.store.held_by(topic, now_ms, holder, cursor, 1_000))
-            if len(page.rows):
-                pages.append(page.rows)
-            if page.cursor is None:
-                return pages
+    async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:
+        """What `holder` holds, with payloads, page by page."""
+        cursor: bytes | None = b""
+        while cursor is not None:
+            page = await self.call("held_by", self.store.held_by(topic, now_ms, holder, cursor, HELD_PAGE))
             cursor = page.cursor
+            if len(page.rows):
+                yield page.rows

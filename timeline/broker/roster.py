@@ -216,7 +216,7 @@ def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Gra
             count=min(consumer.credit_messages, limits.lease_messages, most),
             lease_ms=consumer.lease_ms,
             max_bytes=max(0, min(consumer.credit_bytes, share)),
-            alone=consumer.idle or consumer.credit_bytes > share,
+            alone=consumer.idle,
         )
         for consumer in consumers
     ]

@@ -1,0 +1,172 @@
+"""`timeline serve` as a process: its ports, health, probes, structured logs, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from timeline.columns import Ragged
+from timeline.driver.transport import GrpcTransport
+from timeline.wire import (
+    SERVICE,
+    Fault,
+    Hello,
+    Leaving,
+    LeavingReason,
+    Ping,
+    Pong,
+    TopicAction,
+    Topics,
+    TransportError,
+    Welcome,
+    decode,
+    decode_as,
+    encode,
+)
+
+pytestmark = pytest.mark.processes
+
+
+class Broker:
+    """A broker process that has opened its port."""
+
+    def __init__(self, process: asyncio.subprocess.Process, addresses: dict[str, str]) -> None:
+        self.process = process
+        self.listen, self.metrics = addresses["listen"], addresses["metrics"]
+
+    async def probe(self, path: str) -> tuple[int, str]:
+        def get() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=10) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as refused:
+                return refused.code, refused.read().decode()
+
+        return await asyncio.to_thread(get)
+
+    async def ready(self) -> GrpcTransport:
+        """A transport to it, once it serves."""
+        async with grpc.aio.insecure_channel(self.listen) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+            async for answer in watch:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    break
+        return GrpcTransport(self.listen)
+
+
+async def start(*flags: str, cwd: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "timeline", "serve", "--json", "--listen", "127.0.0.1:0", *flags,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def serving(cwd: Path, *flags: str) -> AsyncIterator[Broker]:
+    process = await start("--metrics", "127.0.0.1:0", "--log-format", "json", *flags, cwd=cwd)
+    assert process.stdout is not None
+    try:
+        line = await process.stdout.readline()
+        assert line, (await process.communicate())[1].decode()
+        yield Broker(process, json.loads(line))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_it_serves_health_probes_and_metrics_and_ends_on_sigterm(tmp_path: Path):
+    async with serving(tmp_path, "--store", "memory://", "--name", "tester") as broker:
+        transport = await broker.ready()
+        pong = decode_as(await transport.unary("Ping", encode(Ping(1.5)), 5), Pong)
+        assert (pong.sent_ms, pong.broker) == (1.5, "tester")
+        assert pong.answered_ms >= pong.received_ms
+        assert await broker.probe("/healthz") == (200, "alive\n")
+        assert await broker.probe("/readyz") == (200, "ready\n")
+        assert (await broker.probe("/nothing"))[0] == 404
+        status, text = await broker.probe("/metrics")
+        assert status == 200
+        assert 'timeline_broker_info{name="tester"' in text
+        await transport.unary("Topics", encode(Topics(TopicAction.CREATE, "t")), 5)
+        stream = await transport.stream("Consume", 5)
+        none = np.zeros(0, dtype=np.uint64)
+        await stream.send(encode(Hello("t", "c", 1, 0, 1, 1, Ragged.of([]), none, none.astype(np.int64))))
+        assert isinstance(decode(await stream.receive() or b""), Welcome)
+        broker.process.send_signal(signal.SIGTERM)
+        leaving = decode_as(await stream.receive() or b"", Leaving)
+        assert leaving.reason is LeavingReason.DRAINING
+        await stream.close()
+        _, logs = await broker.process.communicate()
+        assert broker.process.returncode == 0
+        events = [json.loads(line)["event"] for line in logs.decode().splitlines()]
+        assert events == ["ready", "draining", "stopped"]
+
+
+async def test_bad_frames_and_another_major_are_refused_with_the_reason(tmp_path: Path):
+    async with serving(tmp_path, "--store", "memory://") as broker:
+        transport = await broker.ready()
+        with pytest.raises(TransportError) as bad:
+            await transport.unary("Topics", b"\0" * 40, 5)
+        assert bad.value.fault is Fault.REFUSED_FRAME
+        assert "TLN1" in bad.value.reason
+        with pytest.raises(TransportError) as none:
+            await transport.unary("Nothing", encode(Ping(0.0)), 5)
+        assert none.value.fault is Fault.WRONG_VERSION
+        stream = await transport.stream("Consume", 5)
+        await stream.send(b"x" * 100)
+        with pytest.raises(TransportError) as streamed:
+            await stream.receive()
+        assert streamed.value.fault is Fault.REFUSED_FRAME
+        decode_as(await transport.unary("Ping", encode(Ping(0.0)), 5), Pong)
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    _, said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--store", "nosuch://x"), "memory"),
+        (("--store", "sqlite:///"), "sqlite:///"),
+        (("--store", "memory://", "--sync", "locale://"), "local://"),
+        (("--store", "memory://", "--metrics", "nonsense"), "host:port"),
+        (("--store", "memory://", "--grace", "soon"), "grace"),
+        (("--stroe", "memory://"), "--store"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_with_a_sentence(tmp_path: Path, flags: tuple[str, ...], word: str):
+    code, said = await ended(await start(*flags, cwd=tmp_path))
+    assert code in (2, 4)
+    assert word in said
+    assert "Traceback" not in said
+
+
+async def test_a_taken_port_is_said(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process = await start("--store", "memory://", "--metrics", "off", "--listen", address, cwd=tmp_path)
+        code, said = await ended(process)
+        assert code != 0
+        assert address in said
+        process = await start("--store", "memory://", "--metrics", address, cwd=tmp_path)
+        code, said = await ended(process)
+        assert code != 0
+        assert address in said
