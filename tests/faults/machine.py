@@ -1,0 +1,223 @@
+"""Real processes under test: a broker on SQLite, workers, faults; and the judge at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import timeline
+from tests.faults.worker import TOPIC
+from timeline.clock import Clock
+from timeline.history import History, HistoryFile, Verdict, check, dump_store, read_history
+from timeline.storage_plugins import make_store
+
+LEASE_MS = 3_000
+CLOCK_BOUND_MS = 5.0
+"""All processes read one machine's clock; each carries it on by itself from its start."""
+PATIENCE_S = 100.0
+"""A test that waits longer has failed; nothing is measured by it."""
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """A process of ours, its lines of JSON, and its end by id."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self.process, self.name = process, name
+        self.told: dict[str, int] = {}
+        """The sum of each number `put`, the last of each other."""
+        self.news = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, name: str, log: Path, *command: str) -> Child:
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors
+            )
+        return cls(process, name)
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            for name, value in json.loads(line).items():
+                self.told[name] = self.told.get(name, 0) + value if name == "put" else value
+            self.news.set()
+        self.told["ended"] = 1
+        self.news.set()
+
+    async def until(self, condition: Callable[[dict[str, int]], bool]) -> None:
+        """Returns once what it told meets the condition. Fails when it ends before."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition(self.told):
+                assert not self.told.get("ended"), f"{self.name} ended, having told {self.told}"
+                self.news.clear()
+                await self.news.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to this process alone."""
+        self.process.send_signal(number)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._reader
+            return await self.process.wait()
+
+    async def finish(self) -> None:
+        """Ends it, however it is."""
+        if self.process.returncode is None:
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                self.signal(number)
+        await self.wait()
+
+    def tell(self) -> None:
+        """A line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+    def hang_up(self) -> None:
+        """The end of its standard input: it should end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+class Machine:
+    """Everything that runs in one test, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.store = f"sqlite:///{folder / 'timeline.db'}"
+        self.broker: Child | None = None
+        self.consumers: dict[str, Child] = {}
+        self.producers: dict[str, Child] = {}
+        self.children: list[Child] = []
+        self.sessions = 0
+        self.faults = HistoryFile(folder / "faults.jsonl", "faults", Clock())
+
+    async def start_broker(self) -> None:
+        """A broker on the machine's port and file, ready."""
+        flags = ["--store", self.store, "--listen", self.address, "--metrics", "off", "--json", "--grace", "20s"]
+        self.broker = await Child.start("broker", self.folder / "broker.log", "-m", "timeline", "serve", *flags)
+        self.children.append(self.broker)
+        await self.broker.until(lambda told: "listen" in told)
+
+    async def create_topic(self, **settings: Any) -> None:
+        async with timeline.connect(self.address, timeout="30s") as client:
+            await client.create_topic(TOPIC, lease=LEASE_MS / 1_000, **settings)
+
+    async def _worker(self, what: str, name: str, *flags: str) -> Child:
+        self.sessions += 1
+        common = ["--address", self.address, "--name", name, "--session", str(self.sessions)]
+        history = str(self.folder / f"{name}.{self.sessions}.jsonl")
+        command = ["-m", "tests.faults.worker", what, *common, "--history", history, *flags]
+        child = await Child.start(name, self.folder / f"{name}.log", *command)
+        self.children.append(child)
+        await child.until(lambda told: "started" in told)
+        return child
+
+    async def start_consumer(self, name: str, window: int = 120) -> Child:
+        child = self.consumers[name] = await self._worker("consume", name, "--window", str(window))
+        return child
+
+    async def start_producer(self, name: str, count: int = 12_000) -> Child:
+        child = self.producers[name] = await self._worker("produce", name, "--count", str(count))
+        return child
+
+    def note(self, what: str, **more: Any) -> None:
+        """A fault, into the history."""
+        self.faults.note("fault", {"what": what, **more})
+        self.faults.flush()
+
+    async def drained(self) -> None:
+        """Every producer is done and every message settled: consumers are told to hold nothing back, and each time one
+        has something to tell the store is looked at."""
+        for producer in self.producers.values():
+            if producer.process.returncode is None:
+                await producer.until(lambda told: "done" in told)
+        for consumer in self.consumers.values():
+            consumer.tell()
+        async with asyncio.timeout(PATIENCE_S), timeline.connect(self.address, timeout="30s") as client:
+            while [row async for row in client.scan(TOPIC, state="living", limit=1)]:
+                await self._news()
+
+    async def _news(self) -> None:
+        waiting = [asyncio.create_task(child.news.wait()) for child in self.consumers.values()]
+        for child in self.consumers.values():
+            child.news.clear()
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Workers end, then the broker, in order."""
+        for child in self.consumers.values():
+            child.hang_up()
+            assert await child.wait() == 0
+        if self.broker is not None:
+            self.broker.signal(signal.SIGTERM)
+            assert await self.broker.wait() == 0
+
+    def history(self) -> list[Any]:
+        self.faults.flush()
+        return read_history(sorted(self.folder.glob("*.jsonl")))
+
+    async def judge(self) -> Verdict:
+        """What the checker says of the histories and of what the store's file still has."""
+        store = make_store(self.store)
+        await store.open()
+        try:
+            clock = Clock()
+            rows = await dump_store(store, await store.topics(), clock.now_ms())
+        finally:
+            await store.close()
+        return check(self.history(), rows, clock_bound_ms=CLOCK_BOUND_MS, end_wall_ms=clock.now())
+
+    def leases_out(self, at: float) -> int:
+        """How many deliveries were in code's hands and not settled at monotonic ms `at`, by the histories."""
+        settled: set[tuple[str, int, int]] = set()
+        received: set[tuple[str, int, int]] = set()
+        for event in self.history():
+            if event.operation in ("receive", "ack", "release") and event.invoked <= at:
+                token = event.arguments["id"], event.arguments["birth"], event.arguments["version"]
+                (received if event.operation == "receive" else settled).add(token)
+        return len(received - settled)
+
+    async def finish(self) -> None:
+        for child in self.children:
+            await child.finish()
+        self.faults.close()
+
+
+@asynccontextmanager
+async def machine(folder: Path) -> AsyncIterator[Machine]:
+    """A machine with a broker, a topic, two consumers and two producers at work."""
+    made = Machine(folder)
+    try:
+        await made.start_broker()
+        await made.create_topic()
+        for name in ("c1", "c2"):
+            await made.start_consumer(name)
+        for name in ("p1", "p2"):
+            await made.start_producer(name)
+        yield made
+    finally:
+        await made.finish()
+
+
+__all__ = ["History", "Machine", "machine"]
