@@ -40,7 +40,7 @@ from timeline.wire.frames import (
     TagMutated,
     Welcome,
 )
-from timeline.wire.judging import judge_headers_and_size, judge_ids, judge_reasons, judge_tags, judge_texts
+from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
 from timeline.wire.ranges import Body
 from timeline.wire.refusals import WireError
 from timeline.wire.verify import find_body
@@ -230,7 +230,7 @@ def _deliver(body: Body) -> Deliver:
         deliveries=body.uint32("deliveries"),
         payload_sum=body.uint64("payload_sum"),
         payloads=body.ragged("payloads"),
-        headers=body.optional_judged("headers", judge_headers_and_size),
+        headers=body.optional_judged("headers", judge_headers),
         tags=body.optional_judged("tags", judge_tags),
     )
 

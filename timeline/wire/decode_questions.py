@@ -40,7 +40,7 @@ from timeline.wire.frames import (
     TopicList,
     Topics,
 )
-from timeline.wire.judging import judge_headers_and_size, judge_ids, judge_reasons, judge_tags, judge_texts
+from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
 from timeline.wire.ranges import MAX_INT64, Body
 from timeline.wire.refusals import WireError
 
@@ -87,7 +87,7 @@ def _rows(body: Body) -> Rows:
         tags=part.judged("tags", judge_tags),
         dead=part.judged("dead", judge_reasons),
         payloads=part.optional_ragged("payloads"),
-        headers=part.optional_judged("headers", judge_headers_and_size),
+        headers=part.optional_judged("headers", judge_headers),
         **columns,
     )
 
@@ -122,7 +122,9 @@ def _topics(body: Body) -> Topics:
         raise body.refusal("settings", f"are up to {MAX_SETTINGS}, each once")
     kinds = body.uint8("kinds", b"\0\1\2").tolist()
     numbers = body.int64("numbers").tolist()
-    texts = body.judged("texts", lambda column: judge_texts(column, "a setting", 0, MAX_SETTING_BYTES)).tolist()
+    texts = body.judged(
+        "texts", lambda column: judge_texts(column, "a setting", 0, MAX_SETTING_BYTES, nul=True)
+    ).tolist()
     settings: dict[str, int | str | bool] = {}
     for setting, kind, number, text in zip(names, kinds, numbers, texts, strict=True):
         if kind == 1 and number not in (0, 1):
@@ -131,8 +133,21 @@ def _topics(body: Body) -> Topics:
     return Topics(action, name, settings, body.number("revision", 0, MAX_INT64))
 
 
+def _judge_topic_names(names: Ragged) -> dict[int, str]:
+    bad = judge_texts(names, "a topic's name", 1, 4 * MAX_TOPIC_CHARS)
+    if bad:
+        return bad
+    refused: dict[bytes, str] = {}
+    for name in set(names):
+        try:
+            check_topic_name(name.decode())
+        except Invalid as why:
+            refused[name] = why.reason
+    return {index: refused[name] for index, name in enumerate(names) if name in refused} if refused else {}
+
+
 def _topic_list(body: Body) -> TopicList:
-    names = body.judged("names", lambda column: judge_texts(column, "a topic's name", 1, 4 * MAX_TOPIC_CHARS))
+    names = body.judged("names", _judge_topic_names)
     columns = {name: body.int64(name).tolist() for name in SETTING_COLUMNS if name in body.places}
     columns["paused"] = [flag == 1 for flag in body.uint8("paused", b"\0\1").tolist()]
     columns["kind"] = [kind.decode() for kind in body.judged("kind", lambda column: judge_texts(column, "kind", 1, 64))]
@@ -142,9 +157,7 @@ def _topic_list(body: Body) -> TopicList:
     try:
         for index, name in enumerate(names.tolist()):
             settings = TopicSettings(**{setting: column[index] for setting, column in columns.items()}).check()
-            topics.append(
-                Topic(check_topic_name(name.decode()), uids[index], settings, revisions[index], created[index])
-            )
+            topics.append(Topic(name.decode(), uids[index], settings, revisions[index], created[index]))
     except Invalid as bad:
         raise WireError(f"TopicList has a topic out of range: {bad.reason}") from None
     return TopicList(body.whole("status"), body.sentence("detail"), tuple(topics))
@@ -170,7 +183,7 @@ def _late_list(body: Body) -> LateList:
             raise body.refusal("cause", f"has a value above {len(Cause) - 1}")
         cause = np.where(unknown, np.uint8(Cause.UNEXPLAINED), cause)
     return LateList(
-        topics=body.judged("topics", lambda column: judge_texts(column, "a topic", 1, 4 * MAX_TOPIC_CHARS)),
+        topics=body.judged("topics", _judge_topic_names),
         ids=body.judged("ids", judge_ids),
         consumers=body.judged("consumers", lambda column: judge_texts(column, "a consumer", 0, MAX_HOLDER_BYTES)),
         due_ms=body.times("due_ms"),

@@ -54,8 +54,12 @@ def judge_reasons(reasons: Ragged | None) -> dict[int, str]:
 
 
 def judge_headers(headers: Ragged | None) -> dict[int, str]:
-    """Index → sentence for headers that are not encoded as `model.encode_headers` does. Passes over those that are too
-    large: `judge_sizes` says so."""
+    """Index → sentence for headers that take more than 8 KiB or are not encoded as `model.encode_headers` does."""
+    return judge_sizes(headers, "headers", MAX_HEADERS_BYTES) | judge_header_forms(headers)
+
+
+def judge_header_forms(headers: Ragged | None) -> dict[int, str]:
+    """Likewise, without a word on those that are too large: these are TOO_LARGE, the others INVALID."""
     if headers is None or not headers.nbytes:
         return {}
     verdicts: dict[bytes, str] = {b"": ""}
@@ -67,11 +71,6 @@ def judge_headers(headers: Ragged | None) -> dict[int, str]:
         if verdict:
             bad[index] = verdict
     return bad
-
-
-def judge_headers_and_size(headers: Ragged) -> dict[int, str]:
-    """Index → sentence for headers that are too large or not encoded as they should be."""
-    return judge_sizes(headers, "headers", MAX_HEADERS_BYTES) or judge_headers(headers)
 
 
 def _judge_header(item: bytes) -> str:
@@ -191,7 +190,7 @@ def judge_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) ->
     bad: Judgement = {}
     _blame(bad, judge_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
     _blame(bad, judge_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
-    _blame(bad, judge_headers(frame.headers))
+    _blame(bad, judge_header_forms(frame.headers))
     _blame(bad, judge_tags(frame.tags))
     if frame.expires_ms is not None:
         _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")

@@ -83,7 +83,7 @@ def _packing(table: str, fields: list[tuple[int, str, str]]) -> str:
 
 
 class Shapes:
-    """The shapes of one table met so far. Bounded: past `_MAX_SHAPES` they are made anew each time."""
+    """The shapes of one table met so far. Bounded: past `_MAX_SHAPES` the oldest is forgotten."""
 
     __slots__ = ("_known", "_longest", "_table")
 
@@ -109,8 +109,9 @@ class Shapes:
         shape = self._known.get(key)
         if shape is None:
             shape = Shape(self._table, *key)
-            if len(self._known) < _MAX_SHAPES:
-                self._known[key] = shape
+            if len(self._known) >= _MAX_SHAPES:
+                del self._known[next(iter(self._known))]
+            self._known[key] = shape
         return shape
 
 
@@ -206,7 +207,7 @@ class Table:
         at += 4
         if at + count * width > len(self.data):
             raise self.refusal(field, "is longer than the frame")
-        if at % width:
+        if count and at % width:
             raise self.refusal(field, "is not aligned")
         return np.frombuffer(self.data, dtype, count, at)
 

@@ -1,0 +1,153 @@
+"""No bytes crash, hang or over-allocate the reader, or come out as values that are out of range."""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tests.wire.mutants import MUTATIONS, good_frames, mutants
+from tests.wire.plain_rules import out_of_range
+from tests.wire.samples import SAMPLES
+from timeline.wire import (
+    Mutate,
+    Produce,
+    Settle,
+    WireError,
+    decode,
+    encode,
+    judge_mutate,
+    judge_produce,
+    judge_settle,
+)
+
+JUDGES: dict[type, Any] = {Produce: judge_produce, Mutate: judge_mutate, Settle: judge_settle}
+FAST_SEEDS = range(3)
+SLOW_SEEDS = range(100, 120)
+CASES = 5_000
+SURVIVED, REFUSED = "survived", "refused"
+
+
+def judged(data: bytes) -> tuple[Any, dict[int, Any]] | None:
+    """What a broker or driver makes of these bytes: the frame and the messages to blame, or None when refused."""
+    try:
+        frame = decode(data)
+    except WireError as refused:
+        assert str(refused).startswith("INVALID: ")
+        return None
+    judge = JUDGES.get(type(frame))
+    return frame, (judge(frame) if judge else {})
+
+
+def fuzz(seed: int, count: int) -> collections.Counter[str]:
+    outcome: collections.Counter[str] = collections.Counter()
+    for name, data in mutants(seed, count):
+        try:
+            result = judged(data)
+        except Exception as crash:
+            raise AssertionError(f"{name}: {data.hex()}") from crash
+        if result is None:
+            outcome[REFUSED] += 1
+            continue
+        frame, blamed = result
+        bad = out_of_range(frame, blamed)
+        assert not bad, (name, bad, data.hex())
+        outcome[SURVIVED] += 1
+    return outcome
+
+
+@pytest.mark.parametrize("seed", FAST_SEEDS)
+def test_mutants_are_refused_or_in_range(seed: int) -> None:
+    outcome = fuzz(seed, CASES)
+    # Both ways out are taken, or the mutants are too tame or too wild to show anything.
+    assert outcome[REFUSED] > CASES // 10
+    assert outcome[SURVIVED] > CASES // 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SLOW_SEEDS)
+def test_many_more_mutants_are_refused_or_in_range(seed: int) -> None:
+    outcome = fuzz(seed, CASES)
+    assert min(outcome[REFUSED], outcome[SURVIVED]) > CASES // 20
+
+
+def test_good_frames_pass_the_plain_rules() -> None:
+    for frame, data in zip(SAMPLES, good_frames(), strict=False):
+        result = judged(data)
+        assert result is not None
+        assert not out_of_range(*result), frame
+
+
+def test_memory_stays_within_a_few_frames() -> None:
+    """Columns are views; what is copied (texts, ids while they are judged, sentences) is bounded by the frame."""
+    judged(good_frames()[0])
+    tracemalloc.start()
+    try:
+        for name, data in mutants(7, 1_500):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            judged(data)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 8 * len(data) + 16_000, name
+    finally:
+        tracemalloc.stop()
+
+
+def test_work_is_bounded_by_the_frame() -> None:
+    """Counted in calls, not by a clock: some per field, and per message no more than a few when one is to blame."""
+    steps = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal steps
+        if event in ("call", "c_call"):
+            steps += 1
+
+    for name, data in mutants(11, 1_500):
+        steps = 0
+        sys.setprofile(count)
+        try:
+            judged(data)
+        finally:
+            sys.setprofile(None)
+        assert steps < 600 + len(data), name
+
+
+def test_a_vector_of_claimed_length_is_not_allocated() -> None:
+    """Lengths of gigabytes in a frame of some hundred bytes."""
+    for data in good_frames():
+        for at in range(8, len(data) - 3, 4):
+            claimed = data[:at] + b"\xff\xff\xff\x3f" + data[at + 4 :]
+            tracemalloc.start()
+            judged(claimed)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak < 8 * len(data) + 16_000
+
+
+def test_tables_and_vectors_that_lie_upon_each_other_are_safe() -> None:
+    """Every offset of a frame leads, one after the other, to every other place of it."""
+    data = encode(SAMPLES[2])
+    survived = 0
+    for at in range(20, len(data) - 3, 4):
+        for target in range(at + 4, len(data), 4):
+            aliased = data[:at] + (target - at).to_bytes(4, "little") + data[at + 4 :]
+            result = judged(aliased)
+            if result is not None:
+                survived += 1
+                assert not out_of_range(*result)
+    assert survived
+
+
+def test_every_mutation_changes_something() -> None:
+    data = good_frames()[0]
+    for mutation in MUTATIONS:
+        changed = set()
+        for seed in range(20):
+            mutant = bytearray(data)
+            mutation(mutant, random.Random(seed))
+            changed.add(bytes(mutant))
+        assert len(changed - {data}) > 5, mutation
