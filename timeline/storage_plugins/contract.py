@@ -305,8 +305,12 @@ class Store(ABC):
         now_ms: int,
         due_before_ms: int,
         grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         """Leases what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
+
+        `overdue_ms` > 0 (the sweep over buckets that others deal): only what is due by now_ms − overdue_ms, nothing ahead
+        of its time; `next_due_ms` then says nothing.
 
         Eligible: due ≤ now_ms, not dead, not expired, and, where a holder is left from a lease that ran out, due ≤
         now_ms − redelivery_backoff_ms; or, ahead of its time: now_ms < due ≤ due_before_ms without a holder (nothing
