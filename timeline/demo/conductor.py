@@ -193,7 +193,7 @@ class Conductor:
             if code:
                 self.troubles.append(f"{player.name} ended with code {code}: {player.last_words()}")
 
-    async def _scan(self, client: timeline.Client, topic: str) -> list[dict[str, Any]]:
+    async def _scan(self, client: timeline.Timeline, topic: str) -> list[dict[str, Any]]:
         """What is still on the timeline, as the checker takes it."""
         rows = []
         async for row in client.scan(topic, payload=True):

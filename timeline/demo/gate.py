@@ -15,6 +15,9 @@ from timeline.demo.part import Part, begun, play
 from timeline.demo.plan import CREDIT, Crash
 from timeline.model import encode_headers, payload_sum
 
+SESSION = 1
+"""Each life of a gate is a consumer of its own and has one session."""
+
 
 def gate_name(number: int, life: int = 1) -> str:
     """The consumer id of gate `number` (from 0) in its `life` (from 1): a gate that comes back after a crash is another
@@ -43,30 +46,23 @@ class Gate:
         self.consumer = consumer
         self.name = name
         self.crash = crash
-        self.boarding: set[asyncio.Task[None]] = set()
 
     async def work(self) -> None:
         """Takes departures until told to stop, then lets those that board leave."""
-        self.part.history.note("consume", {"topic": self.part.plan.topic, "consumer": self.name, "credit": CREDIT})
+        values = {"topic": self.part.plan.topic, "consumer": self.name, "session": SESSION, "credit": CREDIT}
+        self.part.history.note("consume", values)
         self.part.history.flush()
-        taking = asyncio.ensure_future(self._take())
-        stopping = asyncio.ensure_future(self.part.stopping.wait())
-        await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping = asyncio.create_task(self._stop_when_told())
+        async with asyncio.TaskGroup() as boarding:
+            async for delivery in self.consumer:
+                self._note_received(delivery)
+                self._crash_when_planned()
+                boarding.create_task(self._board(delivery))
         stopping.cancel()
-        if not taking.done():
-            taking.cancel()
-        results = await asyncio.gather(taking, *self.boarding, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
 
-    async def _take(self) -> None:
-        async for delivery in self.consumer:
-            self._note_received(delivery)
-            self._crash_when_planned()
-            task = asyncio.create_task(self._board(delivery))
-            self.boarding.add(task)
-            task.add_done_callback(self.boarding.discard)
+    async def _stop_when_told(self) -> None:
+        await self.part.stopping.wait()
+        self.consumer.stop_taking()
 
     async def _board(self, delivery: timeline.Delivery) -> None:
         await asyncio.sleep(self.part.plan.boarding_ms / 1000)
@@ -86,13 +82,13 @@ class Gate:
         self.part.history.flush()
 
     def _about(self, delivery: timeline.Delivery) -> dict[str, Any]:
-        birth, version = delivery.token
         return {
             "topic": self.part.plan.topic,
             "id": delivery.id,
             "consumer": self.name,
-            "birth": birth,
-            "version": version,
+            "session": SESSION,
+            "birth": delivery.token.birth,
+            "version": delivery.version,
         }
 
     def _crash_when_planned(self) -> None:

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import timeline
 from timeline.clock import Clock
 from timeline.demo.plan import Plan, read_plan
 from timeline.errors import TimelineError
@@ -46,7 +47,7 @@ class Part:
                 return True
         return not self.stopping.is_set()
 
-    async def noted(self, operation: str, values: dict[str, Any], asked: Awaitable[Any]) -> bool:
+    async def noted(self, operation: str, values: dict[str, Any], asked: Awaitable[timeline.Receipt | None]) -> bool:
         """Awaits one call on one message and notes it before and after; whether it was answered OK."""
         call = self.history.call(operation, values)
         try:
@@ -55,8 +56,8 @@ class Part:
             self.history.answer(call, outcome_of(error.code), {"status": error.code, "why": str(error)})
             done = False
         else:
-            told = {"status": str(answer.status), "version": answer.version, "due_ms": answer.due_ms}
-            self.history.answer(call, OK, told)
+            told = {} if answer is None else {"version": answer.version, "due_ms": answer.due_ms}
+            self.history.answer(call, OK, {"status": "OK", **told})
             done = True
         self.history.flush()
         return done

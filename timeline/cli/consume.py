@@ -1,0 +1,197 @@
+"""`timeline consume`: takes messages when they come due."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import DONE, SOME_FAILED, awaited, client_command, complain, explain
+from timeline.cli.output import payload_fields, print_json, shown_payload
+from timeline.cli.values import iso, shown_time
+from timeline.driver.times import duration_ms
+from timeline.errors import Invalid, TimelineError
+
+BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--id", help="This consumer's id; one that comes back under its id gets what it still holds.  [host-pid]")
+@click.option("--lease", metavar="DURATION", help="How long to have each message.  [the topic's]")
+@click.option("--credit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages at once.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many.")
+@click.option("--wait", metavar="DURATION", help="End when nothing has come for so long.")
+@click.option(
+    "--release", metavar="DURATION", help="Do not ack: put each back on the timeline, due again so long from now."
+)
+@click.option("--exec", "command", metavar="CMD", help="Run CMD with the payload on its standard input.")
+@client_command
+def consume(
+    topic: str,
+    id: str | None,
+    lease: str | None,
+    credit: int,
+    count: int | None,
+    wait: str | None,
+    release: str | None,
+    command: str | None,
+    address: str,
+    timeout: str,
+    as_json: bool,
+) -> int:
+    """Print messages of TOPIC as they come due, and ack each.
+
+    With --exec, a shell runs CMD for one message after the other: exit code 0 acks it, any other puts it back with a
+    wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs; CMD finds TIMELINE_ID,
+    TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES in its environment. Ctrl-C ends in order: what nobody saw goes
+    back at once.
+
+    \b
+    Example:
+      timeline consume departures --count 10 --json
+      timeline consume reminders --exec "mail -s reminder ops@example.org"
+    """
+    if release is not None and command is not None:
+        raise Invalid("--release puts every message back, --exec decides by the exit code: give one of the two")
+    taker = Taker(
+        as_json=as_json,
+        release_s=None if release is None else duration_ms(release, "--release") / 1000,
+        command=command,
+        wait_s=None if wait is None else duration_ms(wait, "--wait", least_ms=1) / 1000,
+        count=count,
+    )
+    settings: dict[str, Any] = {"id": id or f"{socket.gethostname()}-{os.getpid()}"}
+    if lease is not None:
+        settings["lease"] = duration_ms(lease, "--lease", least_ms=1) / 1000
+    settings["credit"] = min(credit, count) if count else credit
+
+    async def work() -> int:
+        async with (
+            timeline.connect(address, timeout=timeout) as tl,
+            tl.consumer(topic, **settings) as consumer,
+        ):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, consumer.stop_taking)
+            return await taker.take(consumer)
+
+    return awaited(work())
+
+
+class Taker:
+    """Takes deliveries one after the other and settles each as was asked. `failed` counts what was not acked."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        release_s: float | None,
+        command: str | None,
+        wait_s: float | None,
+        count: int | None,
+    ) -> None:
+        self.as_json = as_json
+        self.release_s = release_s
+        self.command = command
+        self.wait_s = wait_s
+        self.count = count
+        self.failed = 0
+
+    async def take(self, consumer: timeline.Consumer) -> int:
+        """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more. The exit code."""
+        taken = 0
+        while taken != self.count:
+            try:
+                async with asyncio.timeout(self.wait_s):
+                    delivery = await consumer.take()
+            except TimeoutError:
+                break
+            if delivery is None:
+                break
+            taken += 1
+            await self._settle(delivery, consumer.lease_ms / 1000)
+        return SOME_FAILED if self.failed else DONE
+
+    async def _settle(self, delivery: timeline.Delivery, lease_s: float) -> None:
+        try:
+            if self.command is not None:
+                await self._run(delivery, self.command, lease_s)
+            elif self.release_s is not None:
+                self._print(delivery, "released")
+                await delivery.release(in_=self.release_s)
+            else:
+                self._print(delivery, "")
+                await delivery.ack()
+        except TimelineError as error:
+            self.failed += 1
+            complain(explain(error))
+
+    async def _run(self, delivery: timeline.Delivery, command: str, lease_s: float) -> None:
+        """Runs the command for a delivery, extending the lease meanwhile; acks or releases by its exit code."""
+        environment = {
+            **os.environ,
+            "TIMELINE_ID": delivery.id,
+            "TIMELINE_TAG": delivery.tag or "",
+            "TIMELINE_DUE": iso(delivery.scheduled_ms) or "",
+            "TIMELINE_DELIVERIES": str(delivery.deliveries),
+        }
+        process = await asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=environment)
+        extending = asyncio.ensure_future(_keep(delivery, lease_s))
+        try:
+            await process.communicate(delivery.payload)
+        finally:
+            extending.cancel()
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        if process.returncode == 0:
+            self._print(delivery, "exit 0")
+            await delivery.ack()
+            return
+        self.failed += 1
+        back_s = min(BACKOFF_FIRST_S * 2.0 ** min(delivery.deliveries - 1, 30), BACKOFF_CAP_S)
+        self._print(delivery, f"exit {process.returncode}, again in {back_s:g}s")
+        await delivery.release(in_=back_s, reason=f"exit {process.returncode}")
+
+    def _print(self, delivery: timeline.Delivery, done: str) -> None:
+        late_ms = delivery.lateness.total_seconds() * 1000
+        if self.as_json:
+            print_json({**delivery_json(delivery), "lateness_ms": round(late_ms, 3), "done": done or "acked"})
+            return
+        again = f"  delivery {delivery.deliveries}" if delivery.deliveries > 1 else ""
+        done = f"  {done}" if done else ""
+        due = shown_time(delivery.scheduled_ms)
+        click.echo(f"{due}  {delivery.id}  {shown_payload(delivery.payload, 200)}  (+{late_ms:.1f} ms){again}{done}")
+
+
+async def _keep(delivery: timeline.Delivery, lease_s: float) -> None:
+    """Extends a lease at each third of it, as long as that works."""
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        try:
+            await delivery.extend(lease_s)
+        except TimelineError as lost:
+            complain(explain(lost))
+            return
+
+
+def delivery_json(delivery: timeline.Delivery) -> dict[str, Any]:
+    """A delivery for machines."""
+    return {
+        "id": delivery.id,
+        **payload_fields(delivery.payload),
+        "headers": dict(delivery.headers),
+        "tag": delivery.tag or None,
+        "due": iso(delivery.due_ms),
+        "due_ms": delivery.due_ms,
+        "scheduled": iso(delivery.scheduled_ms),
+        "scheduled_ms": delivery.scheduled_ms,
+        "deliveries": delivery.deliveries,
+        "version": delivery.version,
+        "lease_until": iso(delivery.lease_until_ms),
+    }

@@ -1,0 +1,135 @@
+"""`timeline dead …`: dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import Suggesting, awaited, client_command
+from timeline.cli.output import print_json, print_table
+from timeline.cli.read import entry_json
+from timeline.cli.receipts import tell_receipts
+from timeline.cli.values import due_of, shown_time
+from timeline.errors import Invalid
+
+ALL_HELP = "All dead letters of the topic."
+GROUP_HELP = "The producer group that owns the messages."
+
+
+@click.group(cls=Suggesting)
+def dead() -> None:
+    """Dead letters: messages that were buried, by a consumer or after too many deliveries.
+
+    \b
+    Example:
+      timeline dead list departures
+      timeline dead revive departures UA1545
+    """
+
+
+@dead.command("list")
+@click.argument("topic")
+@client_command
+def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
+    """Dead letters of TOPIC with their reasons.
+
+    \b
+    Example:
+      timeline dead list departures
+    """
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            entries = [entry async for entry in tl.dead(topic)]
+        if as_json:
+            for entry in entries:
+                print_json(entry_json(entry))
+            return
+        entries.sort(key=lambda entry: (entry.died_ms, entry.id))
+        rows = [
+            (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
+            for entry in entries
+        ]
+        print_table(("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG"), rows, right=("DELIVERIES",))
+
+    return awaited(work())
+
+
+@dead.command()
+@click.argument("topic")
+@click.argument("ids", nargs=-1, metavar="ID…")
+@click.option("--all", "everything", is_flag=True, help=ALL_HELP)
+@click.option("--at", metavar="TIME", help="When they are due again.")
+@click.option("--in", "in_", metavar="DURATION", help="The same from now.  [now]")
+@click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
+@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@client_command
+def revive(
+    topic: str,
+    ids: tuple[str, ...],
+    everything: bool,
+    at: str | None,
+    in_: str | None,
+    tz: str | None,
+    group: str,
+    address: str,
+    timeout: str,
+    as_json: bool,
+) -> int:
+    """Put dead letters of TOPIC back on the timeline.
+
+    \b
+    Example:
+      timeline dead revive departures UA1545 --in 1m
+      timeline dead revive departures --all
+    """
+    _check_ids(ids, everything)
+    due = due_of(at, in_ if at is not None or in_ is not None else "0s", tz, ("--at", "--in"))
+    when: dict[str, Any] = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
+
+    async def work() -> int:
+        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+            chosen = await _all_dead(tl, topic, group) if everything else list(ids)
+            return tell_receipts(await producer.revive(chosen, **when), as_json, "revived")
+
+    return awaited(work())
+
+
+@dead.command()
+@click.argument("topic")
+@click.argument("ids", nargs=-1, metavar="ID…")
+@click.option("--all", "everything", is_flag=True, help=ALL_HELP)
+@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def purge(
+    topic: str, ids: tuple[str, ...], everything: bool, group: str, yes: bool, address: str, timeout: str, as_json: bool
+) -> int:
+    """Delete dead letters of TOPIC for good.
+
+    \b
+    Example:
+      timeline dead purge departures UA1545 --yes
+    """
+    _check_ids(ids, everything)
+
+    async def work() -> int:
+        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+            chosen = await _all_dead(tl, topic, group) if everything else list(ids)
+            if chosen and not yes:
+                click.confirm(f"Delete {len(chosen)} dead letters of {topic} for good?", abort=True, err=True)
+            return tell_receipts(await producer.purge(chosen), as_json, "purged")
+
+    return awaited(work())
+
+
+def _check_ids(ids: tuple[str, ...], everything: bool) -> None:
+    if bool(ids) == everything:
+        raise Invalid("give either one or more IDs, or --all, one of the two")
+
+
+async def _all_dead(tl: timeline.Timeline, topic: str, group: str) -> list[str]:
+    """The ids of a group's dead letters; others' are not its to touch."""
+    return [entry.id async for entry in tl.dead(topic) if entry.group == group]

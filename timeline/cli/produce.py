@@ -1,0 +1,121 @@
+"""`timeline produce`: puts messages on a timeline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import SOME_FAILED, awaited, client_command, complain, explain
+from timeline.cli.output import Progress, print_json
+from timeline.cli.receipts import receipt_json, refusal, tell_receipts
+from timeline.cli.values import due_of, parse_headers, parse_time
+from timeline.driver.times import duration_ms
+from timeline.errors import Invalid
+
+READ_BYTES = 256 * 1024
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("payload", required=False)
+@click.option("--at", metavar="TIME", help="When it is due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
+@click.option("--in", "in_", metavar="DURATION", help="How long from now: 250ms, 15m, 2h, 10d.")
+@click.option("--tz", metavar="ZONE", help="Time zone of a local --at, such as Europe/Berlin.")
+@click.option("--id", help="Its id, unique in the topic.  [a new UUIDv7]")
+@click.option("--tag", help="What bulk moves and cancels select by.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
+@click.option("--expires", metavar="TIME|DURATION", help="Not delivered at or after this time, or so long from now.")
+@click.option("--group", default="default", show_default=True, help="The producer group that owns it.")
+@click.option("--if-exists", type=click.Choice(["move"]), help="Move the message of that id if it is there.")
+@click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
+@client_command
+def produce(
+    topic: str,
+    payload: str | None,
+    at: str | None,
+    in_: str | None,
+    tz: str | None,
+    id: str | None,
+    headers: tuple[str, ...],
+    expires: str | None,
+    group: str,
+    if_exists: str | None,
+    lines: bool,
+    address: str,
+    timeout: str,
+    as_json: bool,
+    tag: str | None,
+) -> int:
+    """Put PAYLOAD on TOPIC's timeline; - reads it from standard input.
+
+    \b
+    Example:
+      timeline produce departures "gate closes" --at 2026-03-29T09:00+02:00 --id UA1545
+      timeline produce reminders - --in 15m < reminder.json
+      cat jobs.jsonl | timeline produce jobs --lines --in 1h --tag nightly
+    """
+    due = due_of(at, in_, tz, ("--at", "--in"))
+    if lines and (payload is not None or id is not None):
+        raise Invalid("--lines takes payloads from standard input and makes the ids: give neither PAYLOAD nor --id")
+    if not lines and payload is None:
+        raise Invalid("give a PAYLOAD, - to read it from standard input, or --lines")
+    shared: dict[str, Any] = {
+        "at": due.at_ms,
+        "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
+        "tag": tag,
+        "headers": parse_headers(headers) or None,
+        "expires": _expires(expires, tz),
+    }
+
+    async def one() -> int:
+        content = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "")
+        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+            receipt = await producer.produce(content, id=id, if_exists=if_exists, **shared)
+        return tell_receipts([receipt], as_json, "put")
+
+    async def many() -> int:
+        failed = 0
+        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+            messages = (timeline.Message(line, **shared) async for line in _stdin_lines())
+            with Progress("put") as progress:
+                async for receipt in producer.produce_iter(messages, if_exists=if_exists):
+                    progress.add()
+                    failed += not receipt.ok
+                    if as_json:
+                        print_json(receipt_json(receipt))
+                    elif not receipt.ok:
+                        complain(explain(refusal(receipt)))
+                rate = progress.rate_per_s
+        if not as_json:
+            click.echo(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
+        return SOME_FAILED if failed else 0
+
+    return awaited(many() if lines else one())
+
+
+def _expires(text: str | None, zone: str | None) -> Any:
+    """`--expires`: a time, or a duration from now."""
+    if text is None:
+        return None
+    try:
+        return duration_ms(text, "--expires") / 1000
+    except Invalid:
+        when = parse_time(text, "--expires", zone)
+        return when.at_ms if when.at_ms is not None else max(0, when.in_ms or 0) / 1000
+
+
+async def _stdin_lines() -> AsyncIterator[bytes]:
+    """The lines of standard input without their ends, as they come; what does not end with a newline counts too."""
+    rest = b""
+    while data := await asyncio.to_thread(sys.stdin.buffer.read1, READ_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r")
+    if rest:
+        yield rest

@@ -1,0 +1,173 @@
+"""`timeline show` and `timeline ls`: what is on a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import REFUSED, Failed, awaited, client_command
+from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
+from timeline.cli.values import iso, parse_time, shown_time, zone_of
+from timeline.errors import Invalid
+from timeline.model import State
+
+STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
+LIMIT = 100
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("id")
+@click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
+@client_command
+def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json: bool) -> int:
+    """One message of TOPIC with all of its fields, its payload and its state.
+
+    \b
+    Example:
+      timeline show departures UA1545
+    """
+    zone = zone_of(tz)
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            entry = await tl.get(topic, id)
+        if entry is None:
+            raise Failed(
+                REFUSED, f"NOT_FOUND: no message {id!r} in {topic!r}: never put, or delivered and acked already"
+            )
+        if as_json:
+            print_json(entry_json(entry))
+            return
+        fields: dict[str, object] = {
+            "id": entry.id,
+            "state": entry.state,
+            "due": shown_time(entry.due_ms, zone),
+            "scheduled": shown_time(entry.scheduled_ms, zone),
+            "version": entry.version,
+            "deliveries": entry.deliveries,
+            "group": entry.group,
+        }
+        if entry.holder:
+            fields["lease of" if entry.state is State.LEASED else "last holder"] = entry.holder
+        if entry.tag:
+            fields["tag"] = entry.tag
+        if entry.expires_ms:
+            fields["expires"] = shown_time(entry.expires_ms, zone)
+        if entry.died_ms:
+            fields |= {"died": shown_time(entry.died_ms, zone), "reason": entry.dead}
+        fields |= {f"header {name}": value for name, value in (entry.headers or {}).items()}
+        payload = entry.payload or b""
+        fields |= {"payload": shown_payload(payload, 2_000), "bytes": len(payload)}
+        print_fields(fields)
+
+    return awaited(work())
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([str(state) for state in STATES]), help="Only these."
+)
+@click.option("--tag", help="Only messages of this tag.")
+@click.option("--due-from", metavar="TIME", help="Due at or after this time.")
+@click.option("--due-to", metavar="TIME", help="Due before this time.")
+@click.option("--tz", metavar="ZONE", help="Time zone of what is given and shown.  [this machine's]")
+@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="No limit; printed as they come, in no order.")
+@click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
+@client_command
+def ls(
+    topic: str,
+    states: tuple[str, ...],
+    tag: str | None,
+    due_from: str | None,
+    due_to: str | None,
+    tz: str | None,
+    limit: int,
+    everything: bool,
+    payloads: bool,
+    address: str,
+    timeout: str,
+    as_json: bool,
+) -> int:
+    """Messages of TOPIC, by due.
+
+    \b
+    Example:
+      timeline ls departures --state waiting --due-to now+1h
+      timeline ls departures --tag spring --payload --json --all
+    """
+    zone = zone_of(tz)
+    from_ms = 0 if due_from is None else parse_time(due_from, "--due-from", tz).absolute_ms()
+    to_ms = 0 if due_to is None else parse_time(due_to, "--due-to", tz).absolute_ms()
+    if from_ms and to_ms and from_ms >= to_ms:
+        raise Invalid("--due-from must lie before --due-to")
+    chosen = [State(state) for state in states] or None
+    due = (from_ms or None, to_ms or None) if from_ms or to_ms else None
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            scan = tl.scan(topic, state=chosen, tag=tag, due=due, payload=payloads)
+            if everything and as_json:
+                async for entry in scan:
+                    print_json(entry_json(entry))
+                return
+            entries, more = await _first(scan, None if everything else limit)
+        if as_json:
+            for entry in entries:
+                print_json(entry_json(entry))
+        else:
+            columns = ["DUE", "ID", "STATE", "TAG", "GROUP", "DELIVERIES", *(["PAYLOAD"] if payloads else [])]
+            rows = [
+                [
+                    shown_time(entry.due_ms, zone), entry.id, entry.state, entry.tag or "", entry.group,
+                    entry.deliveries, *([shown_payload(entry.payload or b"")] if payloads else []),
+                ]
+                for entry in entries
+            ]  # fmt: skip
+            print_table(columns, rows, right=("DELIVERIES",))
+        if more:
+            click.echo(f"timeline: there are more than {limit}; --limit or --all shows them", err=True)
+
+    return awaited(work())
+
+
+async def _first(scan: AsyncIterator[timeline.Entry], limit: int | None) -> tuple[list[timeline.Entry], bool]:
+    """Up to `limit` entries of a scan by due, and whether there are more."""
+    entries: list[timeline.Entry] = []
+    async for entry in scan:
+        if limit is not None and len(entries) == limit:
+            return sorted(entries, key=_by_due), True
+        entries.append(entry)
+    return sorted(entries, key=_by_due), False
+
+
+def _by_due(entry: timeline.Entry) -> tuple[int, str]:
+    return entry.due_ms, entry.id
+
+
+def entry_json(entry: timeline.Entry) -> dict[str, Any]:
+    """A message as it stands, for machines."""
+    values: dict[str, Any] = {
+        "id": entry.id,
+        "state": str(entry.state),
+        "due": iso(entry.due_ms),
+        "due_ms": entry.due_ms,
+        "scheduled": iso(entry.scheduled_ms),
+        "scheduled_ms": entry.scheduled_ms,
+        "version": entry.version,
+        "deliveries": entry.deliveries,
+        "group": entry.group,
+        "holder": entry.holder or None,
+        "tag": entry.tag or None,
+        "expires": iso(entry.expires_ms),
+        "died": iso(entry.died_ms),
+        "reason": entry.dead or None,
+    }
+    if entry.payload is not None:
+        values |= {"headers": dict(entry.headers or {}), **payload_fields(entry.payload)}
+    return values

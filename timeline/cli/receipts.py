@@ -1,0 +1,69 @@
+"""Receipts on the command line: a line each, and the exit code they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, complain, explain
+from timeline.cli.output import print_json
+from timeline.cli.values import iso, shown_time
+from timeline.errors import TimelineError
+from timeline.model import Status
+
+
+def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
+    """A receipt for machines."""
+    values: dict[str, Any] = {
+        "id": receipt.id,
+        "status": str(receipt.status),
+        "version": receipt.version,
+        "due": iso(receipt.due_ms),
+        "due_ms": receipt.due_ms,
+        "settled": receipt.settled,
+    }
+    return {**values, "detail": receipt.detail} if receipt.detail else values
+
+
+def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str) -> int:
+    """Prints a line for each: what was `done`, on standard error what was refused and why. The exit code: 0, 4 when the
+    only one was refused, 1 when some of several were."""
+    failed = count = 0
+    for receipt in receipts:
+        count += 1
+        failed += not receipt.ok
+        if as_json:
+            print_json(receipt_json(receipt))
+        if not receipt.ok:
+            complain(explain(refusal(receipt)))
+        elif not as_json:
+            due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
+            again = " (it was there already)" if receipt.status is Status.DUPLICATE else ""
+            click.echo(f"{receipt.id} {done}{due}{again}")
+    if not failed:
+        return DONE
+    return REFUSED if count == 1 else SOME_FAILED
+
+
+def refusal(receipt: timeline.Receipt) -> TimelineError:
+    """The error that a failed receipt stands for."""
+    try:
+        receipt.raise_failed()
+    except TimelineError as error:
+        return error
+    raise AssertionError(f"{receipt} has not failed")
+
+
+def tell_counts(counts: Mapping[Status, int], as_json: bool, done: str, dry_run: bool) -> int:
+    """Prints the counts of a call by tag; 1 when some were refused."""
+    total = sum(counts.values())
+    if as_json:
+        print_json({"matched": total, "dry_run": dry_run, "counts": {str(status): n for status, n in counts.items()}})
+    else:
+        would = "would be " if dry_run else ""
+        others = ", ".join(f"{n} {status}" for status, n in counts.items() if status is not Status.OK)
+        click.echo(f"{counts.get(Status.OK, 0)} of {total} {would}{done}{'; ' + others if others else ''}")
+    return DONE if counts.get(Status.OK, 0) == total else SOME_FAILED

@@ -1,0 +1,272 @@
+"""`timeline topic …`: topics and their settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import REFUSED, Failed, Suggesting, awaited, client_command
+from timeline.cli.output import print_fields, print_json, print_table
+from timeline.cli.values import iso, shown_duration, shown_time
+from timeline.config import parse_bytes
+from timeline.driver.times import duration_ms
+from timeline.errors import Invalid
+from timeline.model import LEASE_AHEAD_AUTO, Topic
+
+DURATIONS = ("lease", "max_lease", "horizon", "redelivery_backoff", "dead_retention", "remember")
+NO_LIMIT = {
+    "max_deliveries": "no limit",
+    "dead_retention_ms": "for ever",
+    "remember_ms": "not at all",
+    "max_rate_per_s": "no limit",
+}
+
+
+@click.group(cls=Suggesting)
+def topic() -> None:
+    """Create, change and list topics.
+
+    \b
+    Example:
+      timeline topic create departures --lease 30s
+      timeline topic list
+    """
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The settings that can be changed while a topic lives."""
+    for option in reversed(
+        (
+            click.option("--lease", metavar="DURATION", help="How long a consumer may have a message.  [30s]"),
+            click.option("--max-lease", metavar="DURATION", help="How far a lease may be extended.  [12h]"),
+            click.option("--max-payload-bytes", metavar="SIZE", help="Largest payload, up to 64MiB.  [1MiB]"),
+            click.option("--horizon", metavar="DURATION", help="How far ahead a due may lie.  [3660d]"),
+            click.option("--max-deliveries", metavar="N", help="After so many a message is buried; 0: never.  [25]"),
+            click.option("--redelivery-backoff", metavar="DURATION", help="Wait after a lease ran out.  [0s]"),
+            click.option("--dead-retention", metavar="DURATION", help="How long dead letters stay.  [for ever]"),
+            click.option("--remember", metavar="DURATION", help="How long settled ids are known.  [0s]"),
+            click.option("--lease-ahead", metavar="auto|DURATION", help="Lease before the due; 0s: off.  [auto]"),
+            click.option("--max-rate-per-s", metavar="N", help="Deliveries a second at most; 0: no limit.  [0]"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def parse_settings(given: dict[str, str | None]) -> dict[str, Any]:
+    """The options that were given, as `create_topic` and `update_topic` take them. Raises Invalid."""
+    settings: dict[str, Any] = {}
+    for name, text in given.items():
+        if text is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if name in DURATIONS or (name == "lease_ahead" and text != "auto"):
+            settings[name] = duration_ms(text, option) / 1000
+        elif name == "lease_ahead":
+            settings[name] = text
+        elif name == "max_payload_bytes":
+            settings[name] = parse_bytes(text)
+        else:
+            settings[name] = _whole(option, text)
+    return settings
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise Invalid(f"{option} must be a whole number, not {text!r:.40}")
+    return int(text)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--buckets", metavar="N", help="Parts that brokers share out, 1 to 4096; fixed.  [64]")
+@settings_options
+@client_command
+def create(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
+    """Create topic NAME. The same settings again are no error, other ones are.
+
+    \b
+    Example:
+      timeline topic create departures --lease 30s --max-deliveries 5
+    """
+    settings = parse_settings(given)
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            _told(await tl.create_topic(name, **settings), as_json, "created")
+
+    return awaited(work())
+
+
+@topic.command("list")
+@client_command
+def list_(address: str, timeout: str, as_json: bool) -> int:
+    """All topics.
+
+    \b
+    Example:
+      timeline topic list --json
+    """
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            topics = await tl.topics()
+        if as_json:
+            for each in topics:
+                print_json(topic_json(each))
+            return
+        rows = [
+            (
+                each.name,
+                "paused" if each.settings.paused else "delivers",
+                shown_duration(each.settings.lease_ms),
+                each.settings.buckets,
+                each.settings.max_deliveries or "no limit",
+                shown_time(each.created_ms),
+            )
+            for each in topics
+        ]
+        print_table(("NAME", "STATE", "LEASE", "BUCKETS", "DELIVERIES", "CREATED"), rows, right=("BUCKETS",))
+
+    return awaited(work())
+
+
+@topic.command()
+@click.argument("name")
+@client_command
+def show(name: str, address: str, timeout: str, as_json: bool) -> int:
+    """Topic NAME with its settings.
+
+    \b
+    Example:
+      timeline topic show departures
+    """
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            _told(await _found(tl, name), as_json, "")
+
+    return awaited(work())
+
+
+@topic.command()
+@click.argument("name")
+@settings_options
+@client_command
+def update(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
+    """Change settings of topic NAME while it delivers.
+
+    \b
+    Example:
+      timeline topic update departures --lease 1m --max-rate-per-s 500
+    """
+    settings = parse_settings(given)
+    if not settings:
+        raise Invalid("give at least one setting to change, such as --lease 1m")
+    return _change(name, address, timeout, as_json, "updated", **settings)
+
+
+@topic.command()
+@click.argument("name")
+@client_command
+def pause(name: str, address: str, timeout: str, as_json: bool) -> int:
+    """Stop deliveries of topic NAME; messages can still be put.
+
+    \b
+    Example:
+      timeline topic pause departures
+    """
+    return _change(name, address, timeout, as_json, "paused", paused=True)
+
+
+@topic.command()
+@click.argument("name")
+@client_command
+def resume(name: str, address: str, timeout: str, as_json: bool) -> int:
+    """Deliver messages of topic NAME again.
+
+    \b
+    Example:
+      timeline topic resume departures
+    """
+    return _change(name, address, timeout, as_json, "resumed", paused=False)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int:
+    """Remove topic NAME with all of its messages, for good.
+
+    \b
+    Example:
+      timeline topic drop departures --yes
+    """
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            await _found(tl, name)
+            if not yes:
+                click.confirm(f"Remove topic {name} and all of its messages?", abort=True, err=True)
+            await tl.drop_topic(name)
+        if as_json:
+            print_json({"name": name, "dropped": True})
+        else:
+            click.echo(f"dropped {name}")
+
+    return awaited(work())
+
+
+def _change(name: str, address: str, timeout: str, as_json: bool, done: str, **settings: Any) -> int:
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            _told(await tl.update_topic(name, **settings), as_json, done)
+
+    return awaited(work())
+
+
+async def _found(tl: timeline.Timeline, name: str) -> Topic:
+    topics = await tl.topics()
+    for each in topics:
+        if each.name == name:
+            return each
+    there = ", ".join(each.name for each in topics[:10]) or "none"
+    raise Failed(REFUSED, f"NOT_FOUND: there is no topic {name!r}; there are: {there}")
+
+
+def topic_json(each: Topic) -> dict[str, Any]:
+    """A topic for machines: durations in milliseconds, as their names say."""
+    return {
+        "name": each.name,
+        **dataclasses.asdict(each.settings),
+        "revision": each.revision,
+        "created": iso(each.created_ms),
+        "uid": each.uid,
+    }
+
+
+def _told(each: Topic, as_json: bool, done: str) -> None:
+    if as_json:
+        print_json(topic_json(each))
+        return
+    if done:
+        click.echo(f"{done} {each.name}")
+        return
+    fields: dict[str, object] = {"name": each.name}
+    for field in dataclasses.fields(each.settings):
+        value = getattr(each.settings, field.name)
+        if field.name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
+            fields["lease_ahead"] = "auto"
+        elif value == 0 and field.name in NO_LIMIT:
+            fields[field.name.removesuffix("_ms")] = NO_LIMIT[field.name]
+        elif field.name.endswith("_ms"):
+            fields[field.name.removesuffix("_ms")] = shown_duration(value)
+        else:
+            fields[field.name] = value
+    fields |= {"revision": each.revision, "created": shown_time(each.created_ms), "uid": each.uid}
+    print_fields(fields)
