@@ -129,7 +129,7 @@ class Consume:
             "topic": TOPIC,
             "id": delivery.id,
             "consumer": self.asked.name,
-            "birth": delivery.birth,
+            "birth": delivery.token.birth,
             "version": delivery.version,
         }
         seen = {

@@ -124,7 +124,7 @@ class World:
 
     def token(self, delivery: Any) -> tuple[int, int]:
         """(birth, version) of a delivery."""
-        return delivery.birth, delivery.version
+        return delivery.token.birth, delivery.token.version
 
     # ── the broker ──
 

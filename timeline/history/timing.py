@@ -10,7 +10,7 @@ from math import inf
 
 from timeline.history.record import Event, Values
 from timeline.history.story import SCHEDULERS, Story, Violation, met, stored
-from timeline.history.tokens import Life, life_of
+from timeline.history.tokens import Life, life_of, released_version
 
 MAX_SHIFTS = 5
 """With more bulk shifts than this that may have met a message, every schedule is believed."""
@@ -93,7 +93,9 @@ def _asked(story: Story, life: Life) -> list[Asked]:
         version = event.result.get("version", 0) if known else 0
         if event.operation == "put":
             version = 1 if len(storers) == 1 and event in storers and stored(event) else 0
-        elif event.operation != "release" and not story.sole(event, life.birth, life.content):
+        elif event.operation == "release":
+            version = released_version(event) if event.happened else 0
+        elif not story.sole(event, life.birth, life.content):
             version = 0
         found.append(Asked(*window, version, event))
     for event in story.by_tag:

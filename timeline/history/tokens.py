@@ -42,13 +42,20 @@ def life_of(story: Story, birth: int, content: int | None) -> Life:
     made = [Made(event.arguments["version"], -inf, event.returned, event) for event in receives]
     if len(storers) == 1 and stored(storers[0]):
         made.append(Made(1, storers[0].invoked, storers[0].returned, storers[0]))
-    released = [event for event in settles if event.operation == "release" and event.happened]
-    for event in (*(event for event in sole if event.operation in SCHEDULERS), *released):
+    for event in (event for event in sole if event.operation in SCHEDULERS):
         if event.result.get("version"):
             made.append(Made(event.result["version"], event.invoked, event.returned, event))
+    for event in settles:
+        if event.operation == "release" and event.happened:
+            made.append(Made(released_version(event), event.invoked, event.returned, event))
     made.sort(key=lambda one: one.version)
     row = next((row for row in story.rows if row["birth"] == birth), None)
     return Life(birth, content, receives, settles, sole, made, row)
+
+
+def released_version(release: Event) -> int:
+    """The version that a release made: one more than its token's."""
+    return int(release.arguments["version"]) + 1
 
 
 def tokens(story: Story) -> Iterator[Violation]:

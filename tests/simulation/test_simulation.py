@@ -1,0 +1,115 @@
+"""Some seeds on each change, thousands in `make test`; and what the simulation itself promises."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.simulation.__main__ import run_seeds, spread
+from tests.simulation.coverage import missing
+from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
+from tests.simulation.world import World
+
+FEW = 30
+MANY = 2_000
+LEAST_OPERATIONS = 300
+
+
+def test_some_seeds_hold() -> None:
+    report = run_seeds(list(range(FEW)))
+    assert not report.failures, report.failures[0]
+    assert report.seeds == FEW
+    assert report.least_operations >= LEAST_OPERATIONS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_many_seeds_hold_and_reach_everything() -> None:
+    report = spread(100_000, MANY, 2)
+    assert not report.failures, report.failures[0]
+    assert report.least_operations >= LEAST_OPERATIONS
+    assert not missing(report.statuses, report.occurred)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_seed_is_the_same_every_time(seed: int) -> None:
+    first, second = World(seed), World(seed)
+    first.run()
+    second.run()
+    assert first.history() == second.history()
+
+
+def test_seeds_differ() -> None:
+    first, second = World(1), World(2)
+    first.run()
+    second.run()
+    assert first.history() != second.history()
+
+
+def _loop() -> VirtualLoop:
+    return VirtualLoop(random.Random(1))
+
+
+def test_time_jumps_to_the_next_timer() -> None:
+    loop = _loop()
+    started_s = loop.time()
+    loop.run_until_complete(Timer(loop).wait(86_400.0))
+    assert loop.time() == pytest.approx(started_s + 86_400.0)
+    loop.finish()
+
+
+def test_waiting_for_nothing_is_an_error() -> None:
+    loop = _loop()
+    with pytest.raises(Stuck):
+        loop.run_until_complete(loop.create_future())
+    loop.finish()
+
+
+def test_a_paused_process_goes_on_and_a_killed_one_never_does() -> None:
+    loop = _loop()
+    timer, seen = Timer(loop), []
+
+    async def count(name: str) -> None:
+        try:
+            for _ in range(10):
+                await timer.wait(1.0)
+                seen.append((name, int(loop.time())))
+        finally:
+            seen.append((name, -1))
+
+    async def scene() -> None:
+        paused, killed = Process(loop, "paused"), Process(loop, "killed")
+        task = paused.run(count("paused"))
+        killed.run(count("killed"))
+        await timer.wait(2.5)
+        paused.pause()
+        killed.kill()
+        await timer.wait(5.0)
+        assert len(seen) == 4
+        paused.resume()
+        await task
+
+    loop.run_until_complete(scene())
+    assert [when for name, when in seen if name == "killed"] == [1_001, 1_002]
+    assert [when for name, when in seen if name == "paused"] == [1_001, 1_002, *range(1_007, 1_015), -1]
+    loop.finish()
+
+
+def test_what_is_ready_runs_in_an_order_that_the_seed_decides() -> None:
+    orders = set()
+    for seed in range(20):
+        loop = VirtualLoop(random.Random(seed))
+        order: list[int] = []
+
+        async def note(number: int, order: list[int] = order) -> None:
+            order.append(number)
+
+        async def all_of_them(note: object = note) -> None:
+            await asyncio.gather(*(note(number) for number in range(4)))  # type: ignore[operator]
+
+        loop.run_until_complete(all_of_them())
+        loop.finish()
+        orders.add(tuple(order))
+    assert len(orders) > 5
