@@ -11,11 +11,21 @@ hold; `run_check(name, make)` runs one, which is how a test suite makes each che
 other modules hold the checks, one a group.
 """
 
-from timeline.storage_plugins.conformance import against_rules, putting, topics
+from timeline.storage_plugins.conformance import (
+    against_rules,
+    leasing,
+    mutating,
+    putting,
+    races,
+    settling,
+    sweeping,
+    topics,
+    walking,
+)
 from timeline.storage_plugins.conformance.suite import CHECKS, Check, Outcome, Report, Result, run_check, run_suite
 from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
 
-GROUPS = (topics, putting, against_rules)
+GROUPS = (topics, putting, leasing, settling, mutating, walking, sweeping, races, against_rules)
 """The modules that hold checks."""
 
 __all__ = [

@@ -1,0 +1,132 @@
+"""Many tasks at once on the same rows: each version is granted once, each message settled once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+
+from timeline.model import Operation, Status
+from timeline.storage_plugins.conformance.suite import check
+from timeline.storage_plugins.conformance.trial import T0, Trial, expect, expect_equal, named, statuses
+
+
+@check()
+async def check_racing_puts(trial: Trial) -> None:
+    """Of many puts of the same ids at once, each id is stored by exactly one, whose payload is delivered."""
+    topic = await trial.topic()
+    ids = named(50)
+
+    async def put(at: int) -> list[Status]:
+        return statuses(await trial.put(topic, ids, payload=f"from {at}".encode()))
+
+    answers = await asyncio.gather(*(put(at) for at in range(8)))
+    rows = await trial.everything(topic)
+    for number, id in enumerate(ids):
+        winners = [at for at, answer in enumerate(answers) if answer[number] is Status.OK]
+        expect_equal(len(winners), 1, f"number of puts of {id!r} that were stored")
+        expect_equal(rows[id]["payloads"], f"from {winners[0]}".encode(), f"payload of {id!r}")
+    others = {answer[number] for answer in answers for number in range(50)} - {Status.OK}
+    expect_equal(others, {Status.EXISTS}, "statuses of the others")
+
+
+@check()
+async def check_racing_leases(trial: Trial) -> None:
+    """Leases that race for the same messages never get the same one, and together get all."""
+    topic = await trial.topic()
+    ids = named(400)
+    await trial.stored(topic, ids, [T0 - at % 50 for at in range(400)])
+
+    async def take(worker: int) -> list[bytes]:
+        mine: list[bytes] = []
+        for _ in range(30):
+            mine += (await trial.lease(topic, 17, holder=f"w{worker}".encode())).rows.ids.tolist()
+        return mine
+
+    got = await asyncio.gather(*(take(worker) for worker in range(8)))
+    taken = [id for mine in got for id in mine]
+    expect_equal(len(taken), len(set(taken)), "messages leased, each counted once")
+    expect_equal(sorted(taken), ids, "messages leased by all together")
+
+
+@check()
+async def check_racing_settles(trial: Trial) -> None:
+    """Of an ack, a release, an extend and a cancel that race for the same lease, the answers fit some order of them."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(100))
+    rows = (await trial.lease(topic)).rows
+    acks, releases, _, cancels = await asyncio.gather(
+        trial.settle(topic, Operation.ACK, rows),
+        trial.settle(topic, Operation.RELEASE, rows, time_ms=T0 + 900),
+        trial.settle(topic, Operation.EXTEND, rows, time_ms=T0 + 90_000),
+        trial.mutate(topic, Operation.CANCEL, rows.ids.tolist(), leased=True),
+    )
+    left = await trial.everything(topic)
+    ended = zip(rows.ids, statuses(acks), statuses(releases), statuses(cancels), strict=True)
+    for id, ack, release, cancel in ended:
+        expect((ack, cancel).count(Status.OK) == 1, f"{id!r}: ack {ack}, release {release}, cancel {cancel}")
+        expect(ack is not Status.OK or release is not Status.OK, f"{id!r}: acked with a released token")
+        expect(id not in left, f"{id!r} is there after an ack or a cancel")
+
+
+@check()
+async def check_racing_moves(trial: Trial) -> None:
+    """Of moves that race from the same version, exactly one passes."""
+    topic = await trial.topic()
+    ids = named(60)
+    await trial.stored(topic, ids, T0 + 500)
+    answers = await asyncio.gather(
+        *(trial.mutate(topic, Operation.MOVE, ids, T0 + 1_000 + at, if_version=1) for at in range(6))
+    )
+    rows = await trial.everything(topic)
+    for number, id in enumerate(ids):
+        won = [at for at, answer in enumerate(answers) if answer.status[number] == Status.OK.code]
+        expect_equal(len(won), 1, f"number of moves of {id!r} that passed")
+        expect_equal((rows[id]["due_ms"], rows[id]["version"]), (T0 + 1_000 + won[0], 2), f"(due, version) of {id!r}")
+
+
+@check()
+async def check_racing_everything(trial: Trial) -> None:
+    """Workers that lease, extend, release and ack while producers move and cancel: each (birth, version) is granted
+    once, an acked or cancelled message never comes back, and nothing is lost."""
+    topic = await trial.topic(buckets=8)
+    ids = named(150)
+    await trial.stored(topic, ids, [T0 + at % 40 for at in range(150)])
+    granted: list[tuple[int, int]] = []
+    gone: dict[bytes, str] = {}
+    clock = iter(range(T0, T0 + 10_000_000))
+
+    async def work(worker: int) -> None:
+        rng = random.Random(worker)
+        for _ in range(40):
+            now_ms, before = next(clock), dict(gone)
+            leased = await trial.lease(topic, 9, now_ms=now_ms, holder=f"w{worker}".encode(), lease_ms=30)
+            rows = leased.rows
+            granted.extend(zip(rows.birth.tolist(), rows.version.tolist(), strict=True))
+            for id in rows.ids:
+                expect(id not in before, f"{id!r} was leased after its {before.get(id)}")
+            if not len(rows):
+                continue
+            operation = rng.choice((Operation.ACK, Operation.RELEASE, Operation.EXTEND))
+            part = rows.take(np.arange(rng.randint(1, len(rows))))
+            answers = await trial.settle(topic, operation, part, now_ms=now_ms, time_ms=now_ms + 5)
+            if operation is Operation.ACK:
+                won = zip(part.ids, statuses(answers), strict=True)
+                gone.update({id: "ack" for id, status in won if status is Status.OK})
+
+    async def produce(number: int) -> None:
+        rng = random.Random(1_000 + number)
+        for _ in range(40):
+            now_ms = next(clock)
+            chosen = rng.sample(ids, 5)
+            if rng.random() < 0.8:
+                await trial.mutate(topic, Operation.MOVE, chosen, now_ms + rng.randint(0, 50), now_ms=now_ms)
+            else:
+                answers = await trial.mutate(topic, Operation.CANCEL, chosen[:1], now_ms=now_ms)
+                gone.update({id: "cancel" for id in chosen[:1] if statuses(answers) == [Status.OK]})
+
+    await asyncio.gather(*(work(worker) for worker in range(5)), *(produce(number) for number in range(3)))
+    expect_equal(len(granted), len(set(granted)), "grants of (birth, version), each counted once")
+    left = await trial.everything(topic)
+    expect_equal(sorted(left), sorted(set(ids) - gone.keys()), "ids left, which are those neither acked nor cancelled")

@@ -1,0 +1,243 @@
+"""Settles: fenced by birth, version and holder; late acks; releases, buries, and each of them repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from timeline.model import Operation, Status
+from timeline.storage_plugins.conformance.suite import check
+from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect_equal, named, statuses
+
+SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET)
+
+
+@check()
+async def check_ack_deletes(trial: Trial) -> None:
+    """An ack takes the message off; its id is free, its token dead, a repeat answers NOT_FOUND."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a", b"b"])
+    leased = await trial.lease(topic)
+    one = leased.rows.take(np.arange(1))
+    answers = await trial.settle(topic, Operation.ACK, one)
+    expect_equal((statuses(answers), answers.late.tolist()), ([Status.OK], [0]), "(status, late) of an ack")
+    again = await trial.settle(topic, Operation.ACK, one)
+    expect_equal(statuses(again), [Status.NOT_FOUND], "status of an ack repeated")
+    expect_equal(len(await trial.everything(topic)), 1, "number of rows left")
+    expect_equal(statuses(await trial.put(topic, one.ids.tolist())), [Status.OK], "status of a put anew")
+    expect_equal(statuses(await trial.settle(topic, Operation.ACK, one)), [Status.FENCED], "ack with the earlier birth")
+
+
+@check()
+async def check_late_ack(trial: Trial) -> None:
+    """An ack after the lease ran out counts, marked as late, as long as nobody has touched the message since."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a", b"b"])
+    first = await trial.lease(topic, lease_ms=10)
+    await trial.lease(topic, 1, now_ms=T0 + 10, holder=b"worker-2")
+    answers = await trial.settle(topic, Operation.ACK, first.rows, now_ms=T0 + 10)
+    expect_equal(sorted(statuses(answers)), [Status.FENCED, Status.OK], "statuses of late acks")
+    late = [bool(late) for late, code in zip(answers.late, answers.status, strict=True) if code == Status.OK.code]
+    expect_equal(late, [True], "marks of late acks")
+
+
+@check()
+async def check_fencing(trial: Trial) -> None:
+    """A settle with another birth, version or holder answers FENCED and changes nothing, whatever it asks."""
+    for operation in SETTLES:
+        topic = await trial.topic()
+        await trial.stored(topic, named(4))
+        leased = await trial.lease(topic)
+        before = await trial.everything(topic)
+        rows = leased.rows
+        version, birth = rows.version.copy(), rows.birth.copy()
+        version[0] -= 1
+        version[1] += 1
+        birth[2] += np.uint64(1)
+        holders = [WORKER, WORKER, WORKER, b"worker-2"]
+        answers = await trial.settle(
+            topic, operation, rows, version=version, birth=birth, holder=holders, time_ms=T0 + 90_000
+        )
+        expect_equal(statuses(answers), [Status.FENCED] * 4, f"statuses of {operation.name} with wrong tokens")
+        expect_equal(await trial.everything(topic), before, f"rows after {operation.name} with wrong tokens")
+
+
+@check()
+async def check_stale_tokens(trial: Trial) -> None:
+    """A token from before a release, a redelivery or a move is stale for ever."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(3))
+    first = (await trial.lease(topic, lease_ms=10)).rows
+    ids = first.ids.tolist()
+    await trial.settle(topic, Operation.RELEASE, first.take(np.array([0])), time_ms=T0 + 5)
+    await trial.mutate(topic, Operation.MOVE, ids[1:2], T0 + 900, now_ms=T0 + 10)
+    again = await trial.lease(topic, now_ms=T0 + 10)
+    expect_equal(sorted(again.rows.ids.tolist()), sorted((ids[0], ids[2])), "ids leased again")
+    for operation in SETTLES:
+        answers = await trial.settle(topic, operation, first, now_ms=T0 + 10, time_ms=T0 + 99_000)
+        expect_equal(statuses(answers), [Status.FENCED] * 3, f"statuses of {operation.name} with stale tokens")
+    answers = await trial.settle(topic, Operation.ACK, again.rows, now_ms=T0 + 10)
+    expect_equal(statuses(answers), [Status.OK] * 2, "acks of the later leases")
+
+
+@check()
+async def check_nobody_settles_what_nobody_holds(trial: Trial) -> None:
+    """What has no holder is settled by nobody, not even with its birth and version and an empty holder."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(2), [T0, T0 + 500])
+    rows = await trial.scan(topic)
+    before = await trial.everything(topic)
+    for operation in SETTLES:
+        for holder in (b"", WORKER):
+            answers = await trial.settle(topic, operation, rows, holder=holder, time_ms=T0 + 900)
+            expect_equal(statuses(answers), [Status.FENCED] * 2, f"statuses of {operation.name} by {holder!r}")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+
+
+@check()
+async def check_extend(trial: Trial) -> None:
+    """An extend sets the lease's end to the later of its own and the asked one, and keeps the token; also after the
+    lease ran out, as long as nobody touched the message."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(2))
+    rows = (await trial.lease(topic, lease_ms=1_000)).rows
+    answers = await trial.settle(topic, Operation.EXTEND, rows, time_ms=[T0 + 500, T0 + 2_000])
+    expect_equal(answers.due_ms.tolist(), [T0 + 1_000, T0 + 2_000], "ends of the leases")
+    expect_equal(answers.version.tolist(), [2, 2], "versions")
+    late = await trial.settle(topic, Operation.EXTEND, rows, now_ms=T0 + 3_000, time_ms=T0 + 4_000)
+    expect_equal(statuses(late), [Status.OK] * 2, "statuses of extends after the lease ran out")
+    expect_equal(len((await trial.lease(topic, now_ms=T0 + 3_999)).rows), 0, "number leased before the extended end")
+    expect_equal(len((await trial.lease(topic, now_ms=T0 + 4_000)).rows), 2, "number leased at the extended end")
+
+
+@check()
+async def check_release(trial: Trial) -> None:
+    """A release frees the message at the asked due, not below now, with the next version; a repeat of it is known and
+    changes nothing, though the token is stale by then."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(2))
+    rows = (await trial.lease(topic)).rows
+    ops = trial.numbers(2)
+    answers = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 5, time_ms=[T0 + 500, T0 - 500], op=ops)
+    expect_equal(statuses(answers), [Status.OK] * 2, "statuses")
+    expect_equal(answers.due_ms.tolist(), [T0 + 500, T0 + 5], "dues")
+    expect_equal(answers.version.tolist(), [3, 3], "versions")
+    before = await trial.everything(topic)
+    for at, id in enumerate(rows.ids):
+        row, due_ms = before[id], (T0 + 500, T0 + 5)[at]
+        found = [row[name] for name in ("due_ms", "scheduled_ms", "asked_ms", "holders", "deliveries")]
+        expect_equal(found, [due_ms, due_ms, T0 + 5, b"", 1], "the released row")
+    again = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 700, op=ops)
+    expect_equal((statuses(again), again.repeat.tolist()), ([Status.OK] * 2, [1, 1]), "(statuses, repeat) of a repeat")
+    expect_equal(await trial.everything(topic), before, "rows after the repeat")
+    other = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 700)
+    expect_equal(statuses(other), [Status.FENCED] * 2, "statuses of another release with the stale token")
+
+
+@check()
+async def check_release_unseen(trial: Trial) -> None:
+    """What no person's code saw goes back as if it had not been delivered: one delivery less, scheduled as it was, due
+    at its scheduled time or now."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"ahead", b"due"], [T0 + 40, T0 - 7])
+    rows = (await trial.lease(topic, due_before_ms=T0 + 50)).rows
+    await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 3, time_ms=T0 + 9_000, unseen=True)
+    found = await trial.everything(topic)
+    for id, due_ms, scheduled_ms in ((b"ahead", T0 + 40, T0 + 40), (b"due", T0 + 3, T0 - 7)):
+        row = found[id]
+        wanted = [due_ms, scheduled_ms, T0, 0, 3, b""]
+        names = ("due_ms", "scheduled_ms", "asked_ms", "deliveries", "version", "holders")
+        expect_equal([row[name] for name in names], wanted, f"{id!r} after being handed back unseen")
+
+
+@check()
+async def check_release_beyond_expiry(trial: Trial) -> None:
+    """A release to or past the expiry answers EXPIRED and removes the message."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(3), expires_ms=T0 + 100)
+    rows = (await trial.lease(topic)).rows
+    answers = await trial.settle(topic, Operation.RELEASE, rows, time_ms=[T0 + 99, T0 + 100, T0 + 101])
+    expect_equal(statuses(answers), [Status.OK, Status.EXPIRED, Status.EXPIRED], "statuses")
+    expect_equal(list(await trial.everything(topic)), [rows.ids[0]], "ids left")
+
+
+@check()
+async def check_expired_after_its_lease(trial: Trial) -> None:
+    """When a lease and the expiry have both passed: extend answers EXPIRED and removes the message; an ack counts."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(2), expires_ms=T0 + 100)
+    rows = (await trial.lease(topic, lease_ms=50)).rows
+    operations = [Operation.EXTEND, Operation.ACK]
+    answers = await trial.settle(topic, operations, rows, now_ms=T0 + 100, time_ms=T0 + 900)
+    expect_equal(statuses(answers), [Status.EXPIRED, Status.OK], "statuses")
+    expect_equal(await trial.everything(topic), {}, "rows left")
+
+
+@check()
+async def check_bury(trial: Trial) -> None:
+    """A bury makes a dead letter with reason and time, which keeps id, payload and token; a repeat is known; other
+    settles answer DEAD."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a"], payload=b"gate closes")
+    rows = (await trial.lease(topic)).rows
+    answers = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 4, reason="no gate “7”".encode())
+    expect_equal(statuses(answers), [Status.OK], "status of a bury")
+    row = await trial.row(topic, b"a")
+    found = [row[name] for name in ("dead", "died_ms", "version", "payloads")]
+    expect_equal(found, ["no gate “7”".encode(), T0 + 4, 2, b"gate closes"], "the dead letter")
+    again = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 9, reason=b"other")
+    expect_equal((statuses(again), again.repeat.tolist()), ([Status.OK], [1]), "(status, repeat) of a bury repeated")
+    for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.RELET):
+        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 90_000)
+        expect_equal(statuses(answers), [Status.DEAD], f"status of {operation.name} of a dead letter")
+    expect_equal(await trial.row(topic, b"a"), row, "the dead letter afterwards")
+    expect_equal(statuses(await trial.put(topic, [b"a"], payload=b"x")), [Status.EXISTS], "put under its id")
+
+
+@check()
+async def check_relet(trial: Trial) -> None:
+    """A lease let again to its holder raises version and deliveries, so that the earlier session's token is stale; one
+    that was delivered out is not let again."""
+    topic = await trial.topic(max_deliveries=2)
+    await trial.stored(topic, [b"a"])
+    rows = (await trial.lease(topic, lease_ms=1_000)).rows
+    answers = await trial.settle(topic, Operation.RELET, rows, time_ms=T0 + 1_500)
+    expect_equal((statuses(answers), answers.version.tolist()), ([Status.OK], [3]), "(status, version) of a relet")
+    expect_equal(answers.due_ms.tolist(), [T0 + 1_500], "end of the lease")
+    row = await trial.row(topic, b"a")
+    expect_equal((row["deliveries"], row["holders"]), (2, WORKER), "(deliveries, holder)")
+    stale = await trial.settle(topic, Operation.ACK, rows)
+    expect_equal(statuses(stale), [Status.FENCED], "ack with the earlier session's token")
+    out = await trial.settle(topic, Operation.RELET, rows, version=3, time_ms=T0 + 2_000)
+    expect_equal(statuses(out), [Status.DEAD], "status of a relet of what was delivered out")
+
+
+@check()
+async def check_mixed_settles(trial: Trial) -> None:
+    """Operations and statuses mix freely in one batch, and an id that comes twice meets what the first one left."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(6))
+    rows = (await trial.lease(topic)).rows
+    rows = rows.take(np.array([0, 0, 1, 2, 3, 4, 4, 5]))
+    operations = [
+        *(Operation.ACK, Operation.ACK, Operation.EXTEND, Operation.RELEASE),
+        *(Operation.BURY, Operation.RELEASE, Operation.ACK, Operation.ACK),
+    ]
+    version = rows.version.copy()
+    version[7] += 1
+    answers = await trial.settle(topic, operations, rows, version=version, time_ms=T0 + 60_000)
+    ok, fenced, not_found = Status.OK, Status.FENCED, Status.NOT_FOUND
+    expect_equal(statuses(answers), [ok, not_found, ok, ok, ok, ok, fenced, fenced], "statuses of a mixed batch")
+    expect_equal(len(await trial.everything(topic)), 5, "number of rows left")
+
+
+@check()
+async def check_settles_of_what_is_not_there(trial: Trial) -> None:
+    """Settling an id that never was, or is gone, answers NOT_FOUND."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a"])
+    rows = (await trial.lease(topic)).rows
+    await trial.mutate(topic, Operation.CANCEL, [b"a"], leased=True)
+    for operation in SETTLES:
+        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 9)
+        expect_equal(statuses(answers), [Status.NOT_FOUND], f"status of {operation.name}")
+        expect_equal((answers.version.tolist(), answers.due_ms.tolist()), ([0], [0]), "(version, due) of what is gone")

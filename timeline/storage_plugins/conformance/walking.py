@@ -1,0 +1,277 @@
+"""Walks: by tag, scans, and what a holder has; resumable, and complete for what is there throughout."""
+
+from __future__ import annotations
+
+from timeline.columns import Ragged
+from timeline.model import Operation, Rows, State, Status, bucket_of
+from timeline.storage_plugins.conformance.suite import check
+from timeline.storage_plugins.conformance.trial import (
+    T0,
+    WORKER,
+    Trial,
+    Violation,
+    by_id,
+    expect,
+    expect_equal,
+    named,
+    statuses,
+)
+from timeline.storage_plugins.contract import ScanFilter, TagMutation
+
+
+@check()
+async def check_move_by_tag(trial: Trial) -> None:
+    """A move by tag takes all of the tag, compared as bytes, to a due or by a shift from scheduled, in chunks."""
+    topic = await trial.topic()
+    ids = named(60)
+    tags = [(b"spring", b"Spring", b"spring ", b"")[at % 4] for at in range(60)]
+    await trial.stored(topic, ids, [T0 + at for at in range(60)], tag=tags)
+    expect_equal(await trial.by_tag(topic, Operation.MOVE, b"spring", due_ms=T0 + 900), {Status.OK: 15}, "counts")
+    expect_equal(await trial.by_tag(topic, Operation.MOVE, b"Spring", by_ms=5_000), {Status.OK: 15}, "counts")
+    expect_equal(await trial.by_tag(topic, Operation.MOVE, b"autumn", by_ms=5_000), {}, "counts of an unknown tag")
+    rows = await trial.everything(topic)
+    wanted = [T0 + 900 if at % 4 == 0 else T0 + at + (5_000 if at % 4 == 1 else 0) for at in range(60)]
+    expect_equal([rows[id]["due_ms"] for id in ids], wanted, "dues after moves by tag")
+    expect_equal([rows[id]["version"] for id in ids], [2, 2, 1, 1] * 15, "versions after moves by tag")
+    leased = await trial.lease(topic, now_ms=T0 + 900)
+    expect_equal(len(leased.rows), 45, "number leased at the new due")
+
+
+@check()
+async def check_cancel_by_tag(trial: Trial) -> None:
+    """A cancel by tag removes what is free, spares what is leased unless told otherwise, and counts each status."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(10), [T0] * 4 + [T0 + 500] * 6, tag=b"t")
+    leased = await trial.lease(topic)
+    await trial.settle(topic, [Operation.BURY] + [Operation.EXTEND] * 3, leased.rows, reason=b"x")
+    wanted = {Status.OK: 6, Status.LEASED: 3, Status.DEAD: 1}
+    expect_equal(await trial.by_tag(topic, Operation.CANCEL, b"t", limit=3), wanted, "counts")
+    counts = await trial.by_tag(topic, Operation.CANCEL, b"t", leased=True)
+    expect_equal(counts, {Status.OK: 3, Status.DEAD: 1}, "counts with leased=True")
+    expect_equal(len(await trial.everything(topic)), 1, "number of rows left")
+
+
+@check()
+async def check_tag_dry_run(trial: Trial) -> None:
+    """A dry run counts what would be answered and changes nothing."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(10), [T0] * 4 + [T0 + 500] * 6, tag=b"t", group=[b"ops"] * 2 + [b"default"] * 8)
+    await trial.lease(topic, 100)
+    before = await trial.everything(topic)
+    wanted = {Status.OK: 6, Status.LEASED: 2, Status.FORBIDDEN: 2}
+    for operation in (Operation.MOVE, Operation.CANCEL):
+        counts = await trial.by_tag(topic, operation, b"t", due_ms=T0 + 900, dry_run=True)
+        expect_equal(counts, wanted, f"counts of a dry {operation.name}")
+        expect_equal(await trial.everything(topic), before, f"rows after a dry {operation.name}")
+
+
+@check()
+async def check_tag_started(trial: Trial) -> None:
+    """A tag operation takes what was put at or before it started, and leaves what was put later uncounted."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(5), T0 + 500, tag=b"t")
+    await trial.stored(topic, named(5, "new"), T0 + 500, tag=b"t", now_ms=T0 + 11)
+    counts = await trial.by_tag(topic, Operation.CANCEL, b"t", now_ms=T0 + 20, started_ms=T0 + 10)
+    expect_equal(counts, {Status.OK: 5}, "counts")
+    expect_equal(sorted(await trial.everything(topic)), named(5, "new"), "ids left")
+
+
+@check()
+async def check_tag_ownership(trial: Trial) -> None:
+    """Another group's messages under the tag are counted as FORBIDDEN and stay."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(9), T0 + 500, tag=b"t", group=[b"ops", b"default", b"Ops"] * 3)
+    counts = await trial.by_tag(topic, Operation.CANCEL, b"t", group=b"ops")
+    expect_equal(counts, {Status.OK: 3, Status.FORBIDDEN: 6}, "counts")
+    expect_equal(len(await trial.everything(topic)), 6, "number of rows left")
+
+
+@check()
+async def check_tag_chunk_repeated(trial: Trial) -> None:
+    """A chunk of a tag operation sent again with its operation id shifts nothing twice and still counts as done, and
+    the walk goes on from either answer."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(40), T0 + 500, tag=b"t")
+    mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=100)
+    done, cursor = 0, b""
+    for _ in range(1_000):
+        first = await trial.store.mutate_tag(topic, T0, mutation, cursor, 7)
+        again = await trial.store.mutate_tag(topic, T0, mutation, cursor, 7)
+        expect_equal(again.counts, first.counts, "counts of a chunk repeated")
+        if first.counts:
+            expect_equal(first.earliest_due_ms, T0 + 600, "the earliest due among the moved")
+        done += first.counts.get(Status.OK.code, 0)
+        if again.cursor is None:
+            break
+        cursor = again.cursor
+    else:
+        raise Violation("a walk by tag did not end within 1,000 chunks")
+    expect_equal(done, 40, "messages counted as moved")
+    rows = await trial.everything(topic)
+    expect_equal({row["due_ms"] for row in rows.values()}, {T0 + 600}, "dues after each chunk was sent twice")
+    expect_equal({row["version"] for row in rows.values()}, {2}, "versions")
+
+
+@check()
+async def check_tag_while_messages_go(trial: Trial) -> None:
+    """While a walk by tag is under way, messages may be acked, cancelled and moved: what stays is met once."""
+    topic = await trial.topic()
+    ids = named(100)
+    await trial.stored(topic, ids, T0 + 500, tag=b"t")
+    mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=1_000)
+    step = await trial.store.mutate_tag(topic, T0, mutation, b"", 30)
+    met = sum(step.counts.values())
+    untouched = [id for id, row in (await trial.everything(topic)).items() if row["version"] == 1]
+    expect_equal(len(untouched), 100 - met, "rows that the first chunk did not meet")
+    gone = untouched[::2]
+    await trial.mutate(topic, Operation.CANCEL, gone)
+    while step.cursor is not None:
+        step = await trial.store.mutate_tag(topic, T0, mutation, step.cursor, 30)
+        met += sum(step.counts.values())
+    expect_equal(met, 100 - len(gone), "messages met in all")
+    rows = await trial.everything(topic)
+    expect_equal({row["due_ms"] for row in rows.values()}, {T0 + 1_500}, "dues of those that stayed")
+
+
+@check()
+async def check_scan_by_state(trial: Trial) -> None:
+    """A scan returns the states that it is asked for, and without any all that live: waiting, available, leased."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"leased", b"dead", b"ran out"])
+    first = await trial.lease(topic)
+    index = first.rows.ids.tolist().index(b"dead")
+    operations = [Operation.EXTEND] * 3
+    operations[index] = Operation.BURY
+    times = [T0 + (20 if id == b"ran out" else 90_000) for id in first.rows.ids]
+    short = await trial.settle(topic, Operation.RELET, first.rows, time_ms=times)
+    await trial.settle(topic, operations, first.rows, version=short.version, time_ms=times, reason=b"x")
+    await trial.stored(topic, [b"waiting", b"available"], [T0 + 70_000, T0 + 10])
+    wanted = {
+        State.WAITING: [b"waiting"],
+        State.AVAILABLE: [b"available", b"ran out"],
+        State.LEASED: [b"leased"],
+        State.DEAD: [b"dead"],
+    }
+    now_ms = T0 + 30_000
+    for state, ids in wanted.items():
+        rows = await trial.scan(topic, now_ms=now_ms, states=frozenset((state,)))
+        expect_equal(sorted(rows.ids.tolist()), sorted(ids), f"ids that are {state}")
+    rows = await trial.scan(topic, now_ms=now_ms)
+    living = sorted([b"waiting", b"available", b"ran out", b"leased"])
+    expect_equal(sorted(rows.ids.tolist()), living, "ids that live")
+    both = await trial.scan(topic, now_ms=now_ms, states=frozenset((State.DEAD, State.WAITING)))
+    expect_equal(sorted(both.ids.tolist()), [b"dead", b"waiting"], "ids that are dead or waiting")
+
+
+@check()
+async def check_scan_filters(trial: Trial) -> None:
+    """A scan filters by tag, by due (from included, to not), by both, and by ids."""
+    topic = await trial.topic()
+    ids = named(40)
+    await trial.stored(topic, ids, [T0 + at for at in range(40)], tag=[b"t", b"T"] * 20)
+    rows = await trial.scan(topic, limit=7, tag=b"t", due_from_ms=T0 + 10, due_to_ms=T0 + 20)
+    expect_equal(sorted(rows.ids.tolist()), ids[10:20:2], "ids by tag and due")
+    rows = await trial.scan(topic, limit=7, due_from_ms=T0 + 35)
+    expect_equal(sorted(rows.ids.tolist()), ids[35:], "ids by due without an upper bound")
+    rows = await trial.scan(topic, limit=7, tag=b"x")
+    expect_equal(rows.ids.tolist(), [], "ids of an unknown tag")
+    asked = Ragged.of([ids[3], b"absent", ids[7], ids[3], b"M-000001"])
+    rows = await trial.scan(topic, ids=asked)
+    expect_equal(sorted(rows.ids.tolist()), [ids[3], ids[7]], "rows of a scan by ids")
+    rows = await trial.scan(topic, ids=Ragged.of(ids), tag=b"T", payload=True)
+    expect_equal(sorted(rows.ids.tolist()), ids[1::2], "rows of a scan by ids and tag")
+
+
+@check()
+async def check_scan_walks_in_order(trial: Trial) -> None:
+    """A scan walks (bucket, id): pages of any size give the same rows, each once, in that order."""
+    topic = await trial.topic(buckets=8)
+    ids = [f"{(at * 7919) % 500:03}".encode() for at in range(500)]
+    await trial.stored(topic, ids, [T0 + at % 9 for at in range(500)])
+    wanted = sorted(ids, key=lambda id: (bucket_of(id, 8), id))
+    for limit in (1, 7, 500, 10_000):
+        rows = await trial.scan(topic, limit=limit)
+        expect_equal(rows.ids.tolist(), wanted, f"ids in pages of {limit}")
+
+
+@check()
+async def check_scan_under_moves(trial: Trial) -> None:
+    """What is there throughout a scan is seen at least once, though it is moved, leased and released meanwhile."""
+    topic = await trial.topic(buckets=4)
+    ids = named(200)
+    await trial.stored(topic, ids, [T0 + at for at in range(200)])
+    seen: list[bytes] = []
+    cursor, turn = b"", 0
+    while True:
+        page = await trial.store.scan(topic, T0 + 50, ScanFilter(), cursor, 17, False)
+        seen += page.rows.ids.tolist()
+        if page.cursor is None:
+            break
+        cursor, turn = page.cursor, turn + 1
+        await trial.mutate(topic, Operation.MOVE, ids[turn % 3 :: 3], T0 + 100 * turn, now_ms=T0 + 50)
+        leased = await trial.lease(topic, 20, now_ms=T0 + 50)
+        await trial.settle(topic, Operation.RELEASE, leased.rows, now_ms=T0 + 50, time_ms=T0 + 40 * turn)
+        await trial.stored(topic, [f"new-{turn}".encode()], now_ms=T0 + 50)
+        await trial.mutate(topic, Operation.CANCEL, [f"new-{turn - 1}".encode()], now_ms=T0 + 50)
+    expect(set(ids) <= set(seen), f"never seen: {sorted(set(ids) - set(seen))[:10]}")
+    expect_equal(len(seen), len(set(seen)), "number of ids seen, each counted once")
+
+
+@check()
+async def check_scan_that_starts_later(trial: Trial) -> None:
+    """A scan sees all that was there when it started, whatever an earlier scan that was left unfinished had seen."""
+    topic = await trial.topic(buckets=1)
+    await trial.stored(topic, named(20))
+    left = await trial.store.scan(topic, T0, ScanFilter(), b"", 5, False)
+    expect(left.cursor is not None, "a page of 5 of 20 rows says that the scan is done")
+    await trial.stored(topic, named(20, "n"))
+    rows = await trial.scan(topic, limit=5)
+    expect_equal(len(rows), 40, "rows that the later scan saw")
+
+
+@check()
+async def check_scan_pages_with_payloads_stay_small(trial: Trial) -> None:
+    """A page with payloads ends near 1 MiB of them, at least one row on it; all come."""
+    topic = await trial.topic()
+    payloads = [bytes([at]) * 300_000 for at in range(20)]
+    await trial.stored(topic, named(20), payload=payloads)
+    found: list[Rows] = []
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = await trial.store.scan(topic, T0, ScanFilter(), cursor, 1_000, True)
+        sizes = int(page.rows.payload_bytes.sum())
+        expect(sizes <= 2 * 1024 * 1024, f"a page carries {sizes} bytes of payloads")
+        found.append(page.rows)
+        cursor = page.cursor
+    rows = by_id(Rows.concat(found))
+    expect_equal([rows[id]["payloads"] == payloads[at] for at, id in enumerate(named(20))], [True] * 20, "payloads")
+
+
+@check()
+async def check_held_by(trial: Trial) -> None:
+    """held_by pages through what a holder has under a live lease, with payloads: nobody else's, nothing whose lease
+    ran out, nothing dead."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(30), payload=named(30), headers=b"\x01\x00k\x01\x00v")
+    mine = (await trial.lease(topic, 20, lease_ms=1_000)).rows
+    theirs = (await trial.lease(topic, holder=b"Worker-1", lease_ms=1_000)).rows
+    operations = [Operation.BURY, Operation.RELEASE, Operation.ACK] + [Operation.EXTEND] * 17
+    times = [T0 + 50] * 10 + [T0 + 5_000] * 10
+    await trial.settle(topic, operations, mine, time_ms=times)
+    wanted = {T0: sorted(mine.ids.tolist()[3:]), T0 + 1_000: sorted(mine.ids.tolist()[10:]), T0 + 5_000: []}
+    for now_ms, ids in wanted.items():
+        found: list[Rows] = []
+        cursor: bytes | None = b""
+        while cursor is not None:
+            page = await trial.store.held_by(topic, now_ms, WORKER, cursor, 4)
+            expect(len(page.rows) <= 4, f"a page of at most 4 rows has {len(page.rows)}")
+            found.append(page.rows)
+            cursor = page.cursor
+        rows = by_id(Rows.concat(found))
+        expect_equal(sorted(rows), ids, f"ids held at T0 + {now_ms - T0}")
+        expect(all(row["payloads"] == id for id, row in rows.items()), "payloads of what is held differ")
+        expect_equal({row["holders"] for row in rows.values()} - {WORKER}, set(), "other holders")
+    page = await trial.store.held_by(topic, T0, b"Worker-1", b"", 100)
+    expect_equal(sorted(page.rows.ids.tolist()), sorted(theirs.ids.tolist()), "ids that the other holder has")
+    expect_equal(len((await trial.store.held_by(topic, T0, b"nobody", b"", 100)).rows), 0, "rows that nobody has")
+    expect_equal(set(statuses(await trial.settle(topic, Operation.ACK, theirs))), {Status.OK}, "acks of the other's")
