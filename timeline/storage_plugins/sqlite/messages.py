@@ -221,6 +221,10 @@ def _to_decide(transaction: Transaction, topic: Topic, key: int, now_ms: int, pu
         after_ms = now_ms - topic.settings.remember_ms
         for found in statements.find_remembered(transaction.connection, key, ids, after_ms):
             special.update(found.numbers["n"])
+    if special and len(set(ids)) < len(ids):
+        # Of an id that comes again, all are decided, so that each meets what the ones before it left.
+        doubtful = {ids[at] for at in special}
+        special.update(at for at, id in enumerate(ids) if id in doubtful)
     return special
 
 

@@ -94,7 +94,7 @@ def scan(
 def _text(conditions: Sequence[Any]) -> tuple[str, list[Any]]:
     """Core conditions on `message` as text for SQLite, and their parameters."""
     statement, values = compiled(select(literal_column("1")).where(and_(*conditions)), DIALECT)
-    return statement.split("WHERE", 1)[1].replace(f"{message.name}.", ""), values
+    return f"({statement.split('WHERE', 1)[1].replace(f'{message.name}.', '')})", values
 
 
 def _of_ids(connection: sqlite3.Connection, topic: Topic, key: int, conditions: Sequence[Any], ids: Ragged) -> Part:

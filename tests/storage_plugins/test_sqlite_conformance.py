@@ -1,0 +1,16 @@
+"""The conformance suite on `sqlite:///`, each check a test of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.conformance import CHECKS, run_check
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_check(tmp_path: Path, name: str) -> None:
+    made = iter(range(1_000_000))
+    (await run_check(name, lambda: make_store(f"sqlite:///{tmp_path}/{next(made)}.db"))).raise_failed()
