@@ -12,5 +12,4 @@ from timeline.storage_plugins.conformance import CHECKS, run_check
 
 @pytest.mark.parametrize("name", CHECKS)
 async def test_check(tmp_path: Path, name: str) -> None:
-    made = iter(range(1_000_000))
-    (await run_check(name, lambda: make_store(f"sqlite:///{tmp_path}/{next(made)}.db"))).raise_failed()
+    (await run_check(name, lambda: make_store(f"sqlite:///{tmp_path}/a.db"))).raise_failed()

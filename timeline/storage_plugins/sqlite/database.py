@@ -86,9 +86,13 @@ class Lock:
                 f"{self._path.with_suffix('')} is in use by process {owner}: one broker at a time can have an SQLite "
                 "file; stop that one, or use a store that several can share"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         self._descriptor = descriptor
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            self.give_back()
+            raise
 
     def give_back(self) -> None:
         """Lets others have the file. Twice is harmless."""
@@ -121,6 +125,8 @@ class Database:
                 f"SQLite {sqlite3.sqlite_version} is too old: {'.'.join(map(str, OLDEST_SQLITE))} is needed"
             )
         try:
+            if path.is_dir():
+                raise StoreRefused(f"{path} is a folder: give a file in it, sqlite:///{path}/timeline.db")
             if path.exists() and path.stat().st_nlink > 1:
                 # The log beside it is found by name: under another name, what it holds would be missed.
                 raise StoreRefused(f"{path} has several names (hard links): keep one of them")

@@ -102,6 +102,8 @@ class SqliteStore(Store):
 
     async def check(self) -> None:
         writer = self._running()
+        if "damaged" in writer.trouble:
+            raise StoreUnavailable(writer.trouble["damaged"])
         await self._write(writer.probe, FIRST, 1)
         writer.proven()
 

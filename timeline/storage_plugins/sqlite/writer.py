@@ -29,7 +29,7 @@ ORPHANS_AT_ONCE = 4_000
 ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
 ORPHANS_PRESSING = 40_000
 """So many payloads without a message may wait for an idle moment."""
-PROBE_BYTES = 1024 * 1024
+PROBE_BYTES = 256 * 1024
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
@@ -91,7 +91,7 @@ class Writer:
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]]] = (deque(), deque())
         self._stopping = False
         self._clean = False
-        self._clean_so_far = True
+        self._chores_wait = False
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
@@ -143,11 +143,11 @@ class Writer:
                 if works:
                     self._commit_all(works)
                     self._answer(works)
-                if not works or len(self._orphans) > ORPHANS_PRESSING:
-                    self._clean_so_far &= self._remove_orphans()
+                if not works or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
+                    self._remove_orphans()
             while self._orphans and self._remove_orphans():
                 pass
-            if self._clean and self._clean_so_far and not self._orphans:
+            if self._clean and not self._orphans:
                 self._transact([_mark_clean])
         finally:
             self._connection.close()
@@ -158,7 +158,7 @@ class Writer:
             while not any(self._waiting):
                 if self._stopping:
                     return None
-                if self._orphans and not self.trouble:
+                if self._orphans and not self._chores_wait:
                     return []
                 self._ready.wait()
             works: list[Work[Any]] = []
@@ -173,6 +173,9 @@ class Writer:
         """Commits `works` together; where that fails, one by one."""
         error = self._transact(works)
         if error is None:
+            self._chores_wait = False
+            if "full" in self.trouble:
+                self._reuse_log()
             return
         if len(works) == 1 or isinstance(error, StoreUnknown):
             for work in works:
@@ -211,6 +214,7 @@ class Writer:
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_FULL":
             self.trouble["full"] = judged.reason
+            self._reuse_log()
         elif name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             self.trouble["damaged"] = f"{judged.reason}: restore the file from a backup, or move its messages out"
         return judged
@@ -225,6 +229,15 @@ class Writer:
             # SQLite rolls back by itself where it could not go on; otherwise nothing can be written any more.
             if self._connection.in_transaction:
                 self.trouble["damaged"] = f"a transaction could not be rolled back: {error}"
+
+    def _reuse_log(self) -> None:
+        """While the disk is, or was just now, full: lets the next transaction write over the log instead of behind
+        it, so that settles, which make room, can go on."""
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error:
+            return  # Not even that fits: it is tried again with the next failure.
 
     def _surely_undone(self, error: sqlite3.Error) -> bool:
         """Whether a failed commit surely did not happen. After an I/O error its frames may lie in the log, complete
@@ -249,20 +262,21 @@ class Writer:
 
     def _remove_orphans(self) -> bool:
         """Removes some payloads whose messages are gone, in row order, so that they share pages. False when that
-        failed: they stay until a sweep after the next opening finds them."""
-        rows: list[int] = []
+        failed: they wait until something else could be written."""
+        taken: list[tuple[int, int]] = []
         room = ORPHANS_BYTES_AT_ONCE
-        while self._orphans and len(rows) < ORPHANS_AT_ONCE and (not rows or self._orphans[0][1] <= room):
-            row, size = self._orphans.popleft()
-            rows.append(row)
-            room -= size
-        rows.sort()
-        return self._transact([lambda transaction: statements.delete_payloads(transaction.connection, rows)]) is None
+        while self._orphans and len(taken) < ORPHANS_AT_ONCE and (not taken or self._orphans[0][1] <= room):
+            taken.append(self._orphans.popleft())
+            room -= taken[-1][1]
+        rows = sorted(row for row, _ in taken)
+        if self._transact([lambda transaction: statements.delete_payloads(transaction.connection, rows)]) is None:
+            return True
+        self._orphans.extendleft(reversed(taken))
+        self._chores_wait = True
+        return False
 
     def probe(self, transaction: Transaction) -> None:
         """A work that proves that writing works: small while all is well, as large as a batch after a full disk."""
-        if "damaged" in self.trouble:
-            raise StoreUnavailable(self.trouble["damaged"])
         size = PROBE_BYTES if "full" in self.trouble else 8
         transaction.connection.execute(
             "INSERT OR REPLACE INTO meta (name, value) VALUES ('probe', hex(randomblob(?)))", (size // 2,)

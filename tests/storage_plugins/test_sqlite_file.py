@@ -1,0 +1,185 @@
+"""The file of `sqlite:///`: its URL, who may have it, what it must be, and its schema's versions."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
+from timeline.storage_plugins import make_store, open_store, sql
+from timeline.storage_plugins.contract import StoreRefused
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite://", "sqlite:///timeline.db"),
+        ("sqlite:///", "sqlite:///timeline.db"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite://:memory:", "memory://"),
+        ("sqlite://host/a.db", "three slashes"),
+        ("sqlite:///folder/", "names a folder"),
+        ("sqlite:///a%00b", "names a folder, not a file"),
+        ("sqlite:///a.db?mode=rw", "known is cache_mib"),
+        ("sqlite:///a.db?cache_mib=0", "from 1 to 65536"),
+        ("sqlite:///a.db?cache_mib=-1", "from 1 to 65536"),
+        ("sqlite:///a.db?cache_mib=", "from 1 to 65536"),
+        ("sqlite:///a.db?cache_mib=9999999999999", "from 1 to 65536"),
+    ],
+)
+def test_urls_that_make_no_sense(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused, match=says):
+        make_store(url)
+
+
+async def test_relative_and_escaped_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url, name in (("sqlite:///a%20b.db?cache_mib=2", "a b.db"), (f"sqlite:///{tmp_path}/c.db", "c.db")):
+        store = await open_store(url)
+        await store.check()
+        await store.close()
+        assert (tmp_path / name).is_file()
+
+
+async def test_cluster_and_messages_outlive_the_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    made = topic()
+    store = make_store(url)
+    first = await store.open()
+    assert (await store.open()).cluster_uid == first.cluster_uid
+    await store.create_topic(made)
+    await store.put(made, NOW_MS, puts(ids(3)))
+    await store.close()
+    await store.close()
+    second = await store.open()
+    assert second.cluster_uid == first.cluster_uid
+    assert len(first.cluster_uid) == 32
+    assert "SQLite" in second.server
+    assert await store.topics() == [made]
+    assert len(await dump(store, made)) == 3
+    await store.close()
+
+
+async def test_second_opening_is_refused_with_the_owner(tmp_path: Path) -> None:
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    (tmp_path / "other.db").symlink_to(tmp_path / "a.db")
+    for name in ("a.db", "other.db"):
+        with pytest.raises(StoreRefused, match=f"in use by process {os.getpid()}:"):
+            await open_store(f"sqlite:///{tmp_path}/{name}")
+    await store.check()
+    await store.close()
+    await (await open_store(f"sqlite:///{tmp_path}/other.db")).close()
+
+
+_HOLD = """
+import asyncio, sys
+from timeline.storage_plugins import open_store
+async def hold():
+    await open_store(sys.argv[1])
+    print("open", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(hold())
+"""
+
+
+async def test_lock_of_another_process_dies_with_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with subprocess.Popen([sys.executable, "-c", _HOLD, url], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreRefused, match=f"in use by process {holder.pid}:"):
+            await open_store(url)
+        holder.kill()
+    await (await open_store(url)).close()
+
+
+async def test_hard_link_is_refused(tmp_path: Path) -> None:
+    await (await open_store(f"sqlite:///{tmp_path}/a.db")).close()
+    os.link(tmp_path / "a.db", tmp_path / "b.db")
+    with pytest.raises(StoreRefused, match="several names"):
+        await open_store(f"sqlite:///{tmp_path}/b.db")
+
+
+def _foreign(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE invoice (number INTEGER)")
+    connection.close()
+
+
+def _damaged(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 8_000)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.write_bytes(b"id,name\n" * 500), "not a whole SQLite database"),
+        (_damaged, "not a whole SQLite database|cannot be"),
+        (_foreign, "not a Timeline's"),
+        (lambda path: path.mkdir(), "is a folder"),
+    ],
+)
+async def test_what_is_no_store_is_refused_and_left_alone(
+    tmp_path: Path, make: Callable[[Path], Any], says: str
+) -> None:
+    path = tmp_path / "a.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    for _ in range(2):  # The second time shows that the first gave its lock back.
+        with pytest.raises(StoreRefused, match=says):
+            await open_store(f"sqlite:///{path}")
+    assert before is None or path.read_bytes() == before
+
+
+async def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreRefused, match=r"cannot be opened \(No such file or directory\)"):
+        await open_store(f"sqlite:///{tmp_path}/none/a.db")
+
+
+def _note_column(execute: sql.Executes) -> None:
+    execute("ALTER TABLE message ADD COLUMN note BLOB NOT NULL DEFAULT x''")
+
+
+def _note_index(execute: sql.Executes) -> None:
+    execute("CREATE INDEX message_note ON message (topic, note)")
+
+
+async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, made = f"sqlite:///{tmp_path}/a.db", topic()
+    store = await open_store(url)
+    await store.create_topic(made)
+    await store.put(made, NOW_MS, puts(ids(5)))
+    await store.close()
+    monkeypatch.setattr(sql, "MIGRATIONS", (_note_column, _note_index))
+    store = await open_store(url)
+    assert len(await dump(store, made)) == 5
+    await store.put(made, NOW_MS, puts(ids(5, b"n")))
+    await store.close()
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == ("3",)
+        assert connection.execute("SELECT count(*) FROM message WHERE note = x''").fetchone() == (10,)
+    connection.close()
+    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    with pytest.raises(StoreRefused, match="has version 3, this Timeline knows versions 1 to 1"):
+        await open_store(url)
+
+
+async def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    await (await open_store(url)).close()
+
+    def fails(execute: sql.Executes) -> None:
+        execute("CREATE TABLE message (row INTEGER)")
+
+    monkeypatch.setattr(sql, "MIGRATIONS", (_note_column, fails))
+    with pytest.raises(Exception, match="already exists"):
+        await open_store(url)
+    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    await (await open_store(url)).close()

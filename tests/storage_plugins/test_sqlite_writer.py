@@ -1,0 +1,166 @@
+"""SQLite's one writer: group commit, who goes first, and one guilty work among many."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.storage_plugins.sqlite.database import Database, Location
+from timeline.storage_plugins.sqlite.writer import FIRST, LATER, MOST_WEIGHT, Transaction, Writer
+
+
+class Opened:
+    """A writer on a new file, and a way to make works wait until several are in line."""
+
+    def __init__(self, path: Path) -> None:
+        self.database = Database(Location.of(f"sqlite:///{path}"))
+        connection = self.database.open()
+        self.statements: list[str] = []
+        connection.set_trace_callback(self.statements.append)
+        self.writer = Writer(connection)
+        self.writer.start()
+
+    def hold(self) -> tuple[asyncio.Future[None], threading.Event]:
+        """A work that keeps the writer busy until the event is set."""
+        go = threading.Event()
+        started = threading.Event()
+
+        def wait(_: Transaction) -> None:
+            started.set()
+            go.wait()
+
+        answer = self.writer.submit(wait, FIRST, 1)
+        started.wait()
+        return answer, go
+
+    def count(self, of: str) -> int:
+        return self.statements.count(of)
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Opened]:
+    made = Opened(tmp_path / "a.db")
+    yield made
+    await asyncio.to_thread(made.writer.stop, True)
+    made.database.close()
+
+
+def note(name: str) -> Callable[[Transaction], str]:
+    def act(transaction: Transaction) -> str:
+        transaction.connection.execute("INSERT INTO meta (name, value) VALUES (?, '')", (name,))
+        return name
+
+    return act
+
+
+def noted(path: Path) -> set[str]:
+    with sqlite3.connect(path) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM meta")}
+    connection.close()
+    return names
+
+
+async def test_what_waits_is_committed_together(opened: Opened) -> None:
+    held, go = opened.hold()
+    waiting = [opened.writer.submit(note(f"n{at}"), LATER, 1) for at in range(50)]
+    before = opened.count("COMMIT")
+    go.set()
+    assert await asyncio.gather(held, *waiting) == [None, *(f"n{at}" for at in range(50))]
+    assert opened.count("COMMIT") == before + 2
+
+
+async def test_leases_and_settles_go_first(opened: Opened) -> None:
+    ran: list[str] = []
+    held, go = opened.hold()
+    waiting = [
+        opened.writer.submit(lambda _, name=name: ran.append(name), priority, MOST_WEIGHT // 2)
+        for name, priority in (("put", LATER), ("put", LATER), ("lease", FIRST), ("put", LATER), ("settle", FIRST))
+    ]
+    go.set()
+    await asyncio.gather(held, *waiting)
+    assert ran == ["lease", "settle", "put", "put", "put"]
+    assert opened.count("BEGIN IMMEDIATE") == opened.count("COMMIT") == 4, "no transaction beyond MOST_WEIGHT"
+
+
+async def test_only_the_guilty_work_fails(opened: Opened, tmp_path: Path) -> None:
+    held, go = opened.hold()
+
+    def guilty(transaction: Transaction) -> None:
+        note("guilty")(transaction)
+        transaction.connection.execute("INSERT INTO nowhere VALUES (1)")
+
+    def refuses(transaction: Transaction) -> None:
+        note("refused")(transaction)
+        raise ValueError("not like this")
+
+    good = [opened.writer.submit(note(f"n{at}"), LATER, 1) for at in range(3)]
+    bad, refused = opened.writer.submit(guilty, FIRST, 1), opened.writer.submit(refuses, LATER, 1)
+    go.set()
+    await held
+    assert await asyncio.gather(*good) == ["n0", "n1", "n2"]
+    with pytest.raises(StoreUnavailable, match="no such table"):
+        await bad
+    with pytest.raises(ValueError, match="not like this"):
+        await refused
+    assert {"n0", "n1", "n2"} <= noted(tmp_path / "a.db")
+    assert not {"guilty", "refused"} & noted(tmp_path / "a.db")
+
+
+async def test_answers_come_after_the_commit(opened: Opened, tmp_path: Path) -> None:
+    seen: list[bool] = []
+    answer = opened.writer.submit(note("n"), LATER, 1)
+    answer.add_done_callback(lambda _: seen.append("n" in noted(tmp_path / "a.db")))
+    await answer
+    await asyncio.sleep(0)
+    assert seen == [True]
+
+
+async def test_row_numbers_are_never_given_twice(tmp_path: Path) -> None:
+    given: list[int] = []
+
+    def reserve(transaction: Transaction) -> int:
+        return transaction.reserve(10)
+
+    def reserve_and_fail(transaction: Transaction) -> int:
+        given.append(transaction.reserve(10))
+        raise ValueError("rolled back")
+
+    for _ in range(3):
+        opened = Opened(tmp_path / "a.db")
+        with pytest.raises(ValueError, match="rolled back"):
+            await opened.writer.submit(reserve_and_fail, LATER, 1)
+        given += [await opened.writer.submit(reserve, LATER, 1) for _ in range(2)]
+        await asyncio.to_thread(opened.writer.stop, True)
+        opened.database.close()
+    assert given == sorted(given)
+    assert min(after - before for before, after in itertools.pairwise(given)) >= 10
+
+
+async def test_what_waits_is_done_before_it_stops(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "a.db")
+    held, go = opened.hold()
+    waiting = [opened.writer.submit(note(f"n{at}"), LATER, MOST_WEIGHT) for at in range(3)]
+    stopping = asyncio.get_running_loop().run_in_executor(None, opened.writer.stop, True)
+    go.set()
+    await stopping
+    assert await asyncio.gather(held, *waiting) == [None, "n0", "n1", "n2"]
+    with pytest.raises(StoreUnavailable, match="closed"):
+        opened.writer.submit(note("late"), LATER, 1)
+    opened.database.close()
+
+
+async def test_who_gave_up_waiting_harms_nobody(opened: Opened) -> None:
+    held, go = opened.hold()
+    given_up, patient = opened.writer.submit(note("a"), LATER, 1), opened.writer.submit(note("b"), LATER, 1)
+    given_up.cancel()
+    go.set()
+    await held
+    assert await patient == "b"
+    assert given_up.cancelled()
