@@ -142,6 +142,20 @@ async def test_batches_of_any_size(tmp_path: Path, count: int) -> None:
     await store.close()
 
 
+async def test_overdue_leases_take_only_what_is_late(tmp_path: Path) -> None:
+    made = topic()
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    await store.create_topic(made)
+    for at, late_ms in enumerate((3_000, 2_000, 1_999, 0, -1)):
+        await store.put(made, NOW_MS, puts([b"%d" % at], NOW_MS - late_ms))
+    leased = await store.lease_due(made, None, NOW_MS, NOW_MS + 10, [grant(1), grant(9, b"v")], overdue_ms=2_000)
+    assert leased.rows.ids.tolist() == [b"0", b"1"]
+    again = await store.lease_due(made, None, NOW_MS + 31_999, 0, [grant(9)], overdue_ms=2_000)
+    assert again.rows.ids.tolist() == [b"2", b"3", b"4"]
+    assert (await store.lease_due(made, None, NOW_MS + 32_000, 0, [grant(9)], 2_000)).rows.ids.tolist() == [b"0", b"1"]
+    await store.close()
+
+
 async def test_any_bytes_come_back_as_they_were(tmp_path: Path) -> None:
     every = [b"", b"\0", b"\0\0x\0", bytes(range(256)), "größe €".encode(), b"\xff\xfe\xf0", b"x" * 3_000_000]
     payloads, headers = Ragged.of(every), Ragged.of(every[::-1])

@@ -97,28 +97,35 @@ def lease_due(
     now_ms: int,
     due_before_ms: int,
     grants: Sequence[Grant],
+    overdue_ms: int,
 ) -> Leased:
     """`Store.lease_due`."""
-    search = _Search(Changes(transaction, topic, key, now_ms), buckets, due_before_ms)
+    search = _Search(Changes(transaction, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
     eligible = search.first(sum(grant.count for grant in grants))
     leased = _lease(transaction, now_ms, grants, eligible)
-    connection = transaction.connection
-    free = statements.first_due(connection, key, False, -1, buckets)
-    held = statements.first_due(connection, key, True, -1, buckets)
-    if held is not None:
-        held += topic.settings.redelivery_backoff_ms
-    leased.next_due_ms = min((time for time in (free, held) if time is not None), default=None)
+    if not overdue_ms:
+        leased.next_due_ms = _next_lease_ms(transaction, topic, key, buckets)
     leased.expired = search.expired
     leased.buried = Rows.concat(search.buried)
     return leased
 
 
+def _next_lease_ms(transaction: Transaction, topic: Topic, key: int, buckets: Sequence[int] | None) -> int | None:
+    """The earliest time at which more may become leasable."""
+    free = statements.first_due(transaction.connection, key, False, -1, buckets)
+    held = statements.first_due(transaction.connection, key, True, -1, buckets)
+    if held is not None:
+        held += topic.settings.redelivery_backoff_ms
+    return min((time for time in (free, held) if time is not None), default=None)
+
+
 class _Search:
     """Looks for what may be leased, and removes or buries what it meets that has expired or was delivered out."""
 
-    def __init__(self, changes: Changes, buckets: Sequence[int] | None, due_before_ms: int) -> None:
+    def __init__(self, changes: Changes, buckets: Sequence[int] | None, due_before_ms: int, overdue_ms: int) -> None:
         self._changes = changes
         self._buckets = buckets
+        self._overdue_ms = overdue_ms
         self._due_before_ms = due_before_ms
         self.expired = 0
         self.buried: list[Rows] = []
@@ -128,7 +135,10 @@ class _Search:
         that ran out left from another; both are read in order and merged."""
         changes, settings = self._changes, self._changes.topic.settings
         connection, now_ms = changes.transaction.connection, changes.now_ms
-        until = ((False, max(now_ms, self._due_before_ms)), (True, now_ms - settings.redelivery_backoff_ms))
+        until = (
+            (False, now_ms - self._overdue_ms if self._overdue_ms else max(now_ms, self._due_before_ms)),
+            (True, now_ms - max(settings.redelivery_backoff_ms, self._overdue_ms)),
+        )
         eligible: list[Part] = []
         after: tuple[int, bytes] | None = None
         left, removed = wanted, 0

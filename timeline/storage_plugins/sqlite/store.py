@@ -180,6 +180,7 @@ class SqliteStore(Store):
         now_ms: int,
         due_before_ms: int,
         grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         wanted = sum(grant.count for grant in grants)
         if buckets is not None and len(set(buckets)) == topic.settings.buckets:
@@ -189,7 +190,7 @@ class SqliteStore(Store):
             key = self._topics.key(topic)
             if key is None:
                 return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
-            return leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants)
+            return leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
         return await self._write(act, FIRST, wanted)
 
