@@ -23,8 +23,9 @@ class Opened:
         self.database = Database(Location.of(f"sqlite:///{path}"))
         connection = self.database.open()
         self.statements: list[str] = []
+        self.changes: list[int] = []
         connection.set_trace_callback(self.statements.append)
-        self.writer = Writer(connection)
+        self.writer = Writer(connection, self.changes.append)
         self.writer.start()
 
     def hold(self) -> tuple[asyncio.Future[None], threading.Event]:
@@ -74,6 +75,7 @@ async def test_what_waits_is_committed_together(opened: Opened) -> None:
     go.set()
     assert await asyncio.gather(held, *waiting) == [None, *(f"n{at}" for at in range(50))]
     assert opened.count("COMMIT") == before + 2
+    assert opened.changes == [0, 50]
 
 
 async def test_leases_and_settles_go_first(opened: Opened) -> None:

@@ -34,6 +34,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping
+from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location
 from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
 
@@ -60,6 +61,7 @@ class SqliteStore(Store):
     def __init__(self, url: str) -> None:
         self._database = Database(Location.of(url))
         self._writer: Writer | None = None
+        self._checkpointer: Checkpointer | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._reading = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -73,16 +75,20 @@ class SqliteStore(Store):
         return Opened(self._database.cluster_uid, self._database.server)
 
     def _start(self) -> Writer:
-        connection = self._database.open()
+        connections = [self._database.open()]
         try:
-            self._topics.load(connection)
+            connections.append(self._database.connect_for_checkpoints())
+            self._topics.load(connections[0])
             self._looked_until = None if self._database.clean else 0
-            writer = Writer(connection)
+            self._checkpointer = Checkpointer(connections[1])
+            writer = Writer(connections[0], self._checkpointer.note)
             writer.start()
         except sqlite3.Error as error:
-            connection.close()
+            for connection in connections:
+                connection.close()
             self._database.close()
             raise unavailable(error) from error
+        self._checkpointer.start()
         return writer
 
     async def close(self) -> None:
@@ -97,6 +103,8 @@ class SqliteStore(Store):
             connection.close()
         self._connections.clear()
         self._reading = threading.local()
+        if self._checkpointer is not None:
+            self._checkpointer.stop()
         writer.stop(clean=self._looked_until is None)
         self._database.close()
 

@@ -83,10 +83,12 @@ class Work(Generic[Result]):
 
 class Writer:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
-    proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened)."""
+    proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened).
+    `committed` is told after each commit how many rows were changed."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, committed: Callable[[int], None]) -> None:
         self._connection = connection
+        self._committed = committed
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]]] = (deque(), deque())
         self._stopping = False
@@ -187,7 +189,7 @@ class Writer:
     def _transact(self, acts: Sequence[Callable[[Transaction], None]]) -> Exception | None:
         """One transaction; None, or why nothing of it happened (StoreUnknown: why that cannot be told)."""
         transaction = Transaction(self._connection, self)
-        reserved = self._reserved
+        reserved, changes = self._reserved, self._connection.total_changes
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for act in acts:
@@ -204,6 +206,7 @@ class Writer:
             judged = self.judged(error)
             return judged if self._surely_undone(error) else StoreUnknown(f"the commit failed: {error}")
         self._orphans += transaction.orphans
+        self._committed(self._connection.total_changes - changes)
         return None
 
     def judged(self, error: Exception) -> Exception:
