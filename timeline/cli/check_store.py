@@ -27,7 +27,7 @@ def check_store(url: str | None, only: tuple[str, ...], listing: bool, as_json: 
     \b
     Example:
       timeline check-store sqlite:////tmp/check.db
-      timeline check-store memory:// --only put_then_lease
+      timeline check-store memory:// --only lease_is_never_early
     """
     if listing:
         for check in CHECKS.values():

@@ -1,0 +1,120 @@
+"""Settings of serve: where they come from, which one counts, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from timeline import config
+from timeline.config import ServeConfig, load
+from timeline.errors import Invalid
+
+
+def test_defaults_fill_in_what_depends_on_the_machine() -> None:
+    made = load(variables={})
+    assert (made.listen, made.advertise, made.store) == ("127.0.0.1:9000", "127.0.0.1:9000", "sqlite:///timeline.db")
+    assert made.name.rpartition("-")[2].isdigit()
+    assert load(variables={}, flags={"listen": "0.0.0.0:9100"}).advertise.endswith(":9100")
+    assert not load(variables={}, flags={"listen": "0.0.0.0:9100"}).advertise.startswith("0.0.0.0")
+
+
+def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.toml"
+    file.write_text('name = "file"\nstore = "memory://"\ngrace = "1m30s"\nmax_inflight_bytes = "16MiB"\n')
+    variables = {"TIMELINE_NAME": "variable", "TIMELINE_STORE": "sqlite:///v.db"}
+    made = load({"name": "flag", "store": None}, variables, file)
+    assert (made.name, made.store) == ("flag", "sqlite:///v.db")
+    assert (made.grace_ms, made.max_inflight_bytes) == (90_000, 16 * 1024 * 1024)
+
+
+def test_a_free_port_is_advertised_once_it_is_known() -> None:
+    made = load({"listen": "127.0.0.1:0"}, {})
+    assert made.advertise == ""
+    assert made.bound(4711).advertise == "127.0.0.1:4711"
+    assert load({"listen": "[::1]:0"}, {}).bound(4711).listen == "[::1]:4711"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"listen": "nowhere"}, "--|listen: an address is host:port"),
+        ({"listen": "localhost:65536"}, "port from 1 to 65535"),
+        ({"advertise": "localhost:0"}, "port 0 cannot be reached"),
+        ({"metrics": "maybe"}, 'or "off"'),
+        ({"store": "timeline.db"}, "sqlite:///timeline.db"),
+        ({"sync": "etcd"}, "local://"),
+        ({"grace": "soon"}, '--grace: a duration is seconds or a text such as "250ms"'),
+        ({"grace": "-1s"}, "--grace"),
+        ({"grace": "25h"}, "grace_ms must be a whole number from 0 to 86400000"),
+        ({"log_level": "inof"}, "did you mean info?"),
+        ({"log_format": "xml"}, "json, text"),
+        ({"max_inflight_bytes": "12"}, "from 1048576"),
+        ({"max_outbox_bytes": "1 potato"}, "--max-outbox-bytes: a size"),
+        ({"name": "a\nb"}, "printable"),
+        ({"name": "x" * 256}, "1 to 255 bytes"),
+        ({"lisen": "x"}, "did you mean listen?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        load(flags, {})
+    assert said.removeprefix("--|") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('stor = "memory://"', "did you mean store?"),
+        ("xyzzy = 1", "there are: listen, advertise"),
+        ("store = 7", "store: a text is needed, not 7"),
+        ("grace = true", "grace: a duration"),
+        ("store = ", "is not TOML"),
+        ("\x00", "is not TOML"),
+    ],
+)
+def test_a_file_is_refused_by_name_and_place(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(Invalid) as refused:
+        load({}, {}, file)
+    assert said in str(refused.value)
+    assert "bad.toml" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="cannot be read: No such file"):
+        load({}, {}, tmp_path / "none.toml")
+
+
+def test_a_mistyped_variable_is_refused_and_a_strange_one_left_alone() -> None:
+    with pytest.raises(Invalid, match="TIMELINE_STROE is no setting; did you mean TIMELINE_STORE"):
+        load({}, {"TIMELINE_STROE": "memory://"})
+    # A cluster's service discovery sets variables such as these for a service named timeline.
+    strange = {"TIMELINE_PORT_9000_TCP_ADDR": "10.0.0.1", "TIMELINE_SERVICE_HOST": "10.0.0.1", "TIMELINE_ADDRESS": "x"}
+    assert load({}, strange).listen == "127.0.0.1:9000"
+
+
+def test_a_variable_with_a_bad_value_is_named() -> None:
+    with pytest.raises(Invalid, match="TIMELINE_GRACE: a duration"):
+        load({}, {"TIMELINE_GRACE": "soon"})
+
+
+@pytest.mark.parametrize(
+    ("value", "ms"), [("250ms", 250), ("1h30m", 5_400_000), (0.25, 250), (2, 2_000), ("2", 2_000), ("0.0001", 1)]
+)
+def test_durations(value: object, ms: int) -> None:
+    assert config.parse_duration_ms(value) == ms
+
+
+@pytest.mark.parametrize("value", ["", "m", "1x", "1m 2", float("nan"), float("inf"), -1, True, None, "1m-2s"])
+def test_no_durations(value: object) -> None:
+    with pytest.raises(Invalid):
+        config.parse_duration_ms(value)
+
+
+def test_check_judges_a_configuration_made_by_hand() -> None:
+    with pytest.raises(Invalid, match="grace_ms"):
+        ServeConfig(grace_ms=-1).check()
+    with pytest.raises(Invalid, match="address"):
+        ServeConfig(listen=9000).check()  # type: ignore[arg-type]

@@ -1,0 +1,22 @@
+"""A small day: some of the default day's flights, late, cancelled and on time among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
+from timeline.demo.plan import Plan, make_plan
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def flights() -> list[Flight]:
+    """Every tenth flight of the default day: 98 of them."""
+    return flights_of(DEFAULT_DAY)[::10]
+
+
+@pytest.fixture
+def plan(flights: list[Flight]) -> Plan:
+    """Those flights at 600× real time, long ago."""
+    return make_plan(flights, DEFAULT_DAY, NOW_MS, "localhost:9000")
