@@ -1,0 +1,143 @@
+"""Timeline, a scheduling service: put a message on a topic's timeline at a due time; at that time, never before, a
+broker pushes it to one healthy consumer under a lease.
+
+    producer ─ driver ─ wire ─▶ broker ─ intake ─▶ store            (stored, answered after the store's commit)
+                                  │                  │
+                             dealer (due?) ◀─ next due┘
+                                  │ lease = the message moves forward in time
+                                  ▼
+                consumer ◀─ driver ◀─ wire ─ push, round-robin to consumers with credit
+                     └─ ack · extend · release · bury ─▶ any broker ─▶ store
+
+    import timeline
+
+    async with timeline.connect("localhost:9000") as tl:
+        await tl.create_topic("departures", lease="30s")
+        async with tl.producer("departures") as p:
+            await p.produce(b"gate closes", at=when, id="UA1545")
+        async with tl.consumer("departures", id="worker-1") as c:
+            async for d in c:
+                await d.ack()
+
+`timeline.connect_sync` gives the same words without await. Where a message goes by folder: `driver/` → `wire/` →
+`broker/` → `leases/` (the rules) → `storage_plugins/`, and back.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from timeline.errors import (
+    Closed,
+    Dead,
+    Exists,
+    Expired,
+    Fenced,
+    Forbidden,
+    Invalid,
+    Leased,
+    LeaseLost,
+    NotFound,
+    Superseded,
+    Throttled,
+    TimelineError,
+    TooLarge,
+    Unavailable,
+    Unknown,
+)
+
+if TYPE_CHECKING:
+    from timeline.driver.client import Timeline, connect
+    from timeline.driver.consumer import Consumer
+    from timeline.driver.delivery import Delivery, DeliveryBatch
+    from timeline.driver.handlers import Backoff, Bury, Retry
+    from timeline.driver.message import Batch, Message
+    from timeline.driver.mutation import TagProgress
+    from timeline.driver.producer import Producer
+    from timeline.driver.reading import LateDelivery, Outlook, StoredMessage
+    from timeline.driver.receipts import Receipt, Receipts
+    from timeline.driver.sync import SyncConsumer, SyncTimeline, connect_sync
+    from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
+    from timeline.driver.sync_producer import SyncProducer
+    from timeline.driver.times import local
+    from timeline.model import State, Status, Topic, TopicSettings
+
+# Looked up on first use, so that `import timeline` costs next to nothing.
+_HOMES = {
+    "timeline.driver.client": ("Timeline", "connect"),
+    "timeline.driver.consumer": ("Consumer",),
+    "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
+    "timeline.driver.handlers": ("Backoff", "Bury", "Retry"),
+    "timeline.driver.message": ("Batch", "Message"),
+    "timeline.driver.mutation": ("TagProgress",),
+    "timeline.driver.producer": ("Producer",),
+    "timeline.driver.reading": ("LateDelivery", "Outlook", "StoredMessage"),
+    "timeline.driver.receipts": ("Receipt", "Receipts"),
+    "timeline.driver.sync": ("SyncConsumer", "SyncTimeline", "connect_sync"),
+    "timeline.driver.sync_delivery": ("SyncDelivery", "SyncDeliveryBatch"),
+    "timeline.driver.sync_producer": ("SyncProducer",),
+    "timeline.driver.times": ("local",),
+    "timeline.model": ("State", "Status", "Topic", "TopicSettings"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'timeline' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})
+
+
+__all__ = [
+    "Backoff",
+    "Batch",
+    "Bury",
+    "Closed",
+    "Consumer",
+    "Dead",
+    "Delivery",
+    "DeliveryBatch",
+    "Exists",
+    "Expired",
+    "Fenced",
+    "Forbidden",
+    "Invalid",
+    "LateDelivery",
+    "LeaseLost",
+    "Leased",
+    "Message",
+    "NotFound",
+    "Outlook",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Retry",
+    "State",
+    "Status",
+    "StoredMessage",
+    "Superseded",
+    "SyncConsumer",
+    "SyncDelivery",
+    "SyncDeliveryBatch",
+    "SyncProducer",
+    "SyncTimeline",
+    "TagProgress",
+    "Throttled",
+    "Timeline",
+    "TimelineError",
+    "TooLarge",
+    "Topic",
+    "TopicSettings",
+    "Unavailable",
+    "Unknown",
+    "connect",
+    "connect_sync",
+    "local",
+]

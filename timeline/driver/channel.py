@@ -1,0 +1,262 @@
+"""The channel: a way to some broker, out of several addresses, whatever becomes of each.
+
+It stays with an address while that works; one that fails rests for a jittered, growing while; one that says it is
+leaving is avoided until it has had time to go. Learned addresses (brokers tell them) come after those that were given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from timeline.clock import Clock
+from timeline.driver.ids import Randomness
+from timeline.errors import Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.wire.transport import Fault, Stream, Transport, TransportError
+
+log = logging.getLogger("timeline.driver")
+
+TransportFactory: TypeAlias = Callable[[str], Transport]
+
+BACKOFF_FIRST_MS = 25.0
+BACKOFF_CAP_MS = 2_000.0
+LEAVING_REST_MS = 3_000.0
+LEARNED_AT_MOST = 64
+LEAST_ATTEMPT_MS = 500.0
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/@\[\]]+):(\d{1,5})")
+
+REFUSALS = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
+"""Faults that stay: the same call meets them again."""
+NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED)
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
+    """ "host:port,host:port" as a list. Raises Invalid for what is no address."""
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    parsed: list[str] = []
+    for part in parts:
+        if not isinstance(part, str):
+            raise Invalid(f"an address is 'host:port', like 'localhost:9000', not {part!r:.80}")
+        text = part.strip()
+        found = _ADDRESS.fullmatch(text)
+        if not found or not 1 <= int(found[2]) <= 65_535:
+            raise Invalid(f"an address is 'host:port', like 'localhost:9000' or '[::1]:9000', not {text!r:.80}")
+        if text not in parsed:
+            parsed.append(text)
+    return parsed
+
+
+def refusal(fault: TransportError) -> TimelineError:
+    """The error for a fault of REFUSALS."""
+    if fault.fault is Fault.NO_TOPIC:
+        return NotFound(_sentence(fault))
+    return Invalid(_sentence(fault))
+
+
+def _sentence(fault: TransportError) -> str:
+    return fault.reason.partition(": ")[2] or fault.reason
+
+
+@dataclass(slots=True)
+class _Place:
+    """An address and how it fares. `rest_until_ms`: monotonic; not tried before, while another can be."""
+
+    address: str
+    given: bool
+    transport: Transport | None = None
+    failures: int = 0
+    rest_until_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Deadline:
+    """Until when (monotonic ms) a call may go on."""
+
+    clock: Clock
+    at_ms: float
+
+    @classmethod
+    def after(cls, clock: Clock, timeout_ms: float) -> Deadline:
+        return cls(clock, clock.monotonic_ms() + timeout_ms)
+
+    @property
+    def left_ms(self) -> float:
+        return self.at_ms - self.clock.monotonic_ms()
+
+
+@dataclass(slots=True)
+class Opened:
+    """A stream and the address it goes to."""
+
+    stream: Stream
+    address: str
+
+
+@dataclass(slots=True)
+class Channel:
+    """Ways to the brokers of one cluster. `make` makes the transport to an address, on its first use."""
+
+    addresses: Sequence[str]
+    make: TransportFactory
+    clock: Clock
+    random: Randomness
+    _places: dict[str, _Place] = field(default_factory=dict)
+    _current: str = ""
+
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            self._places[address] = _Place(address, given=True)
+
+    @property
+    def known(self) -> list[str]:
+        """All addresses, those that were given first."""
+        return list(self._places)
+
+    @property
+    def current(self) -> str:
+        """The address that worked last; empty when none does."""
+        return self._current
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another address to go to."""
+        return len(self._places) > 1
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Addresses that a broker told of."""
+        for address in addresses:
+            if address not in self._places and len(self._places) < LEARNED_AT_MOST and _ADDRESS.fullmatch(address):
+                self._places[address] = _Place(address, given=False)
+
+    def failed(self, address: str) -> None:
+        """`address` did not work: rest it, longer each time."""
+        place = self._places[address]
+        backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
+        place.failures += 1
+        place.rest_until_ms = self.clock.monotonic_ms() + backoff_ms * (0.5 + self.random.random() / 2)
+        self._leave(address)
+
+    def leaving(self, address: str) -> None:
+        """The broker at `address` is going: others first for a while."""
+        rest_ms = LEAVING_REST_MS if self.several else BACKOFF_FIRST_MS
+        self._places[address].rest_until_ms = self.clock.monotonic_ms() + rest_ms
+        self._leave(address)
+
+    def worked(self, address: str) -> None:
+        """`address` answered."""
+        place = self._places[address]
+        place.failures, place.rest_until_ms = 0, 0.0
+        self._current = address
+
+    def _leave(self, address: str) -> None:
+        if self._current == address:
+            self._current = ""
+
+    async def _pick(self, deadline: Deadline) -> _Place | None:
+        """The address to try next, when its rest is over; None: not before the deadline."""
+        now_ms = self.clock.monotonic_ms()
+        current = self._places.get(self._current)
+        if current is not None and current.rest_until_ms <= now_ms:
+            return current
+        rested = [place for place in self._places.values() if place.rest_until_ms <= now_ms]
+        rested = [place for place in rested if place.given] or rested
+        if rested:
+            return rested[int(self.random.random() * len(rested)) % len(rested)]
+        soonest = min(self._places.values(), key=lambda place: place.rest_until_ms)
+        wait_ms = soonest.rest_until_ms - now_ms
+        if wait_ms >= deadline.left_ms:
+            await _rest(max(0.0, deadline.left_ms))
+            return None
+        await _rest(wait_ms)
+        return soonest
+
+    def transport(self, address: str) -> Transport:
+        """The transport to `address`."""
+        place = self._places[address]
+        if place.transport is None:
+            place.transport = self.make(address)
+        return place.transport
+
+    def _attempt_s(self, deadline: Deadline) -> float:
+        """How long to wait for one address: leave time for another where there is one."""
+        left_ms = deadline.left_ms
+        if self.several:
+            left_ms = min(left_ms, max(left_ms / 2, LEAST_ATTEMPT_MS))
+        return max(0.001, left_ms / 1000.0)
+
+    async def open(self, method: str, deadline: Deadline) -> Opened:
+        """A two-way stream to some broker. Raises Unavailable at the deadline."""
+        why = "no broker could be reached in time"
+        while (place := await self._pick(deadline)) is not None:
+            try:
+                stream = await self.transport(place.address).stream(method, self._attempt_s(deadline))
+            except TransportError as fault:
+                if fault.fault in REFUSALS:
+                    raise refusal(fault) from fault
+                why = f"{place.address}: {_sentence(fault)}"
+                self.failed(place.address)
+            else:
+                self._current = place.address
+                return Opened(stream, place.address)
+            if deadline.left_ms <= 0:
+                break
+        raise Unavailable(why)
+
+    async def unary(self, method: str, frame: bytes, deadline: Deadline) -> tuple[bytes, bool]:
+        """One frame for one, repeated as it is until it is answered. Also says whether an earlier sending of it may
+        have happened. Raises Unavailable or Unknown at the deadline, Invalid or NotFound for what stays refused."""
+        unsure = False
+        why = "no broker could be reached in time"
+        while (place := await self._pick(deadline)) is not None:
+            try:
+                answer = await self.transport(place.address).unary(method, frame, self._attempt_s(deadline))
+            except TransportError as fault:
+                if fault.fault in REFUSALS:
+                    raise refusal(fault) from fault
+                unsure = unsure or fault.fault not in NOTHING_HAPPENED
+                why = f"{place.address}: {_sentence(fault)}"
+                self.failed(place.address)
+            else:
+                self.worked(place.address)
+                return answer, unsure
+            if deadline.left_ms <= 0:
+                break
+        raise (Unknown if unsure else Unavailable)(why)
+
+    async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
+        """One frame for many, from one broker. Raises TransportError when that breaks off: the caller knows from where
+        to go on; Invalid or NotFound for what stays refused; Unavailable when none could be reached."""
+        place = await self._pick(deadline)
+        if place is None:
+            raise Unavailable("no broker could be reached in time")
+        try:
+            async for page in self.transport(place.address).unary_stream(method, frame, None):
+                self.worked(place.address)
+                yield page
+        except TransportError as fault:
+            if fault.fault in REFUSALS:
+                raise refusal(fault) from fault
+            self.failed(place.address)
+            raise
+
+    async def close(self) -> None:
+        """Ends every transport."""
+        for place in self._places.values():
+            if place.transport is not None:
+                transport, place.transport = place.transport, None
+                await transport.close()
+
+    def abandon(self) -> None:
+        """Forgets every transport without a word: it belongs to the process this one was forked from."""
+        for place in self._places.values():
+            place.transport, place.failures, place.rest_until_ms = None, 0, 0.0
+        self._current = ""
+
+
+async def _rest(wait_ms: float) -> None:
+    await asyncio.sleep(wait_ms / 1000.0)

@@ -1,0 +1,119 @@
+"""The client: where everything begins."""
+
+from __future__ import annotations
+
+import random as randomness
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from timeline.clock import Clock
+from timeline.driver.channel import Channel, TransportFactory, parse_addresses
+from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
+from timeline.driver.ids import Randomness
+from timeline.driver.link import Link
+from timeline.driver.message import encode_text
+from timeline.driver.producer import Producer
+from timeline.driver.reading import Reading
+from timeline.driver.times import Duration, duration_ms
+from timeline.driver.topics import TopicCalls
+from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
+from timeline.wire import Transport
+
+DEFAULT_ADDRESS = "localhost:9000"
+DEFAULT_TIMEOUT = "5s"
+MAX_CREDIT_BYTES = 16 * 1024 * 1024 * 1024
+
+
+def connect(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> Timeline:
+    """A client of the brokers at `addresses` ("host:port", several comma-separated). Opens on first use.
+
+    `timeout`: how long each call may take unless it says otherwise. Raises Invalid for what is no address.
+
+        async with timeline.connect("localhost:9000") as tl:
+            await tl.create_topic("departures", lease="30s")
+    """
+    return Timeline(addresses, timeout)
+
+
+def _grpc(address: str) -> Transport:
+    # Imported on first use: `import timeline` stays quick, and a child process can fork before it.
+    from timeline.driver.transport import GrpcTransport
+
+    return GrpcTransport(address)
+
+
+class Timeline(Reading, TopicCalls):
+    """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
+    loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
+
+    `transport_factory`, `clock` and `random` are for those who carry frames another way, or own the time.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = DEFAULT_ADDRESS,
+        timeout: Duration = DEFAULT_TIMEOUT,
+        *,
+        transport_factory: TransportFactory | None = None,
+        clock: Clock | None = None,
+        random: Randomness | None = None,
+    ) -> None:
+        clock = clock or Clock()
+        # The system's randomness: a forked child does not draw what its parent draws.
+        random = random or randomness.SystemRandom()
+        channel = Channel(parse_addresses(addresses), transport_factory or _grpc, clock, random)
+        self._link = Link(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
+        self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes its producers and consumers, which flush; then all connections."""
+        if self._link.closed:
+            return
+        for child in list(self._children):
+            await child.aclose()
+        self._link.closed = True
+        await self._link.channel.close()
+
+    def producer(self, topic: str, group: str = DEFAULT_GROUP) -> Producer:
+        """A producer for `topic` in the name of `group`, which owns what it puts. See `Producer`."""
+        group = encode_text(group, "a group", MAX_GROUP_BYTES)
+        made = Producer(self._link, check_topic_name(topic), group)
+        self._children.add(made)
+        return made
+
+    def consumer(
+        self,
+        topic: str,
+        id: str | None = None,
+        lease: Duration | None = None,
+        credit: int | None = None,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> Consumer:
+        """A consumer of `topic`. See `Consumer`.
+
+        `id`: its own name, kept across restarts: what it still holds comes back to it (None: one is made). `lease`: how
+        long it has for each message (None: the topic's). `credit`: how many messages it may have in hand (None: 100, or
+        twice the concurrency of `run`), `credit_bytes`: how many bytes of them.
+        """
+        if id is None:
+            id = f"consumer-{self._link.ids.make().decode()}"
+        made = Consumer(
+            self._link,
+            check_topic_name(topic),
+            encode_text(id, "a consumer's id", MAX_HOLDER_BYTES),
+            0 if lease is None else duration_ms(lease, "lease", least_ms=1),
+            None if credit is None else check_credit(credit, "credit", MAX_CREDIT),
+            check_credit(credit_bytes, "credit_bytes", MAX_CREDIT_BYTES),
+        )
+        self._children.add(made)
+        return made

@@ -1,0 +1,378 @@
+"""The consumer: deliveries of one topic, pushed to it when they are due, one by one or in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from timeline.columns import Indexes
+from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
+from timeline.driver.hand import HANDED, Hand, Load, Stats
+from timeline.driver.ids import Randomness
+from timeline.driver.link import Link
+from timeline.driver.message import encode_text
+from timeline.driver.offset import BrokerClock
+from timeline.driver.parcel import OK, Answer, error_of
+from timeline.driver.receipts import Receipts
+from timeline.driver.session import Session, Wish
+from timeline.driver.settling import AT, SettleDesk
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
+from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
+from timeline.model import MAX_REASON_BYTES, Operation
+
+if TYPE_CHECKING:
+    from timeline.driver.handlers import Backoff, Handler
+
+log = logging.getLogger("timeline.driver")
+
+CREDIT_MESSAGES = 100
+CREDIT_BYTES = 16 * 1024 * 1024
+MAX_CREDIT = 1_000_000
+YIELD_EVERY = 128
+"""Deliveries handed out of a full buffer without letting other tasks run."""
+
+
+class Consumer:
+    """Deliveries of a topic. Made by `Timeline.consumer`; iterate it, take `batches()`, or `run` a handler.
+
+        async with tl.consumer("departures", id="worker-1", credit=100) as c:
+            async for d in c:
+                await d.ack()
+
+    At most `credit` messages and `credit_bytes` are in hand: in its buffer, or with your code and not settled. What
+    waits in the buffer is extended, and handed back when the consumer closes; what your code has stays leased. It
+    reconnects by itself, keeping what it has in hand. Iteration raises Unavailable when no broker
+    was ever reached, Superseded when another consumer took its id, NotFound when there is no such topic (any more); it
+    ends when the consumer is closed.
+
+    `on_settle_error(delivery, error)` is called for what `ack_soon` could not settle. `stats` counts.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        topic: str,
+        id: str,
+        lease_ms: int,
+        credit: int | None,
+        credit_bytes: int,
+    ) -> None:
+        self.topic, self.id = topic, id
+        self.on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
+        self.closed = False
+        self._link = link
+        self._lease_ms = lease_ms
+        self._credit_asked = credit
+        self._credit_bytes = credit_bytes
+        self._event = asyncio.Event()
+        self._epoch = -1
+        self._since_yield = 0
+        self._assemble(credit or CREDIT_MESSAGES)
+
+    def _assemble(self, credit: int) -> None:
+        link = self._link
+        clock = BrokerClock()
+        self._hand = Hand(credit, self._credit_bytes)
+        self._desk = SettleDesk(link, self._hand, clock, self._settle_failed)
+        wish = Wish(self.topic, self.id, link.ids.number(), self._lease_ms)
+        self._session = Session(link, wish, self._hand, self._desk, clock)
+        self._session.arrived = self._event.set
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since it was made."""
+        return self._hand.stats
+
+    @property
+    def lease_ms(self) -> float:
+        """What its leases last."""
+        return self._session.lease_ms
+
+    def monotonic_ms(self) -> float:
+        """The monotonic clock that its leases are held against."""
+        return self._link.clock.monotonic_ms()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Sends what is still to be settled, hands back what nobody took, and leaves. What your code has stays leased
+        until its lease ends."""
+        if self.closed:
+            return
+        self.closed = True
+        self._event.set()
+        if self._epoch == self._link.epoch:
+            await self._session.stop(self._link.timeout_ms)
+
+    def open(self, credit: int | None = None) -> None:
+        """Connects in the background, as the first use does. `credit`: what to use when none was asked for."""
+        if self.closed:
+            raise Closed("the consumer was closed: make another with tl.consumer(…)")
+        self._link.check()
+        if self._epoch != self._link.epoch:
+            # First use, or a child process: what the parent has in hand is the parent's.
+            self._epoch = self._link.epoch
+            self._event = asyncio.Event()
+            self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
+        self._session.start()
+
+    def stop_taking(self) -> None:
+        """Hands back what nobody took, and takes nothing more; what is in hand can still be settled."""
+        self._session.stop_taking()
+        self._event.set()
+
+    @property
+    def taking(self) -> bool:
+        """Whether it still takes messages."""
+        return self._session.taking and not self.closed
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self._each()
+
+    async def _each(self) -> AsyncIterator[Delivery]:
+        while (delivery := await self.take()) is not None:
+            yield delivery
+
+    async def take(self) -> Delivery | None:
+        """The next delivery, when there is one; None once the consumer is closed or takes nothing more."""
+        if self._since_yield >= YIELD_EVERY:
+            self._since_yield = 0
+            await asyncio.sleep(0)
+        while True:
+            taken = self._hand.next(self.monotonic_ms()) if self._epoch == self._link.epoch else None
+            if taken is not None:
+                self._since_yield += 1
+                return Delivery(self, *taken, self._link.clock.now())
+            if not await self._more():
+                return None
+            self._since_yield = 0
+
+    async def batches(self) -> AsyncIterator[DeliveryBatch]:
+        """Deliveries in the batches that they arrived in, as columns.
+
+        async for b in c.batches():
+            work(b.ids, b.payloads)
+            await b.ack()
+        """
+        while (batch := await self.take_batch()) is not None:
+            yield batch
+
+    async def take_batch(self) -> DeliveryBatch | None:
+        """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
+        while True:
+            taken = self._hand.next_batch(self.monotonic_ms()) if self._epoch == self._link.epoch else None
+            if taken is not None:
+                return DeliveryBatch(self, *taken, self._link.clock.now())
+            if not await self._more():
+                return None
+
+    async def _more(self) -> bool:
+        """Waits until something may be there; False when nothing will be. Raises why nothing will."""
+        if self.closed:
+            return False
+        self.open()
+        if not self._session.taking:
+            return False
+        self._event.clear()
+        if not self._hand.ready and self._session.failure is None:
+            self._desk.line.work.set()  # credit may have come back: let it be sent before waiting
+            await self._event.wait()
+        self._event.set()  # for whoever else iterates
+        if self._session.failure is not None:
+            raise self._session.failure
+        return not self.closed and self._session.taking
+
+    async def run(
+        self,
+        handler: Handler,
+        concurrency: int = 8,
+        *,
+        backoff: Backoff | None = None,
+        timeout: Duration | None = None,
+        grace: Duration = "30s",
+    ) -> None:
+        """Calls `handler(delivery)` for each delivery, `concurrency` at once, until the consumer is closed, the task is
+        cancelled, or SIGTERM comes: then it takes nothing more and lets handlers finish within `grace`.
+
+        When the handler returns, the message is acknowledged; while it works, the lease is extended; when it raises,
+        the message is released with `backoff` by its deliveries. `raise timeline.Retry(in_=…)` or
+        `timeline.Bury(reason)` says it otherwise. Plain functions run in threads and get a delivery whose methods need no await. When the lease
+        is lost, `d.lost` is set and an async handler is cancelled. `timeout`: how long one call may take.
+        """
+        from timeline.driver.handlers import run_handlers
+
+        await run_handlers(self, handler, concurrency, backoff, timeout, grace)
+
+    async def stopped_taking(self, workers: set[asyncio.Task[None]]) -> None:
+        """Returns once it takes nothing more, or one of `workers` has ended."""
+        stopped = asyncio.ensure_future(self._session.stopped_taking.wait())
+        try:
+            await asyncio.wait({stopped, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+
+    def settle_failed(self, delivery: Delivery, error: TimelineError) -> None:
+        """Counts and tells a settle that nobody waited for."""
+        self.stats.settle_errors += 1
+        log.info("%r was not settled: %s", delivery.id, error)
+        self._settle_failed(delivery._load, delivery._index, error)
+
+    def _settle_failed(self, load: Load, index: int, error: TimelineError) -> None:
+        if self.on_settle_error is None:
+            return
+        try:
+            self.on_settle_error(Delivery(self, load, index, 0.0), error)
+        except Exception:
+            log.exception("on_settle_error failed")
+
+    # What deliveries and batches ask for.
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
+        if self._epoch != self._link.epoch:
+            raise Closed("this delivery belongs to the process that this one was forked from")
+        self._session.start()
+
+    async def _one(
+        self, d: Delivered, operation: Operation, time_ms: int, flags: int, reason: bytes, timeout: Duration | None
+    ) -> Answer:
+        self._check_open()
+        load, index = d._load, d._index
+        patience_ms = self._link.patience_ms(timeout)
+        answer = await self._desk.one(load, index, operation, time_ms, flags, reason, patience_ms)
+        if answer.status != OK:
+            raise error_of(answer.status, load.frame.ids[index].decode(), answer.detail)
+        return answer
+
+    async def ack_one(self, d: Delivered, timeout: Duration | None) -> None:
+        """See Delivery.ack."""
+        await self._one(d, Operation.ACK, 0, 0, b"", timeout)
+
+    async def extend_one(self, d: Delivered, more: Duration | None, timeout: Duration | None) -> datetime:
+        """See Delivery.extend."""
+        more_ms = self._more_ms(more)
+        if d.lost:
+            raise LeaseLost("", id=d.id)
+        answer = await self._one(d, Operation.EXTEND, more_ms, 0, b"", timeout)
+        return as_datetime(answer.due_ms)
+
+    async def release_one(
+        self, d: Delivered, in_: Duration | None, at: When | None, reason: str, timeout: Duration | None
+    ) -> None:
+        """See Delivery.release."""
+        time_ms, flags = _release_time(in_, at)
+        await self._one(d, Operation.RELEASE, time_ms, flags, _reason(reason), timeout)
+
+    async def bury_one(self, d: Delivered, reason: str, timeout: Duration | None) -> None:
+        """See Delivery.bury."""
+        await self._one(d, Operation.BURY, 0, 0, _bury_reason(reason), timeout)
+
+    def ack_soon(self, load: Load, index: int) -> None:
+        """See Delivery.ack_soon."""
+        self._check_open()
+        self._desk.soon(load, index)
+
+    def ack_all_soon(self, load: Load, at: Indexes) -> None:
+        """See DeliveryBatch.ack_soon."""
+        self._check_open()
+        self._desk.soon_all(load, at)
+
+    async def _many(
+        self,
+        load: Load,
+        at: Indexes,
+        operation: Operation,
+        time_ms: int,
+        flags: int,
+        reason: bytes,
+        timeout: Duration | None,
+    ) -> Receipts:
+        self._check_open()
+        patience_ms = self._link.patience_ms(timeout)
+        answers = await self._desk.many(load, at, operation, time_ms, flags, reason, patience_ms)
+        whole = len(at) == len(load) and bool((at == np.arange(len(load))).all())
+        return Receipts(load.frame.ids if whole else load.frame.ids.take(at), answers)
+
+    async def ack_many(self, load: Load, at: Indexes, timeout: Duration | None) -> Receipts:
+        """See DeliveryBatch.ack."""
+        return await self._many(load, at, Operation.ACK, 0, 0, b"", timeout)
+
+    async def extend_many(self, load: Load, at: Indexes, more: Duration | None, timeout: Duration | None) -> Receipts:
+        """See DeliveryBatch.extend."""
+        return await self._many(load, at, Operation.EXTEND, self._more_ms(more), 0, b"", timeout)
+
+    async def release_many(
+        self,
+        load: Load,
+        at: Indexes,
+        in_: Duration | None,
+        when: When | None,
+        reason: str,
+        timeout: Duration | None,
+    ) -> Receipts:
+        """See DeliveryBatch.release."""
+        time_ms, flags = _release_time(in_, when)
+        return await self._many(load, at, Operation.RELEASE, time_ms, flags, _reason(reason), timeout)
+
+    async def bury_many(self, load: Load, at: Indexes, reason: str, timeout: Duration | None) -> Receipts:
+        """See DeliveryBatch.bury."""
+        return await self._many(load, at, Operation.BURY, 0, 0, _bury_reason(reason), timeout)
+
+    def _more_ms(self, more: Duration | None) -> int:
+        return int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
+
+    @property
+    def random(self) -> Randomness:
+        """The client's randomness."""
+        return self._link.random
+
+    def extend_quietly(self, d: Delivered) -> None:
+        """Extends a lease without waiting: the outcome shows in `d.lost` and `d.lease_until`."""
+        self._check_open()
+        at = np.array([d._index])
+        lease_ms = int(self.lease_ms)
+        self._desk.quietly([(d._load, at)], Operation.EXTEND, lease_ms, timeout_ms=lease_ms / 2, told=False)
+
+    def holds_or_lost(self, d: Delivered) -> bool:
+        """Whether no settle of it is on its way, or done by this code."""
+        return self.holds(d) or bool(d._load.lost[d._index])
+
+    def holds(self, d: Delivered) -> bool:
+        """Whether a delivery is with this code, and not settled yet."""
+        return d._load.state[d._index] == HANDED
+
+
+def check_credit(credit: Any, name: str, most: int) -> int:
+    """`credit` when it is a whole number from 1, else Invalid."""
+    if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= most:
+        raise Invalid(f"{name} must be a whole number from 1 to {most}, not {credit!r}")
+    return credit
+
+
+def _release_time(in_: Duration | None, at: When | None) -> tuple[int, int]:
+    if in_ is not None and at is not None:
+        raise Invalid("say in_= or at=, or neither to release it at once; not both")
+    if at is not None:
+        return instant_ms(at), AT
+    return (0 if in_ is None else duration_ms(in_)), 0
+
+
+def _reason(reason: str) -> bytes:
+    return encode_text(reason, "a reason", MAX_REASON_BYTES, least_bytes=0).encode()
+
+
+def _bury_reason(reason: str) -> bytes:
+    return encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode()

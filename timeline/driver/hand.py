@@ -1,0 +1,272 @@
+"""What a consumer has in hand: loads of deliveries, each message waiting, handed out, being settled or done; and the
+credit that goes back to the broker for it. Pure: the monotonic time is handed in.
+
+A load is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
+thousand deliveries are one object.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
+from timeline.wire.frames import Deliver
+
+WAITING, HANDED, SETTLING, DONE = 0, 1, 2, 3
+"""In the buffer; with a person's code; a settle of it is on its way; settled or lost."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of a consumer since it was made. `dropped`: deliveries whose lease ended before they were handed out.
+    `damaged`: arrived with a wrong checksum, and buried. `lost`: handed out, and the lease ended before a settle.
+    `settle_errors`: settles of `ack_soon` and its kind that failed. `released_unseen`: handed back from the buffer.
+    `reconnects`: streams that ended before the consumer did."""
+
+    delivered: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    lost: int = 0
+    settle_errors: int = 0
+    released_unseen: int = 0
+    reconnects: int = 0
+
+
+class Load:
+    """The messages of one Deliver frame. `end_ms`: when each one's lease ends on the monotonic clock, `until_ms` on the
+    broker's. `sizes`: bytes each takes of the credit."""
+
+    __slots__ = (
+        "cursor",
+        "earliest_ms",
+        "end_ms",
+        "extend_at_ms",
+        "frame",
+        "lost",
+        "open",
+        "paid",
+        "sizes",
+        "soon",
+        "state",
+        "until_ms",
+        "waiting",
+    )
+
+    def __init__(self, frame: Deliver, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        count = len(frame.birth)
+        self.frame = frame
+        self.end_ms = end_ms
+        self.until_ms: Int64 = frame.lease_until_ms.copy()
+        self.sizes: Int64 = frame.payloads.sizes
+        if frame.headers is not None:
+            self.sizes = self.sizes + frame.headers.sizes
+        self.state = bytearray(count)
+        self.paid = bytearray(count)
+        """1 where the credit has gone back."""
+        self.lost = bytearray(count)
+        """1 where the lease is known to have ended, or somebody else to have the message."""
+        self.cursor = 0
+        self.waiting = self.open = count
+        self.earliest_ms = float(end_ms.min()) if count else 0.0
+        self.extend_at_ms = float("inf")
+        self.soon: list[int] = []
+        """Indexes that `ack_soon` named, not yet sent."""
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def where(self, state: int) -> Indexes:
+        """Indexes of messages in `state`."""
+        return np.flatnonzero(np.frombuffer(self.state, dtype=np.uint8) == state)
+
+    def ended(self, now_ms: float) -> Bools:
+        """Which leases have ended by monotonic `now_ms`."""
+        ended: Bools = self.end_ms <= now_ms
+        return ended
+
+    def mark(self, at: Indexes, state: int) -> None:
+        """Sets the state of messages (nothing goes back to WAITING), and counts."""
+        view = np.frombuffer(self.state, dtype=np.uint8)
+        before = view[at]
+        self.waiting -= int((before == WAITING).sum())
+        done = int((before == DONE).sum())
+        self.open += done - len(before) if state == DONE else done
+        view[at] = state
+
+    def extended(self, at: Indexes, until_ms: Int64, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """The leases of messages at `at` end later now."""
+        self.until_ms[at] = until_ms
+        self.end_ms[at] = end_ms
+        self.earliest_ms = float(self.end_ms.min())
+
+
+class Hand:
+    """All loads in hand, in order of arrival, and the credit."""
+
+    def __init__(self, credit_messages: int, credit_bytes: int) -> None:
+        self.credit_messages, self.credit_bytes = credit_messages, credit_bytes
+        self.stats = Stats()
+        self.owed_messages = self.owed_bytes = 0
+        """Credit to go back with the next frame."""
+        self._unpaid_messages = self._unpaid_bytes = 0
+        self._loads: dict[int, Load] = {}
+        self._queue: deque[Load] = deque()
+
+    def arrive(self, load: Load) -> None:
+        """A load came."""
+        self._loads[id(load)] = load
+        self._unpaid_messages += len(load)
+        self._unpaid_bytes += int(load.sizes.sum())
+        if load.waiting:
+            self._queue.append(load)
+
+    @property
+    def loads(self) -> list[Load]:
+        """Loads with messages that are not done."""
+        return list(self._loads.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether something waits to be handed out."""
+        return bool(self._queue)
+
+    def next(self, now_ms: float) -> tuple[Load, int] | None:
+        """Hands out the next message whose lease lasts; None when there is none."""
+        while self._queue:
+            load = self._queue[0]
+            state, index, count = load.state, load.cursor, len(load.state)
+            while index < count:
+                if state[index] == WAITING:
+                    if load.earliest_ms > now_ms or load.end_ms[index] > now_ms:
+                        state[index] = HANDED
+                        load.waiting -= 1
+                        load.cursor = index + 1
+                        if not load.waiting:
+                            self._queue.popleft()
+                        self.stats.delivered += 1
+                        return load, index
+                    self._drop(load, np.array([index]))
+                index += 1
+            self._queue.popleft()
+        return None
+
+    def next_batch(self, now_ms: float) -> tuple[Load, Indexes | None] | None:
+        """Hands out all that waits of the oldest load, as indexes; None for them: the whole load."""
+        while self._queue:
+            load = self._queue.popleft()
+            if load.earliest_ms <= now_ms:
+                self._drop_ended(load, now_ms)
+            if not load.waiting:
+                continue
+            whole = load.waiting == len(load)
+            at = load.where(WAITING)
+            load.mark(at, HANDED)
+            self.stats.delivered += len(at)
+            return load, None if whole else at
+        return None
+
+    def _drop_ended(self, load: Load, now_ms: float) -> None:
+        waiting = load.where(WAITING)
+        ended = waiting[load.ended(now_ms)[waiting]]
+        if len(ended):
+            self._drop(load, ended)
+
+    def _drop(self, load: Load, at: Indexes) -> None:
+        """The leases of waiting messages ended: they are never handed out."""
+        self.stats.dropped += len(at)
+        self.lose(load, at)
+
+    def lose(self, load: Load, at: Indexes) -> None:
+        """Messages are not ours any more."""
+        np.frombuffer(load.lost, dtype=np.uint8)[at] = 1
+        self.finish(load, at)
+
+    def finish(self, load: Load, at: Indexes) -> None:
+        """Messages are done with; their credit goes back."""
+        self.pay(load, at)
+        load.mark(at, DONE)
+        if not load.open:
+            self._loads.pop(id(load), None)
+
+    def settle(self, load: Load, at: Indexes) -> None:
+        """A settle of these goes out: their credit goes with it."""
+        self.pay(load, at)
+        load.mark(at, SETTLING)
+
+    def pay(self, load: Load, at: Indexes) -> None:
+        """Gives back the credit of messages, once each."""
+        paid = np.frombuffer(load.paid, dtype=np.uint8)
+        fresh = at[paid[at] == 0]
+        if len(fresh):
+            paid[fresh] = 1
+            messages, nbytes = len(fresh), int(load.sizes[fresh].sum())
+            self._unpaid_messages -= messages
+            self._unpaid_bytes -= nbytes
+            self.owed_messages += messages
+            self.owed_bytes += nbytes
+
+    def take_owed(self) -> tuple[int, int]:
+        """The credit to send now: (messages, bytes)."""
+        owed = self.owed_messages, self.owed_bytes
+        self.owed_messages = self.owed_bytes = 0
+        return owed
+
+    def room(self) -> tuple[int, int]:
+        """Credit for a new stream, besides what is in hand. What is being settled counts as in hand until it is sent
+        again: that credit is owed anew."""
+        self.owed_messages = self.owed_bytes = 0
+        for load in self._loads.values():
+            at = load.where(SETTLING)
+            self.owed_messages += len(at)
+            self.owed_bytes += int(load.sizes[at].sum())
+        return (
+            max(0, self.credit_messages - self._unpaid_messages - self.owed_messages),
+            max(0, self.credit_bytes - self._unpaid_bytes - self.owed_bytes),
+        )
+
+    def sweep(self, now_ms: float) -> None:
+        """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
+        back, though a late ack of one is still sent."""
+        for load in list(self._loads.values()):
+            if load.earliest_ms > now_ms:
+                continue
+            self._drop_ended(load, now_ms)
+            ended = load.ended(now_ms) & (np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            at = np.flatnonzero(ended)
+            if len(at):
+                self.stats.lost += len(at)
+                self.lose(load, at)
+
+    def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[Load, Indexes]]:
+        """Messages that wait and are at half of their lease; asked again half a lease later."""
+        for load in list(self._loads.values()):
+            if load.waiting and load.extend_at_ms <= now_ms:
+                load.extend_at_ms = now_ms + lease_ms / 4
+                yield load, load.where(WAITING)
+
+    def take_waiting(self) -> list[tuple[Load, Indexes]]:
+        """All that waits, to be handed back: from now on it is being settled."""
+        taken = []
+        for load in list(self._loads.values()):
+            at = load.where(WAITING)
+            if len(at):
+                self.settle(load, at)
+                taken.append((load, at))
+        self._queue.clear()
+        return taken
+
+    def tokens(self) -> tuple[Ragged, UInt64, Int64]:
+        """(ids, births, versions) of all that is in hand."""
+        ids: list[Ragged] = [Ragged.of([])]
+        births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
+        versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
+        for load in self._loads.values():
+            at = np.flatnonzero(np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            ids.append(load.frame.ids.take(at))
+            births.append(load.frame.birth[at])
+            versions.append(load.frame.version[at])
+        return Ragged.concat(ids), np.concatenate(births), np.concatenate(versions)

@@ -1,0 +1,270 @@
+"""Handlers: a function called for each delivery, a few at once, with the lease kept alive meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from timeline.driver.delivery import Delivery
+from timeline.driver.ids import Randomness
+from timeline.driver.sync_delivery import SyncDelivery
+from timeline.driver.times import Duration, When, duration_ms
+from timeline.errors import Invalid, TimelineError
+from timeline.model import MAX_REASON_BYTES
+
+if TYPE_CHECKING:
+    from timeline.driver.consumer import Consumer
+
+log = logging.getLogger("timeline.driver")
+
+Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDelivery], object]
+"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await."""
+T = TypeVar("T")
+
+MAX_CONCURRENCY = 10_000
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long a message whose handler failed waits: `first`, then `factor` times as long with each delivery, at most
+    `cap`, give or take the share `jitter`. Raises Invalid for what cannot be meant."""
+
+    first: Duration = "1s"
+    factor: float = 2.0
+    cap: Duration = "1h"
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        duration_ms(self.first, "first")
+        duration_ms(self.cap, "cap")
+        if not 1.0 <= self.factor <= 1_000.0:
+            raise Invalid(f"factor must be from 1 to 1000, not {self.factor!r}")
+        if not 0.0 <= self.jitter <= 1.0:
+            raise Invalid(f"jitter must be from 0 to 1, not {self.jitter!r}")
+
+    def delay_ms(self, deliveries: int, random: Randomness) -> int:
+        """The wait in ms after the `deliveries`-th delivery failed."""
+        first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
+        # Beyond 2^64 times the first wait every cap is reached; larger powers would only overflow.
+        grown = min(float(cap_ms), first_ms * min(self.factor ** min(deliveries - 1, 64), 2.0**64))
+        return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
+
+
+class Retry(Exception):
+    """Raised by a handler: not now, again `in_` a while or `at` a time (at once when neither is given)."""
+
+    def __init__(self, in_: Duration | None = None, at: When | None = None, reason: str = "") -> None:
+        super().__init__(reason or "retry")
+        self.in_, self.at, self.reason = in_, at, reason
+
+
+class Bury(Exception):
+    """Raised by a handler: this message can never be handled; make it a dead letter with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread."""
+
+    delivery: Delivery
+    extend_at_ms: float
+    task: asyncio.Task[None] | None
+    cancelled: bool = False
+
+
+class _Crew:
+    """The workers of one `run`."""
+
+    def __init__(
+        self, consumer: Consumer, handler: Handler, concurrency: int, backoff: Backoff, timeout_ms: int | None
+    ) -> None:
+        self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
+        self.concurrency = concurrency
+        self.jobs: set[_Job] = set()
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is async is an async handler
+        )
+        self.pool = None if self.is_async else ThreadPoolExecutor(concurrency, "timeline-handler")
+        self.loop = asyncio.get_running_loop()
+
+    async def work(self) -> None:
+        """One worker: takes and handles until nothing more comes."""
+        task = asyncio.current_task()
+        while (delivery := await self.consumer.take()) is not None:
+            lease_ms = self.consumer.lease_ms
+            job = _Job(delivery, self.consumer.monotonic_ms() + lease_ms / 3, task if self.is_async else None)
+            self.jobs.add(job)
+            try:
+                await self._handle(job)
+            finally:
+                self.jobs.discard(job)
+
+    async def _handle(self, job: _Job) -> None:
+        delivery = job.delivery
+        try:
+            if self.pool is None:
+                await self._call_async(delivery)
+            else:
+                await self._call_in_thread(delivery)
+        except asyncio.CancelledError:
+            if job.cancelled and job.task is not None:
+                job.task.uncancel()
+                log.warning("the lease of %r was lost: its handler was cancelled", delivery.id)
+                return
+            await self._settle(delivery, delivery.release(reason="the consumer shut down"))
+            raise
+        except Retry as again:
+            await self._settle(delivery, delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason)))
+        except Bury as bury:
+            await self._settle(delivery, delivery.bury(_short(bury.reason) or "buried by its handler"))
+        except Exception as error:
+            wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
+            log.warning("the handler of %r failed, again in %d ms", delivery.id, wait_ms, exc_info=error)
+            reason = _short(f"{type(error).__name__}: {error}")
+            await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=reason))
+        else:
+            await self._settle(delivery, delivery.ack())
+
+    async def _call_async(self, delivery: Delivery) -> None:
+        handler: Any = self.handler
+        if self.timeout_ms is None:
+            await handler(delivery)
+        else:
+            async with asyncio.timeout(self.timeout_ms / 1000.0):
+                await handler(delivery)
+
+    async def _call_in_thread(self, delivery: Delivery) -> None:
+        handler: Any = self.handler
+        assert self.pool is not None
+        future = self.loop.run_in_executor(self.pool, handler, SyncDelivery.of(delivery, self._from_thread))
+        if self.timeout_ms is not None:
+            done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
+            if not done:
+                # A thread cannot be stopped: its message goes back now, and the worker waits for it to end.
+                wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
+                log.warning("the handler of %r took longer than %d ms", delivery.id, self.timeout_ms)
+                reason = f"the handler took longer than {self.timeout_ms} ms"
+                await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=reason))
+                await asyncio.wait({future})
+                return
+        result = await asyncio.shield(future)
+        if inspect.isawaitable(result):
+            await result
+
+    def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
+
+    async def _settle(self, delivery: Delivery, asked: Coroutine[Any, Any, None]) -> None:
+        """Settles what a handler left; when it settled the message itself, that stands."""
+        if not self.consumer.holds(delivery) and not delivery.lost:
+            asked.close()
+            return
+        try:
+            await asked
+        except TimelineError as error:
+            self.consumer.settle_failed(delivery, error)
+
+    async def keep(self) -> None:
+        """Extends what handlers have at a third of the lease; cancels a handler whose lease is lost."""
+        while True:
+            lease_ms = self.consumer.lease_ms
+            await _pause(max(0.005, lease_ms / 12_000.0))
+            now_ms = self.consumer.monotonic_ms()
+            for job in list(self.jobs):
+                if job.delivery.lost:
+                    if job.task is not None and not job.cancelled and self.consumer.holds_or_lost(job.delivery):
+                        job.cancelled = True
+                        job.task.cancel()
+                elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery):
+                    job.extend_at_ms = now_ms + lease_ms / 3
+                    self.consumer.extend_quietly(job.delivery)
+
+
+async def _pause(wait_s: float) -> None:
+    await asyncio.sleep(wait_s)
+
+
+def _short(reason: str) -> str:
+    """A reason that fits: at most 1 KiB of UTF-8 without NUL."""
+    encoded = reason.replace("\0", " ").encode("utf-8", "replace")
+    return encoded[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+
+
+async def run_handlers(
+    consumer: Consumer,
+    handler: Handler,
+    concurrency: int,
+    backoff: Backoff | None,
+    timeout: Duration | None,
+    grace: Duration,
+) -> None:
+    """See `Consumer.run`."""
+    if not callable(handler):
+        raise Invalid(f"a handler is a function of a delivery, not {handler!r:.80}")
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise Invalid(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {concurrency!r}")
+    timeout_ms = None if timeout is None else duration_ms(timeout, "timeout", least_ms=1)
+    grace_ms = duration_ms(grace, "grace")
+    consumer.open(credit=2 * concurrency)
+    crew = _Crew(consumer, handler, concurrency, backoff or Backoff(), timeout_ms)
+    workers = {asyncio.create_task(crew.work(), name=f"handler {number}") for number in range(concurrency)}
+    keeper = asyncio.create_task(crew.keep(), name="extending leases")
+    uninstall = _on_sigterm(consumer.stop_taking)
+    try:
+        failed = await _until_done(workers, consumer, grace_ms)
+    finally:
+        uninstall()
+        keeper.cancel()
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(keeper, *workers, return_exceptions=True)
+        if crew.pool is not None:
+            crew.pool.shutdown(wait=False, cancel_futures=True)
+    if failed is not None:
+        raise failed
+
+
+async def _until_done(workers: set[asyncio.Task[None]], consumer: Consumer, grace_ms: float) -> BaseException | None:
+    """Until workers have ended; once no more is taken they get the grace. Answers why one failed."""
+    try:
+        await consumer.stopped_taking(workers)
+    except asyncio.CancelledError:
+        consumer.stop_taking()
+        await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+        raise
+    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
+    failed = next((error for error in errors if error is not None), None)
+    if failed is None and not consumer.closed:
+        consumer.stop_taking()
+    _, late = await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+    if late:
+        log.warning("%d handlers did not finish within the grace: they are cancelled", len(late))
+    return failed
+
+
+def _on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
+    """Calls `stop` on SIGTERM, where this is the main thread and nobody else listens to it. Answers how to undo it."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return lambda: None
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGTERM, stop)
+    except NotImplementedError:  # a loop without signals: Windows, simulations
+        return lambda: None
+    return lambda: None if loop.is_closed() else _remove(loop)
+
+
+def _remove(loop: asyncio.AbstractEventLoop) -> None:
+    loop.remove_signal_handler(signal.SIGTERM)

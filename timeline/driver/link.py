@@ -1,0 +1,58 @@
+"""What everything that belongs to one client shares: its channel, clock, randomness, deadline, and the process it
+lives in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from timeline.clock import Clock
+from timeline.driver.channel import Channel, Deadline
+from timeline.driver.ids import Ids, Randomness
+from timeline.driver.times import Duration, duration_ms
+from timeline.errors import Closed, Invalid
+
+
+class Link:
+    """Shared by a client and its producers and consumers.
+
+    `epoch` grows when the client finds itself in a forked child, or in another event loop after its own has ended:
+    connections and tasks of the epoch before are left to the process they belong to, and made anew.
+    """
+
+    def __init__(self, channel: Channel, clock: Clock, random: Randomness, timeout_ms: float) -> None:
+        self.channel = channel
+        self.clock = clock
+        self.random = random
+        self.ids = Ids(clock, random)
+        self.timeout_ms = timeout_ms
+        self.epoch = 0
+        self.closed = False
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Before each use. Raises Closed after `aclose`, Invalid in a second event loop while the first one runs."""
+        if self.closed:
+            raise Closed("the client was closed: connect again")
+        loop = asyncio.get_running_loop()
+        pid = os.getpid()
+        if loop is self._loop and pid == self._pid:
+            return
+        if self._loop is not None:
+            if pid == self._pid and not self._loop.is_closed():
+                raise Invalid(
+                    "this client is used in another event loop already: make one client for each loop, "
+                    "or use timeline.connect_sync, which serves all threads"
+                )
+            self.channel.abandon()
+            self.epoch += 1
+        self._loop, self._pid = loop, pid
+
+    def deadline(self, timeout: Duration | None) -> Deadline:
+        """The deadline of a call with `timeout=`."""
+        return Deadline.after(self.clock, self.patience_ms(timeout))
+
+    def patience_ms(self, timeout: Duration | None) -> float:
+        """`timeout=` of a call in ms; None: the client's."""
+        return self.timeout_ms if timeout is None else float(duration_ms(timeout, "timeout", least_ms=1))

@@ -1,0 +1,374 @@
+"""What a producer does to messages that are there: move, cancel, revive, purge; one, many, or all of a tag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.driver.channel import Deadline
+from timeline.driver.line import Line, refusal_of
+from timeline.driver.link import Link
+from timeline.driver.message import asked_time, encode_id, encode_tag
+from timeline.driver.parcel import Columns, Many, Parcel, error_of
+from timeline.driver.receipts import Receipt, Receipts, receipt_of
+from timeline.driver.times import Duration, When, duration_ms, instant_ms
+from timeline.errors import Invalid, NotFound, TimelineError, Unknown
+from timeline.model import Operation, Status
+from timeline.wire import Mutate, Mutated, MutateFlag, MutateTag, TagMutated, decode_as, encode
+
+CALLS_ABOARD = 4
+FRAME_IDS = 10_000
+ID_OVERHEAD_BYTES = 48
+
+
+@dataclass(slots=True)
+class TagProgress:
+    """How far a call by tag has come: `counts` by status, `done` messages in all, `finished` when the walk is over.
+
+    Handed to `progress=`; a walk that broke off goes on from the last one with `resume=`.
+    """
+
+    counts: dict[Status, int] = field(default_factory=dict)
+    finished: bool = False
+    op: int = 0
+    cursor: bytes = b""
+    started_ms: int = 0
+    at_ms: int = 0
+
+    @property
+    def done(self) -> int:
+        """Messages met so far."""
+        return sum(self.counts.values())
+
+
+class _Calls:
+    """The line of one operation: parcels go as Mutate calls, a few at once."""
+
+    def __init__(self, link: Link, topic: str, group: str, operation: Operation) -> None:
+        self._link, self._topic, self._group, self._operation = link, topic, group, operation
+        self.line = Line(self._build, link.clock, link.random)
+        self._runner: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
+        count = len(entries)
+        ids, times, flags, versions, ops = zip(*entries, strict=True)
+        columns: Columns = {
+            "ids": Ragged.of(list(ids)),
+            "time_ms": np.fromiter(times, np.int64, count),
+            "flags": np.fromiter(flags, np.uint8, count),
+            "if_version": np.fromiter(versions, np.int64, count),
+            "op": np.fromiter(ops, np.uint64, count),
+        }
+        return columns, self._operation, columns["ids"].nbytes + ID_OVERHEAD_BYTES * count
+
+    def start(self) -> None:
+        if self._runner is None:
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"mutating {self._topic}")
+
+    async def _run(self) -> None:
+        line = self.line
+        while True:
+            await line.work.wait()
+            line.work.clear()
+            while len(self._under_way) < CALLS_ABOARD and (taken := line.next()) is not None:
+                task = asyncio.get_running_loop().create_task(self._call(*taken))
+                self._under_way.add(task)
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self.line.work.set()
+
+    async def _call(self, request: int, parcel: Parcel) -> None:
+        line, link = self.line, self._link
+        deadline = Deadline(link.clock, parcel.sink.deadline_ms)
+        frame = Mutate(
+            topic=self._topic,
+            group=self._group,
+            operation=self._operation,
+            timeout_ms=max(1, int(deadline.left_ms)),
+            **parcel.columns,
+        )
+        try:
+            data, unsure = await link.channel.unary("Mutate", encode(frame), deadline)
+            parcel.unsure = parcel.unsure or unsure
+            mutated = decode_as(data, Mutated)
+            line.answer(request, mutated.answers, mutated.retry_after_ms)
+        except (Invalid, NotFound) as bad:
+            status = Status.INVALID if isinstance(bad, Invalid) else Status.NOT_FOUND
+            line.refused(request, refusal_of(len(parcel), status, bad.reason))
+        except TimelineError as trouble:
+            parcel.verdict_detail = trouble.reason
+            line.back(request, sent=isinstance(trouble, Unknown))
+
+    async def stop(self) -> None:
+        tasks = [*self._under_way, *([self._runner] if self._runner is not None else [])]
+        self._runner = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.line.drop()
+
+
+class Mutations:
+    """The part of a producer that changes messages that are there. See `Producer`."""
+
+    def __init__(self, link: Link, topic: str, group: str) -> None:
+        self.topic, self.group = topic, group
+        self.closed = False
+        self._link = link
+        self._epoch = link.epoch
+        self._calls: dict[Operation, _Calls] = {}
+
+    def _start(self) -> None:
+        raise AssertionError("a Producer says how it starts")
+
+    def _renew(self) -> None:
+        self._calls = {}
+
+    async def _mutating_idle(self) -> None:
+        for calls in self._calls.values():
+            await calls.line.idle()
+
+    async def _stop_mutating(self) -> None:
+        for calls in self._calls.values():
+            await calls.stop()
+
+    def _line(self, operation: Operation) -> Line:
+        calls = self._calls.get(operation)
+        if calls is None:
+            calls = self._calls[operation] = _Calls(self._link, self.topic, self.group, operation)
+        calls.start()
+        return calls.line
+
+    async def move(
+        self,
+        id: str,
+        *,
+        at: When | None = None,
+        in_: Duration | None = None,
+        if_version: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipt:
+        """Moves a message to another due. `if_version`: only when it stands at that version, else Fenced.
+
+        Raises NotFound, Forbidden (another group's), Fenced, Leased (a consumer has it), Dead, Expired, Invalid,
+        Throttled, Unavailable, Unknown, Closed.
+        """
+        self._start()
+        time_ms, relative = asked_time(at, in_)
+        flags = MutateFlag.IN if relative else MutateFlag(0)
+        return await self._one(Operation.MOVE, id, time_ms, flags, if_version, timeout)
+
+    async def cancel(
+        self, id: str, *, leased: bool = False, if_version: int | None = None, timeout: Duration | None = None
+    ) -> Receipt:
+        """Deletes a message that is not leased; `leased=True`: also one that a consumer has, whose settle then answers
+        NOT_FOUND. Raises like `move`; Unknown also when the message is gone after an answer was lost: it was
+        cancelled, or delivered first."""
+        self._start()
+        flags = MutateFlag.LEASED if leased else MutateFlag(0)
+        return await self._one(Operation.CANCEL, id, 0, flags, if_version, timeout)
+
+    async def _one(
+        self,
+        operation: Operation,
+        id: str,
+        time_ms: int,
+        flags: MutateFlag,
+        if_version: int | None,
+        timeout: Duration | None,
+    ) -> Receipt:
+        encoded = encode_id(id)
+        entry = (encoded, time_ms, int(flags), _version(if_version), self._link.ids.number())
+        nbytes = len(encoded) + ID_OVERHEAD_BYTES
+        answer = await self._line(operation).single(entry, nbytes, self._link.patience_ms(timeout))
+        return receipt_of(encoded, answer)
+
+    async def move_many(
+        self,
+        ids: Iterable[str],
+        *,
+        at: When | Sequence[When] | None = None,
+        in_: Duration | Sequence[Duration] | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipts:
+        """Moves many messages, to one due or to one each. Receipts in the order of `ids`."""
+        self._start()
+        encoded = _encode_ids(ids)
+        times, relative = _times(at, in_, len(encoded))
+        flags = MutateFlag.IN if relative else MutateFlag(0)
+        return await self._many(Operation.MOVE, encoded, times, flags, timeout)
+
+    async def cancel_many(
+        self, ids: Iterable[str], *, leased: bool = False, timeout: Duration | None = None
+    ) -> Receipts:
+        """Cancels many messages. Receipts in the order of `ids`."""
+        self._start()
+        flags = MutateFlag.LEASED if leased else MutateFlag(0)
+        return await self._many(Operation.CANCEL, _encode_ids(ids), None, flags, timeout)
+
+    async def revive(
+        self,
+        ids: str | Iterable[str],
+        *,
+        at: When | None = None,
+        in_: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipts:
+        """Puts dead letters back on the timeline, with their deliveries counted from 0 again."""
+        self._start()
+        encoded = _encode_ids([ids] if isinstance(ids, str) else ids)
+        times, relative = _times(at, in_, len(encoded))
+        flags = MutateFlag.IN if relative else MutateFlag(0)
+        return await self._many(Operation.REVIVE, encoded, times, flags, timeout)
+
+    async def purge(self, ids: str | Iterable[str], *, timeout: Duration | None = None) -> Receipts:
+        """Deletes dead letters for good."""
+        self._start()
+        encoded = _encode_ids([ids] if isinstance(ids, str) else ids)
+        return await self._many(Operation.PURGE, encoded, None, MutateFlag(0), timeout)
+
+    async def _many(
+        self, operation: Operation, ids: Ragged, times: Any, flags: MutateFlag, timeout: Duration | None
+    ) -> Receipts:
+        count = len(ids)
+        many = Many(count, self._link.patience_ms(timeout), self._link.clock)
+        columns: Columns = {
+            "ids": ids,
+            "time_ms": np.zeros(count, dtype=np.int64) if times is None else times,
+            "flags": np.full(count, int(flags), dtype=np.uint8),
+            "if_version": np.zeros(count, dtype=np.int64),
+            "op": self._link.ids.numbers(count),
+        }
+        line = self._line(operation)
+        for start in range(0, count, FRAME_IDS):
+            part = slice(start, min(count, start + FRAME_IDS))
+            cut = {name: column[part] for name, column in columns.items()}
+            positions = np.arange(part.start, part.stop)
+            size = cut["ids"].nbytes + ID_OVERHEAD_BYTES * len(positions)
+            line.add(Parcel(cut, operation, many, positions, size))
+        answers = await many.finished()
+        if count and not many.heard:
+            raise error_of(int(answers.status.max()), None, answers.details.get(0, ""))
+        return Receipts(ids, answers)
+
+    async def move_tag(
+        self,
+        tag: str,
+        *,
+        at: When | None = None,
+        in_: Duration | None = None,
+        by: Duration | None = None,
+        dry_run: bool = False,
+        progress: Callable[[TagProgress], object] | None = None,
+        resume: TagProgress | None = None,
+        timeout: Duration | None = None,
+    ) -> TagProgress:
+        """Moves every message of `tag` that was there at the start: to one due (`at`, `in_`), or `by` a shift, which
+        may be negative ("-2h"). Works in chunks; `timeout` is for each. `dry_run`: only counts. Answers the counts by
+        status.
+
+        `progress` is called after each chunk; when the call raises, the last progress goes on with `resume=`.
+        """
+        self._start()
+        if sum(value is not None for value in (at, in_, by)) != 1:
+            raise Invalid("say one of at= (a point in time), in_= (from now) or by= (a shift)")
+        frame = self._by_tag(Operation.MOVE, tag, dry_run)
+        if at is not None:
+            frame = replace(frame, at_ms=instant_ms(at))
+        elif in_ is not None:
+            frame = replace(frame, in_ms=duration_ms(in_))
+        elif by is not None:
+            frame = replace(frame, by_ms=_shift_ms(by))
+        return await self._walk(frame, progress, resume, timeout)
+
+    async def cancel_tag(
+        self,
+        tag: str,
+        *,
+        leased: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[TagProgress], object] | None = None,
+        resume: TagProgress | None = None,
+        timeout: Duration | None = None,
+    ) -> TagProgress:
+        """Cancels every message of `tag` that was there at the start. See `move_tag`."""
+        self._start()
+        frame = replace(self._by_tag(Operation.CANCEL, tag, dry_run), leased=leased)
+        return await self._walk(frame, progress, resume, timeout)
+
+    def _by_tag(self, operation: Operation, tag: object, dry_run: bool) -> MutateTag:
+        encoded = encode_tag(tag)
+        if not encoded:
+            raise Invalid("a call by tag needs a tag: None or empty would mean everything")
+        return MutateTag(self.topic, self.group, operation, encoded, self._link.ids.number(), dry_run=dry_run)
+
+    async def _walk(
+        self,
+        frame: MutateTag,
+        progress: Callable[[TagProgress], object] | None,
+        resume: TagProgress | None,
+        timeout: Duration | None,
+    ) -> TagProgress:
+        told = replace(resume, counts=dict(resume.counts)) if resume is not None else TagProgress(op=frame.op)
+        while not told.finished:
+            deadline = self._link.deadline(timeout)
+            frame = replace(
+                frame, op=told.op, cursor=told.cursor, started_ms=told.started_ms, timeout_ms=int(deadline.left_ms)
+            )
+            if told.at_ms:
+                frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
+            data, _ = await self._link.channel.unary("Mutate", encode(frame), deadline)
+            chunk = decode_as(data, TagMutated)
+            for code, many in chunk.counts.items():
+                status = Status.of(code)
+                told.counts[status] = told.counts.get(status, 0) + many
+            told.cursor, told.started_ms, told.at_ms = chunk.cursor, chunk.started_ms, chunk.at_ms
+            told.finished = not chunk.cursor
+            if progress is not None:
+                progress(replace(told, counts=dict(told.counts)))
+        return told
+
+
+def _encode_ids(ids: Iterable[str]) -> Ragged:
+    if isinstance(ids, str):
+        raise Invalid(f"ids must be a list of ids, not one text: [{ids!r:.60}]")
+    return Ragged.of([encode_id(id) for id in ids])
+
+
+def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:
+    """`at=` or `in_=`, one for all or one each, as a column."""
+    given = at if in_ is None else in_
+    if isinstance(given, list | tuple) and (at is None) != (in_ is None):
+        if len(given) != count:
+            raise Invalid(f"{len(given)} times for {count} ids: one each, or one for all")
+        read = [instant_ms(one) if in_ is None else duration_ms(one) for one in given]
+        return np.array(read, dtype=np.int64).reshape(count), in_ is not None
+    time_ms, relative = asked_time(at, in_)
+    return np.full(count, time_ms, dtype=np.int64), relative
+
+
+def _version(if_version: int | None) -> int:
+    if if_version is None:
+        return 0
+    if isinstance(if_version, bool) or not isinstance(if_version, int) or if_version < 1:
+        raise Invalid(f"if_version must be a version, a whole number from 1, not {if_version!r}")
+    return if_version
+
+
+def _shift_ms(by: Duration) -> int:
+    """`by=`: a duration that may be negative."""
+    if isinstance(by, str) and by.strip().startswith("-"):
+        return -duration_ms(by.strip()[1:], "by", least_ms=1)
+    negative = by < timedelta(0) if isinstance(by, timedelta) else not isinstance(by, str | bool) and by < 0
+    if negative and not isinstance(by, str):
+        return -duration_ms(-by, "by", least_ms=1)
+    return duration_ms(by, "by", least_ms=1)

@@ -1,0 +1,344 @@
+"""Parcels: what of a call is on its way together, who waits for it, and what an answer to it means.
+
+A parcel is some columns of a frame. Behind it stands a *sink*: `Singles`, the waiting callers of coalesced single
+calls, or `Many`, one call over a batch. After an outcome of its own that may or may not have happened, a parcel is
+*unsure*: the very same columns, births and operation ids included, go again, and the answer settles what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from timeline import errors
+from timeline.clock import Clock
+from timeline.columns import Bools, Indexes, Ragged, UInt8
+from timeline.errors import TimelineError
+from timeline.model import Answers, Operation, Status
+
+Columns: TypeAlias = dict[str, Any]
+"""Columns of a frame by name: Ragged, numpy arrays, or None where a column is absent."""
+
+OK = Status.OK.code
+DUPLICATE = Status.DUPLICATE.code
+NOT_FOUND = Status.NOT_FOUND.code
+THROTTLED = Status.THROTTLED.code
+UNAVAILABLE = Status.UNAVAILABLE.code
+UNKNOWN = Status.UNKNOWN.code
+
+_ERRORS: dict[int, type[TimelineError]] = {
+    Status.INVALID.code: errors.Invalid,
+    Status.TOO_LARGE.code: errors.TooLarge,
+    THROTTLED: errors.Throttled,
+    NOT_FOUND: errors.NotFound,
+    Status.FORBIDDEN.code: errors.Forbidden,
+    Status.FENCED.code: errors.Fenced,
+    Status.LEASED.code: errors.Leased,
+    Status.DEAD.code: errors.Dead,
+    Status.EXISTS.code: errors.Exists,
+    Status.EXPIRED.code: errors.Expired,
+    UNAVAILABLE: errors.Unavailable,
+    UNKNOWN: errors.Unknown,
+}
+
+
+def error_of(status: int, id: str | None, detail: str = "", retry_after_ms: int = 0) -> TimelineError:
+    """The exception that says status code `status`, which is neither OK nor DUPLICATE."""
+    return _ERRORS[status](detail, id=id, retry_after_ms=retry_after_ms)
+
+
+NEVER_SENT = "nothing happened: no broker could be reached within the deadline"
+
+
+class Answer(NamedTuple):
+    """One message's definite answer. `status` is a code."""
+
+    status: int
+    version: int = 0
+    due_ms: int = 0
+    settled: bool = False
+    late: bool = False
+    detail: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """Columns of one frame. `operation`: what is asked of all, or of each. `positions`: which messages of the sink
+    these are, None: all, in order. `unsure`: an earlier sending may have happened. `aboard`: sent and not answered.
+    `verdict`: what a deadline makes of it while nothing of it can have happened. `tries`: how often it was sent."""
+
+    columns: Columns
+    operation: Operation | UInt8
+    sink: Sink
+    positions: Indexes | None
+    nbytes: int
+    unsure: bool = False
+    aboard: bool = False
+    verdict: int = UNAVAILABLE
+    verdict_detail: str = ""
+    tries: int = 0
+    sent_ms: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.columns["ids"])
+
+    def take(self, at: Indexes, unsure: bool) -> Parcel:
+        """A parcel of the messages at `at`, to go again."""
+        columns = {
+            name: column if column is None else (column.take(at) if isinstance(column, Ragged) else column[at])
+            for name, column in self.columns.items()
+        }
+        operation = self.operation if isinstance(self.operation, Operation) else self.operation[at]
+        positions = at if self.positions is None else self.positions[at]
+        share = self.nbytes * len(at) // max(1, len(self))
+        return Parcel(columns, operation, self.sink, positions, share, unsure or self.unsure, tries=self.tries)
+
+    def overdue(self) -> tuple[int, str]:
+        """The status that its deadline makes of it now."""
+        if self.unsure or self.aboard:
+            return UNKNOWN, "no answer within the deadline: it may or may not have happened"
+        return self.verdict, self.verdict_detail
+
+
+class Sink(Protocol):
+    """Who waits for the messages of parcels."""
+
+    @property
+    def deadline_ms(self) -> float:
+        """When (monotonic) the last of them stops waiting."""
+
+    def wants(self, parcel: Parcel) -> Indexes | None:
+        """Which messages of `parcel` still wait, as indexes into it; None: all."""
+
+    def adopt(self, parcel: Parcel) -> None:
+        """`parcel` now carries the messages it holds."""
+
+    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
+        """Final answers for the messages of `parcel` at `at` (None: all of them)."""
+
+
+class Single:
+    """One caller of a coalesced call: its future gets an `Answer`, or, at the deadline, an answer that says so."""
+
+    __slots__ = ("deadline_ms", "future", "parcel")
+
+    def __init__(self, future: asyncio.Future[Answer], deadline_ms: float) -> None:
+        self.future = future
+        self.deadline_ms = deadline_ms
+        self.parcel: Parcel | None = None
+
+    def expire(self) -> None:
+        """The deadline has come."""
+        if not self.future.done():
+            status, detail = self.parcel.overdue() if self.parcel is not None else (UNAVAILABLE, "")
+            self.future.set_result(Answer(status, detail=detail or NEVER_SENT))
+
+
+class Singles:
+    """The callers whose single calls went into one parcel."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[Single]) -> None:
+        self.entries = entries
+
+    @property
+    def deadline_ms(self) -> float:
+        return max(entry.deadline_ms for entry in self.entries)
+
+    def wants(self, parcel: Parcel) -> Indexes | None:
+        waiting = [not entry.future.done() for entry in self._of(parcel)]
+        return None if all(waiting) else np.flatnonzero(waiting)
+
+    def adopt(self, parcel: Parcel) -> None:
+        for entry in self._of(parcel):
+            entry.parcel = parcel
+
+    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
+        entries = self._of(parcel)
+        if at is not None:
+            entries = [entries[index] for index in at.tolist()]
+        details = answers.details
+        columns = zip(
+            answers.status.tolist(),
+            answers.version.tolist(),
+            answers.due_ms.tolist(),
+            answers.settled.tolist(),
+            answers.late.tolist(),
+            strict=True,
+        )
+        for index, (entry, (status, version, due_ms, settled, late)) in enumerate(zip(entries, columns, strict=True)):
+            if not entry.future.done():
+                detail = details.get(index, "") if details else ""
+                entry.future.set_result(Answer(status, version, due_ms, bool(settled), bool(late), detail))
+
+    def _of(self, parcel: Parcel) -> list[Single]:
+        if parcel.positions is None:
+            return self.entries
+        return [self.entries[index] for index in parcel.positions.tolist()]
+
+
+class Many:
+    """One call over a batch: collects the answers in order. Its deadline counts from the last answer, so that a large
+    batch may take as long as it gets on."""
+
+    def __init__(self, count: int, timeout_ms: float, clock: Clock) -> None:
+        self.answers = Answers.blank(count, Status.UNAVAILABLE)
+        self.deadline_ms = clock.monotonic_ms() + timeout_ms
+        self._missing = np.ones(count, dtype=np.bool_)
+        self._left = count
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._parcels: dict[int, Parcel] = {}
+        self._done = asyncio.Event()
+        if not count:
+            self._done.set()
+        self.heard = not count
+        """Whether a broker said anything about any of it."""
+
+    def wants(self, parcel: Parcel) -> Indexes | None:
+        waiting = self._missing if parcel.positions is None else self._missing[parcel.positions]
+        return None if waiting.all() else np.flatnonzero(waiting)
+
+    def adopt(self, parcel: Parcel) -> None:
+        self._parcels[id(parcel)] = parcel
+
+    def forget(self, parcel: Parcel) -> None:
+        """`parcel` was answered or taken apart."""
+        self._parcels.pop(id(parcel), None)
+
+    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
+        where = _positions(parcel, at)
+        if not self._missing[where].all():
+            fresh = np.flatnonzero(self._missing[where])
+            where, answers = where[fresh], pick(answers, fresh)
+        self.heard = True
+        self._fill(where, answers)
+        self.deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
+
+    def _fill(self, where: Indexes, answers: Answers) -> None:
+        for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
+            getattr(self.answers, name)[where] = getattr(answers, name)
+        for index, why in answers.details.items():
+            self.answers.details[int(where[index])] = why
+        self._missing[where] = False
+        self._left -= len(where)
+        if self._left == 0:
+            self._done.set()
+
+    async def finished(self) -> Answers:
+        """The answers of all, once there; what has none at the deadline says UNKNOWN, THROTTLED or UNAVAILABLE."""
+        loop = asyncio.get_running_loop()
+        while not self._done.is_set():
+            left_ms = self.deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                self._expire()
+                break
+            timer = loop.call_later(left_ms / 1000.0, self._done.set)
+            await self._done.wait()
+            timer.cancel()
+            if self._left:
+                self._done.clear()
+        return self.answers
+
+    def _expire(self) -> None:
+        for parcel in list(self._parcels.values()):
+            wanted = self.wants(parcel)
+            where = _positions(parcel, wanted)
+            if len(where):
+                status, detail = parcel.overdue()
+                answers = Answers.blank(len(where), Status.of(status))
+                if detail:
+                    answers.details = dict.fromkeys(range(len(where)), detail)
+                self.heard = self.heard or status == THROTTLED
+                self._fill(where, answers)
+        self._parcels.clear()
+
+
+def _positions(parcel: Parcel, at: Indexes | None) -> Indexes:
+    if parcel.positions is None:
+        return np.arange(len(parcel)) if at is None else at
+    return parcel.positions if at is None else parcel.positions[at]
+
+
+def pick(answers: Answers, at: Indexes) -> Answers:
+    """The answers at `at`."""
+    details = {index: answers.details[place] for index, place in enumerate(at.tolist()) if place in answers.details}
+    return Answers(
+        answers.status[at],
+        answers.version[at],
+        answers.due_ms[at],
+        answers.settled[at],
+        answers.late[at],
+        answers.repeat[at],
+        details,
+    )
+
+
+@dataclass(slots=True)
+class Judged:
+    """What a frame of answers means: `final` at indexes `done` (None: all); parcels to go `again`."""
+
+    done: Indexes | None
+    final: Answers
+    again: list[Parcel] = field(default_factory=list)
+
+
+def judge(parcel: Parcel, answers: Answers) -> Judged:
+    """Tells final answers from what goes again, and settles what was unsure: a put's DUPLICATE of its own birth was the
+    put; an ack's NOT_FOUND was the ack; a cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered."""
+    status = answers.status
+    if not status.any():
+        return Judged(None, answers)
+    _spread_detail(answers)
+    operation = parcel.operation
+    status = status.copy()
+    status[_is(operation, Operation.PUT) & (status == DUPLICATE) & (answers.repeat != 0)] = OK
+    if parcel.unsure:
+        missing = status == NOT_FOUND
+        status[missing & _is(operation, Operation.ACK)] = OK
+        gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
+        if gone.any():
+            status[gone] = UNKNOWN
+            for index in np.flatnonzero(gone).tolist():
+                answers.details[index] = "it is gone: this call did it, or it was delivered first"
+    again = (answers.status == THROTTLED) | (answers.status == UNAVAILABLE) | (answers.status == UNKNOWN)
+    final = Answers(
+        status, answers.version, answers.due_ms, answers.settled, answers.late, answers.repeat, answers.details
+    )
+    if not again.any():
+        return Judged(None, final)
+    done = np.flatnonzero(~again)
+    return Judged(done, pick(final, done), _again(parcel, answers))
+
+
+def _again(parcel: Parcel, answers: Answers) -> list[Parcel]:
+    parts = []
+    for code in (THROTTLED, UNAVAILABLE, UNKNOWN):
+        where = np.flatnonzero(answers.status == code)
+        if len(where):
+            part = parcel.take(where, unsure=code == UNKNOWN)
+            part.verdict = code if code == THROTTLED else UNAVAILABLE
+            part.verdict_detail = answers.details.get(int(where[0]), "")
+            parts.append(part)
+    return parts
+
+
+def _is(operation: Operation | UInt8, wanted: Operation) -> Bools | bool:
+    if isinstance(operation, Operation):
+        return operation is wanted
+    return np.asarray(operation == wanted.value, dtype=np.bool_)
+
+
+def _spread_detail(answers: Answers) -> None:
+    """One sentence for a whole frame stands at its first message alone."""
+    if list(answers.details) == [0] and len(answers) > 1 and (answers.status == answers.status[0]).all():
+        answers.details = dict.fromkeys(range(len(answers)), answers.details[0])
+
+
+Build: TypeAlias = Callable[[Sequence[Any]], tuple[Columns, "Operation | UInt8", int]]
+"""Makes columns of coalesced single calls: (columns, operations, bytes)."""

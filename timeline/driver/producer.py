@@ -1,0 +1,249 @@
+"""The producer: puts, moves and cancels messages of one topic in the name of one group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from timeline.driver.link import Link
+from timeline.driver.message import Batch, Message, Payload, move_flag
+from timeline.driver.mutation import Mutations
+from timeline.driver.parcel import Many, Parcel, error_of
+from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
+from timeline.driver.receipts import Receipt, Receipts, receipt_of
+from timeline.driver.times import Duration, When
+from timeline.errors import Closed, Invalid, TimelineError
+from timeline.model import Answers, Operation, Status
+from timeline.wire.frames import AIM_BYTES
+
+FRAME_MESSAGES = 10_000
+STREAMED_MESSAGES = 5_000
+STREAMED_BYTES = 16 * 1024 * 1024
+"""What `produce_iter` holds at most: messages without their receipts."""
+
+
+class Producer(Mutations):
+    """Puts messages on a topic's timeline; moves and cancels those of its group. Made by `Timeline.producer`.
+
+    One producer serves all tasks of a loop. Single calls that come at the same time travel together. Every call takes
+    `timeout=` (the client's by default): past it, it raises Unavailable when it was surely never done, Unknown when it
+    may have been; what is retryable is retried until then, as the very same call, so that nothing happens twice.
+
+        async with tl.producer("departures", group="ops") as p:
+            await p.produce(b"gate closes", at=when, id="UA1545")
+    """
+
+    def __init__(self, link: Link, topic: str, group: str) -> None:
+        super().__init__(link, topic, group)
+        self._putting = Putting(link, topic, group)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Waits until all that is on its way is answered, at most the client's timeout; then ends the stream. What has
+        no answer by then raises where it was called."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._epoch == self._link.epoch:
+            try:
+                async with asyncio.timeout(self._link.timeout_ms / 1000.0):
+                    await self._putting.line.idle()
+                    await self._mutating_idle()
+            except TimeoutError:
+                pass  # stop() tells each caller that still waits
+            await self._putting.stop()
+            await self._stop_mutating()
+
+    def _start(self) -> None:
+        """Before each call: a child process, and a new event loop, start afresh."""
+        if self.closed:
+            raise Closed("the producer was closed: make another with tl.producer(…)")
+        self._link.check()
+        if self._epoch != self._link.epoch:
+            self._epoch = self._link.epoch
+            self._putting = Putting(self._link, self.topic, self.group)
+            self._renew()
+        self._putting.start()
+
+    async def produce(
+        self,
+        payload: Payload,
+        *,
+        at: When | None = None,
+        in_: Duration | None = None,
+        id: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: When | Duration | None = None,
+        if_exists: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipt:
+        """Puts one message; returns when the broker's store has it. A due in the past is delivered at once.
+
+        `at` or `in_` says when (see `Message` for all arguments); `if_exists="move"`: a message of this id that is
+        there and not leased is moved to the asked due instead. Answers a Receipt: OK, or DUPLICATE when this very
+        message was there already. Raises Exists when the id is taken by another message; Invalid, TooLarge, Throttled,
+        Leased, Dead, NotFound (no such topic), Unavailable, Unknown, Closed: all with `.id`.
+        """
+        self._start()
+        message = Message(payload, at, in_, id, tag, headers, expires)
+        receipt = await self._put(message, move_flag(if_exists), self._link.patience_ms(timeout))
+        return receipt
+
+    async def _put(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
+        id, time_ms, flags, expires_ms, tag, headers = message.encoded
+        id = id or self._link.ids.make()
+        payload = message.payload
+        entry = (id, self._link.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
+        nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
+        answer = await self._putting.line.single(entry, nbytes, timeout_ms)
+        return receipt_of(id, answer)
+
+    async def produce_many(
+        self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
+    ) -> Receipts:
+        """Puts many messages; answers their Receipts in order: a message that is refused fails alone (`.failed`,
+        `.raise_failed()`).
+
+        `timeout` counts from the last answer, so that a large batch takes as long as it gets on. Raises Unavailable or
+        Unknown when no broker said anything about any of it, Invalid for what cannot be sent, Closed.
+        """
+        self._start()
+        batch = messages if isinstance(messages, Batch) else Batch.of(messages)
+        columns = self._columns(batch, move_flag(if_exists))
+        many = Many(len(batch), self._link.patience_ms(timeout), self._link.clock)
+        sizes = put_sizes(columns)
+        for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
+            cut = {name: column if column is None else column[part] for name, column in columns.items()}
+            positions = np.arange(part.start, part.stop)
+            self._putting.line.add(Parcel(cut, Operation.PUT, many, positions, int(sizes[part].sum())))
+        return Receipts(columns["ids"], _heard(await many.finished(), many))
+
+    def _columns(self, batch: Batch, flag: int) -> dict[str, Any]:
+        count = len(batch)
+        if batch.ids is None:
+            batch.ids = self._link.ids.make_column(count)
+        elif count and int(batch.ids.sizes.min()) == 0:
+            made = [id or self._link.ids.make() for id in batch.ids]
+            batch.ids = type(batch.ids).of(made)
+        return {
+            "ids": batch.ids,
+            "birth": self._link.ids.numbers(count),
+            "time_ms": batch.time_ms,
+            "flags": batch.flags | np.uint8(flag) if flag else batch.flags,
+            "payloads": batch.payloads,
+            "expires_ms": batch.expires_ms,
+            "tags": batch.tags,
+            "headers": batch.headers,
+        }
+
+    async def produce_iter(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        if_exists: str | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[Receipt]:
+        """Puts messages as they come, in bounded memory, and yields their receipts in order; a message that is refused
+        yields a receipt that says so (`receipt.ok`, `receipt.raise_failed()`) and the stream goes on.
+
+            async for receipt in p.produce_iter(Message(line, in_="1h") for line in file):
+        """
+        flag, timeout_ms = move_flag(if_exists), self._link.patience_ms(timeout)
+        pending: deque[tuple[asyncio.Task[Receipt], int]] = deque()
+        held_bytes = 0
+        try:
+            async for message in _each(messages, pending):
+                if message is not None:
+                    self._start()
+                    pending.append((asyncio.create_task(self._told(message, flag, timeout_ms)), len(message.payload)))
+                    held_bytes += len(message.payload)
+                while pending and (
+                    pending[0][0].done() or len(pending) > STREAMED_MESSAGES or held_bytes > STREAMED_BYTES
+                ):
+                    task, size = pending.popleft()
+                    held_bytes -= size
+                    yield await task
+            while pending:
+                yield await pending.popleft()[0]
+        finally:
+            for task, _ in pending:
+                task.cancel()
+
+    async def _told(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
+        """A put whose failure is told by its receipt."""
+        if not message.encoded[0]:
+            message = Message(
+                message.payload,
+                message.at,
+                message.in_,
+                self._link.ids.make().decode(),
+                message.tag,
+                message.headers,
+                message.expires,
+            )
+        try:
+            return await self._put(message, flag, timeout_ms)
+        except Closed:
+            raise
+        except TimelineError as error:
+            return Receipt(error.id or "", Status(error.code), 0, 0, detail=error.reason)
+
+
+def _heard(answers: Answers, many: Many) -> Answers:
+    """The answers, unless no broker said anything about any message: then the call itself failed."""
+    if not many.heard and len(answers):
+        worst = int(answers.status.max())
+        raise error_of(worst, None, answers.details.get(int(np.argmax(answers.status)), ""))
+    return answers
+
+
+async def _each(
+    messages: Iterable[Message] | AsyncIterable[Message], pending: deque[tuple[asyncio.Task[Receipt], int]]
+) -> AsyncIterator[Message | None]:
+    """The messages one by one; None whenever the oldest pending receipt is there before the next message is."""
+    if not isinstance(messages, AsyncIterable):
+        for number, message in enumerate(messages):
+            yield _checked(message)
+            if number % 256 == 255:
+                await asyncio.sleep(0)  # lets what was made so far be sent
+        return
+    source = aiter(messages)
+    coming: asyncio.Future[Message] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(source))
+            waited: set[asyncio.Future[Any]] = {coming}
+            if pending:
+                waited.add(pending[0][0])
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                yield None
+                continue
+            try:
+                message = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield _checked(message)
+    finally:
+        if coming is not None and not coming.done():
+            coming.cancel()
+
+
+def _checked(message: object) -> Message:
+    if not isinstance(message, Message):
+        raise Invalid(f"produce_iter takes timeline.Message, not {type(message).__name__}")
+    return message

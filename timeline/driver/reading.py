@@ -1,0 +1,389 @@
+"""Reading: what lies on a timeline, what will come due, what was late."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import overload
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged
+from timeline.driver.link import Link
+from timeline.driver.message import encode_id, encode_tag
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
+from timeline.errors import Invalid, Unavailable
+from timeline.model import Rows, State, check_topic_name, decode_headers
+from timeline.wire import (
+    Cause,
+    Forecast,
+    Forecasted,
+    Late,
+    LateList,
+    Ping,
+    Pong,
+    Scan,
+    ScanPage,
+    TransportError,
+    decode_as,
+    encode,
+)
+
+MAX_STEPS = 10_000
+STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in the store. Times are milliseconds UTC, 0 where there is none; `payload` and `headers` are
+    None unless they were asked for. `state` is derived at the broker's time of reading."""
+
+    id: str
+    state: State
+    due_ms: int
+    scheduled_ms: int
+    version: int
+    deliveries: int
+    group: str
+    tag: str | None
+    holder: str | None
+    put_ms: int
+    asked_ms: int
+    expires_ms: int
+    died_ms: int
+    dead: str | None
+    birth: int
+    last_op: int
+    payload_sum: int
+    payload_bytes: int
+    payload: bytes | None = None
+    headers: dict[str, str] | None = None
+
+    @property
+    def due(self) -> datetime:
+        """Its position on the timeline; under a lease, the lease's end."""
+        return as_datetime(self.due_ms)
+
+    @property
+    def scheduled(self) -> datetime:
+        """The due time that a person asked for."""
+        return as_datetime(self.scheduled_ms)
+
+    @property
+    def expires(self) -> datetime | None:
+        """When it expires, None: never."""
+        return as_datetime(self.expires_ms) if self.expires_ms else None
+
+    @property
+    def died(self) -> datetime | None:
+        """When it became a dead letter, None: it is none."""
+        return as_datetime(self.died_ms) if self.died_ms else None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a forecast: `count` messages come due from `start_ms` until `end_ms` (excluded)."""
+
+    start_ms: int
+    end_ms: int
+    count: int
+
+    @property
+    def start(self) -> datetime:
+        """Its start, an aware datetime in UTC."""
+        return as_datetime(self.start_ms)
+
+
+class Outlook(Sequence[Step]):
+    """A forecast: its steps in order. `overdue`: how many were due before it. `exact`: False when the store estimates.
+    `edges_ms` (n + 1) and `counts` (n) are numpy columns."""
+
+    def __init__(self, edges_ms: Int64, counts: Int64, overdue: int, exact: bool) -> None:
+        self.edges_ms, self.counts, self.overdue, self.exact = edges_ms, counts, overdue, exact
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        return Step(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
+
+    def __repr__(self) -> str:
+        return f"Outlook({len(self)} steps, {int(self.counts.sum())} to come, {self.overdue} overdue)"
+
+
+@dataclass(frozen=True, slots=True)
+class LateDelivery:
+    """A delivery that was more than 50 ms late, and why. Times on the broker's clock."""
+
+    topic: str
+    id: str
+    consumer: str
+    due_ms: int
+    delivered_ms: int
+    cause: Cause
+
+    @property
+    def lateness(self) -> timedelta:
+        """By how much."""
+        return timedelta(milliseconds=self.delivered_ms - self.due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class LateReport:
+    """Late deliveries from all brokers, oldest first. `dropped`: how many the brokers had to forget. `unreachable`:
+    addresses that did not answer, so that their deliveries are missing here."""
+
+    deliveries: tuple[LateDelivery, ...]
+    dropped: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PingAnswer:
+    """A broker, the time there and back, and its clock's offset from ours, known to within half the round trip."""
+
+    broker: str
+    version: str
+    address: str
+    round_trip_ms: float
+    offset_ms: float
+    error_ms: float
+
+
+def messages_of(page: ScanPage) -> list[StoredMessage]:
+    """The rows of a page as messages."""
+    rows, now_ms = page.rows, page.now_ms
+    return [_message(rows, place, now_ms) for place in range(len(rows))]
+
+
+def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
+    holder, due_ms, died_ms = rows.holders[at].decode(), int(rows.due_ms[at]), int(rows.died_ms[at])
+    if died_ms:
+        state = State.DEAD
+    elif due_ms <= now_ms:
+        state = State.AVAILABLE
+    else:
+        state = State.LEASED if holder else State.WAITING
+    return StoredMessage(
+        id=rows.ids[at].decode(),
+        state=state,
+        due_ms=due_ms,
+        scheduled_ms=int(rows.scheduled_ms[at]),
+        version=int(rows.version[at]),
+        deliveries=int(rows.deliveries[at]),
+        group=rows.groups[at].decode(),
+        tag=rows.tags[at].decode() or None,
+        holder=holder or None,
+        put_ms=int(rows.put_ms[at]),
+        asked_ms=int(rows.asked_ms[at]),
+        expires_ms=int(rows.expires_ms[at]),
+        died_ms=died_ms,
+        dead=rows.dead[at].decode(errors="replace") if died_ms else None,
+        birth=int(rows.birth[at]),
+        last_op=int(rows.last_op[at]),
+        payload_sum=int(rows.payload_sum[at]),
+        payload_bytes=int(rows.payload_bytes[at]),
+        payload=rows.payloads[at] if rows.payloads is not None else None,
+        headers=decode_headers(rows.headers[at]) if rows.headers is not None else None,
+    )
+
+
+def _states(state: str | Iterable[str] | None) -> tuple[State, ...]:
+    if state is None:
+        return ()
+    wanted = [state] if isinstance(state, str) else list(state)
+    allowed = {one.value: one for one in STATES}
+    for one in wanted:
+        if one not in allowed:
+            raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
+    return tuple(allowed[one] for one in wanted)
+
+
+def _window(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
+    if due is None:
+        return 0, 0
+    if not isinstance(due, tuple) or len(due) != 2:
+        raise Invalid("due= is a pair (from, to) of points in time, either of them None for no bound")
+    low, high = due
+    from_ms = 0 if low is None else instant_ms(low, "due[0]")
+    to_ms = 0 if high is None else instant_ms(high, "due[1]")
+    if high is not None and to_ms <= from_ms:
+        raise Invalid("due= is a pair (from, to) with from before to")
+    return from_ms, to_ms
+
+
+class Reading:
+    """The part of a client that reads. See `Timeline`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def scan_pages(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        ids: Iterable[str] | None = None,
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[ScanPage]:
+        """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
+        `timeout` is how long without a page."""
+        self._link.check()
+        from_ms, to_ms = _window(due)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise Invalid(f"limit must be a whole number from 0 (all), not {limit!r}")
+        frame = Scan(
+            topic=check_topic_name(topic),
+            states=_states(state),
+            tag=encode_tag(tag),
+            due_from_ms=from_ms,
+            due_to_ms=to_ms,
+            ids=None if ids is None else Ragged.of([encode_id(id) for id in ids]),
+            payload=payload,
+            limit=limit,
+        )
+        deadline, left = self._link.deadline(timeout), limit
+        while True:
+            try:
+                async for data in self._link.channel.pages("Scan", encode(frame), deadline):
+                    page = decode_as(data, ScanPage)
+                    deadline = self._link.deadline(timeout)
+                    left -= len(page.rows)
+                    yield page
+                    if not page.cursor or (limit and left <= 0):
+                        return
+                    frame = replace(frame, cursor=page.cursor, limit=max(0, left))
+                return
+            except TransportError as fault:
+                if deadline.left_ms <= 0:
+                    raise Unavailable(f"the scan broke off: {fault.reason}") from fault
+
+    async def scan(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Messages of a topic that match: `state` "waiting", "available", "leased" or "dead" (or several), `tag`, `due`
+        in a pair (from, to). In no order; what is there throughout is seen at least once, though it moves meanwhile.
+
+            async for m in tl.scan("departures", state="waiting", due=(None, tonight)):
+                print(m.id, m.due)
+
+        Raises NotFound when there is no such topic, Invalid, Unavailable.
+        """
+        async for page in self.scan_pages(
+            topic, state=state, tag=tag, due=due, payload=payload, limit=limit, timeout=timeout
+        ):
+            for message in messages_of(page):
+                yield message
+
+    async def dead(
+        self, topic: str, *, tag: str | None = None, payload: bool = False, timeout: Duration | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """The topic's dead letters, each with its reason in `.dead`."""
+        async for message in self.scan(topic, state="dead", tag=tag, payload=payload, timeout=timeout):
+            yield message
+
+    async def get(
+        self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
+    ) -> StoredMessage | None:
+        """One message with its payload; None when it is absent."""
+        found = None
+        async for page in self.scan_pages(topic, ids=[id], payload=payload, timeout=timeout):
+            for message in messages_of(page):
+                found = message
+        return found
+
+    async def forecast(
+        self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
+    ) -> Outlook:
+        """How many messages come due per `step` of the next `window`, at most 10,000 steps."""
+        self._link.check()
+        window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
+        if -(-window_ms // step_ms) > MAX_STEPS:
+            raise Invalid(f"a window of {window!r} has more than {MAX_STEPS} steps of {step!r}: make the step longer")
+        frame = encode(Forecast(check_topic_name(topic), window_ms, step_ms))
+        data, _ = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
+        told = decode_as(data, Forecasted)
+        return Outlook(told.edges_ms, told.counts, told.overdue, told.exact)
+
+    async def late(
+        self,
+        since: Duration = "1h",
+        *,
+        topic: str = "",
+        id: str = "",
+        limit: int = 1_000,
+        timeout: Duration | None = None,
+    ) -> LateReport:
+        """Deliveries of the last `since` that were more than 50 ms late, with their causes, from all known brokers."""
+        self._link.check()
+        since_ms = duration_ms(since, "since", least_ms=1)
+        frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
+        deadline = self._link.deadline(timeout)
+        found: dict[LateDelivery, None] = {}
+        unreachable: list[str] = []
+        dropped, reasons = 0, ""
+        for address in self._link.channel.known:
+            try:
+                data = await self._link.channel.transport(address).unary(
+                    "Late", frame, max(0.001, deadline.left_ms / 1000.0)
+                )
+            except TransportError as fault:
+                unreachable.append(address)
+                reasons = fault.reason
+                continue
+            told = decode_as(data, LateList)
+            dropped += told.dropped
+            found.update(dict.fromkeys(_late(told, told.now_ms - since_ms)))
+        if len(unreachable) == len(self._link.channel.known):
+            raise Unavailable(f"no broker answered: {reasons}")
+        ordered = sorted(found, key=lambda one: (one.delivered_ms, one.topic, one.id))
+        return LateReport(tuple(ordered), dropped, tuple(unreachable))
+
+    async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
+        """Asks a broker who it is and what its clock says."""
+        self._link.check()
+        clock = self._link.clock
+        sent_ms = clock.now()
+        data, _ = await self._link.channel.unary("Ping", encode(Ping(sent_ms)), self._link.deadline(timeout))
+        arrived_ms = clock.now()
+        pong = decode_as(data, Pong)
+        round_trip_ms = (arrived_ms - sent_ms) - (pong.answered_ms - pong.received_ms)
+        offset_ms = ((pong.received_ms - sent_ms) + (pong.answered_ms - arrived_ms)) / 2
+        address = self._link.channel.current
+        return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, abs(round_trip_ms) / 2)
+
+
+def _late(told: LateList, since_ms: int) -> list[LateDelivery]:
+    return [
+        LateDelivery(
+            told.topics[at].decode(),
+            told.ids[at].decode(),
+            told.consumers[at].decode(),
+            int(told.due_ms[at]),
+            int(told.delivered_ms[at]),
+            Cause(int(told.cause[at])),
+        )
+        for at in np.flatnonzero(told.delivered_ms >= since_ms).tolist()
+    ]

@@ -1,0 +1,131 @@
+"""What a producer gets back: a receipt a message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import overload
+
+import numpy as np
+
+from timeline.columns import Indexes, Ragged
+from timeline.driver.parcel import DUPLICATE, OK, Answer, error_of, pick
+from timeline.driver.times import as_datetime
+from timeline.errors import TimelineError
+from timeline.model import Answers, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One message's answer. `status`: OK, DUPLICATE (it was there already, or was delivered: `settled`), or, out of
+    a batch, what refused it. `version`, `due_ms`: the message as it stands now, 0 when there is none. `detail`: a
+    sentence for a refusal."""
+
+    id: str
+    status: Status
+    version: int
+    due_ms: int
+    settled: bool = False
+    detail: str = ""
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is due, an aware datetime in UTC; None when no message stands there now."""
+        return as_datetime(self.due_ms) if self.due_ms else None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call did what it was asked: OK or DUPLICATE."""
+        return self.status is Status.OK or self.status is Status.DUPLICATE
+
+    def raise_failed(self) -> None:
+        """Raises the status as its error, unless it is `ok`."""
+        if not self.ok:
+            raise error_of(self.status.code, self.id, self.detail)
+
+
+def receipt_of(id: bytes, answer: Answer, retry_after_ms: int = 0) -> Receipt:
+    """The receipt for one message's answer, or its error, raised."""
+    status = answer.status
+    if status in (OK, DUPLICATE):
+        return Receipt(id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled)
+    raise error_of(status, id.decode(), answer.detail, retry_after_ms)
+
+
+class Receipts(Sequence[Receipt]):
+    """Receipts in the order of what was sent, as columns; a `Receipt` is made when one is asked for.
+
+    `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes.
+    """
+
+    def __init__(self, ids: Ragged, answers: Answers) -> None:
+        self.ids = ids
+        self._answers = answers
+
+    @property
+    def status_codes(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """`Status.code` of each."""
+        return self._answers.status
+
+    @property
+    def versions(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The version of each as it stands; 0 where there is none."""
+        return self._answers.version
+
+    @property
+    def due_ms(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The due of each as it stands; 0 where there is none."""
+        return self._answers.due_ms
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> Receipts: ...
+    def __getitem__(self, index: int | slice) -> Receipt | Receipts:
+        if isinstance(index, slice):
+            return self._at(np.arange(*index.indices(len(self))))
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        answers = self._answers
+        return Receipt(
+            self.ids[place].decode(),
+            Status.of(int(answers.status[place])),
+            int(answers.version[place]),
+            int(answers.due_ms[place]),
+            bool(answers.settled[place]),
+            answers.details.get(place, ""),
+        )
+
+    def _at(self, places: Indexes) -> Receipts:
+        return Receipts(self.ids.take(places), pick(self._answers, places))
+
+    @property
+    def failed(self) -> Receipts:
+        """Those that are neither OK nor DUPLICATE."""
+        status = self._answers.status
+        return self._at(np.flatnonzero((status != OK) & (status != DUPLICATE)))
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many got each status."""
+        return {Status.of(code): many for code, many in sorted(Counter(self._answers.status.tolist()).items())}
+
+    def raise_failed(self) -> Receipts:
+        """Itself when none failed, else the first failure's error, which says how many more there are."""
+        failed = self.failed
+        if len(failed) == 0:
+            return self
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more of {len(self)} failed)" if len(failed) > 1 else ""
+        error: TimelineError = error_of(first.status.code, first.id, first.detail)
+        raise type(error)((first.detail or error.advice) + more, id=first.id)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{many} {status}" for status, many in self.counts.items())
+        return f"Receipts({told or 'none'})"

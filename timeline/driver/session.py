@@ -1,0 +1,366 @@
+"""A consumer's session: one Consume stream after another, with the same session id and the same tokens in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.driver.channel import Deadline, Opened, refusal
+from timeline.driver.hand import Hand, Load
+from timeline.driver.line import refusal_of
+from timeline.driver.link import Link
+from timeline.driver.offset import BrokerClock
+from timeline.driver.settling import UNSEEN, SettleDesk
+from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
+from timeline.model import Operation, Status, payload_sums
+from timeline.wire import (
+    Beat,
+    Credit,
+    Deliver,
+    Fault,
+    Frame,
+    Hello,
+    Leaving,
+    LeavingReason,
+    Settle,
+    Settled,
+    TransportError,
+    UnknownFrame,
+    Welcome,
+    decode,
+    encode,
+)
+
+log = logging.getLogger("timeline.driver")
+
+SILENT_HEARTBEATS = 3
+FRAMES_ABOARD = 64
+LEAST_TICK_MS = 5.0
+PARTING_MS = 1_000.0
+QUIET_TIMEOUT_MS = 10_000.0
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a consumer asks for. `lease_ms` 0: the topic's."""
+
+    topic: str
+    consumer: str
+    session: int
+    lease_ms: int
+
+
+class _Stream:
+    """One Consume stream: what is known of it."""
+
+    def __init__(self, opened: Opened, now_ms: float) -> None:
+        self.stream, self.address = opened.stream, opened.address
+        self.hello_ms = self.heard_ms = self.beat_ms = self.tick_ms = now_ms
+        self.welcome: Welcome | None = None
+        self.over = False
+        self.leaving: Leaving | None = None
+        self.leave_by_ms = float("inf")
+        self.fault: TransportError | None = None
+        self.echoes: dict[int, float] = {}
+
+
+class Session:
+    """Keeps a consumer connected: delivers into `hand`, sends what `desk` has, gives credit, beats, extends what waits.
+
+    `arrived` is called when there is something to hand out, or nothing more will come: `failure` says why then.
+    """
+
+    def __init__(self, link: Link, wish: Wish, hand: Hand, desk: SettleDesk, clock: BrokerClock) -> None:
+        self._link, self.wish, self._hand, self.desk, self._clock = link, wish, hand, desk, clock
+        self.arrived: Callable[[], None] = lambda: None
+        self.failure: TimelineError | None = None
+        self.welcome: Welcome | None = None
+        self.closing = False
+        self.taking = True
+        """False: what still arrives goes back unseen, and no credit is given."""
+        self.stopped_taking = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._echo = 0
+        self._since_ms = 0.0
+
+    @property
+    def lease_ms(self) -> float:
+        """What this session's leases last; the asked one until the broker has said."""
+        return float(self.welcome.lease_ms) if self.welcome is not None else float(self.wish.lease_ms or 30_000)
+
+    def start(self) -> None:
+        """Connects, and stays so, in a task of its own. Raises Superseded once that was said."""
+        if isinstance(self.failure, Superseded):
+            raise self.failure
+        if self._task is None:
+            self.failure = None
+            self._since_ms = self._link.clock.monotonic_ms()
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"consuming {self.wish.topic}")
+
+    async def _run(self) -> None:
+        try:
+            await self._stay_connected()
+        except TimelineError as error:
+            self.failure = error
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a mistake of ours: whoever iterates must not wait for ever
+            log.exception("the consumer of %s failed", self.wish.topic)
+            self.failure = Unavailable(f"the consumer failed: {error!r}")
+        self._task = None
+        if self.failure is not None:
+            self.desk.line.refuse_all(Status.UNAVAILABLE, str(self.failure))
+        self.arrived()
+
+    async def _stay_connected(self) -> None:
+        link = self._link
+        while not self.closing or self.desk.line.waiting:
+            try:
+                opened = await link.channel.open("Consume", Deadline.after(link.clock, link.timeout_ms))
+            except Unavailable:
+                if self.welcome is None and not self.closing:
+                    raise  # never connected: say so, rather than wait where nobody is
+                continue
+            stream = _Stream(opened, link.clock.monotonic_ms())
+            await self._converse(stream)
+            self._conclude(stream)
+
+    async def _converse(self, stream: _Stream) -> None:
+        reader: asyncio.Task[None] | None = None
+        try:
+            stream.hello_ms = self._link.clock.monotonic_ms()
+            await stream.stream.send(encode(self._hello()))
+            reader = asyncio.get_running_loop().create_task(self._read(stream))
+            while not stream.over:
+                self.desk.line.work.clear()
+                await self._send_all(stream)
+                if self._parted(stream):
+                    break
+                if not stream.over and not self.desk.line.work.is_set():
+                    await self._wait(stream)
+            if self.closing and not stream.over:
+                await self._part(stream, reader)
+        except TransportError as fault:
+            stream.fault = stream.fault or fault
+        finally:
+            if reader is not None:
+                reader.cancel()
+            stream.stream.cancel()
+            if reader is not None:
+                await asyncio.gather(reader, return_exceptions=True)
+
+    def _parted(self, stream: _Stream) -> bool:
+        """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
+        line = self.desk.line
+        if stream.leaving is not None:
+            return not line.aboard
+        return self.closing and not (line.aboard or line.waiting or self.desk.gathering)
+
+    async def _part(self, stream: _Stream, reader: asyncio.Task[None]) -> None:
+        """Ends the stream in order: the broker closes its half in turn."""
+        await stream.stream.close()
+        await asyncio.wait({reader}, timeout=PARTING_MS / 1000.0)
+
+    def _hello(self) -> Hello:
+        ids, birth, version = self._hand.tokens()
+        messages, nbytes = self._hand.room()
+        return Hello(
+            topic=self.wish.topic,
+            consumer=self.wish.consumer,
+            session=self.wish.session,
+            lease_ms=self.wish.lease_ms,
+            credit_messages=messages if self.taking else 0,
+            credit_bytes=nbytes if self.taking else 0,
+            ids=ids,
+            birth=birth,
+            version=version,
+        )
+
+    async def _send_all(self, stream: _Stream) -> None:
+        if stream.welcome is None or stream.leaving is not None:
+            return
+        now_ms = self._link.clock.monotonic_ms()
+        if now_ms >= stream.tick_ms:
+            self._tick(stream, now_ms)
+        line = self.desk.line
+        while not stream.over:
+            self.desk.gather(QUIET_TIMEOUT_MS)
+            taken = line.next() if line.aboard < FRAMES_ABOARD else None
+            if taken is None:
+                break
+            request, parcel = taken
+            messages, nbytes = self._owed()
+            frame = Settle(request=request, credit_messages=messages, credit_bytes=nbytes, **parcel.columns)
+            try:
+                data = encode(frame)
+            except Invalid as bad:
+                line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
+                continue
+            await stream.stream.send(data)
+        if self._hand.owed_messages or self._hand.owed_bytes:
+            messages, nbytes = self._owed()
+            if messages or nbytes:
+                await stream.stream.send(encode(Credit(messages, nbytes)))
+        if now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms / 2:
+            await self._beat(stream, now_ms)
+
+    def _owed(self) -> tuple[int, int]:
+        owed = self._hand.take_owed()
+        return owed if self.taking else (0, 0)
+
+    async def _beat(self, stream: _Stream, now_ms: float) -> None:
+        self._echo += 1
+        stream.echoes[self._echo] = now_ms
+        if len(stream.echoes) > SILENT_HEARTBEATS * 4:
+            stream.echoes.pop(next(iter(stream.echoes)))
+        stream.beat_ms = now_ms
+        self._link.clock.observe()
+        await stream.stream.send(encode(Credit(echo=self._echo)))
+
+    def _tick(self, stream: _Stream, now_ms: float) -> None:
+        """Leases that ended, buffers to extend, deadlines of what nobody waits for."""
+        self._hand.sweep(now_ms)
+        self.desk.expire(now_ms)
+        for load, at in self._hand.to_extend(now_ms, self.lease_ms):
+            self.desk.quietly(
+                [(load, at)], Operation.EXTEND, int(self.lease_ms), timeout_ms=self.lease_ms / 2, told=False
+            )
+        stream.tick_ms = now_ms + self._rhythm_ms(stream)
+
+    def _rhythm_ms(self, stream: _Stream) -> float:
+        heartbeat_ms = stream.welcome.heartbeat_ms if stream.welcome is not None else 1_000
+        return max(LEAST_TICK_MS, min(heartbeat_ms / 2, self.lease_ms / 10))
+
+    async def _wait(self, stream: _Stream) -> None:
+        """Until there is something to send, or the next tick; gives up a broker that is silent."""
+        now_ms = self._link.clock.monotonic_ms()
+        if stream.welcome is None:
+            left_ms = stream.hello_ms + self._link.timeout_ms - now_ms
+        else:
+            left_ms = stream.heard_ms + SILENT_HEARTBEATS * stream.welcome.heartbeat_ms - now_ms
+        left_ms = min(left_ms, stream.leave_by_ms - now_ms)
+        if left_ms <= 0:
+            stream.fault = TransportError(Fault.DEADLINE, "the broker says nothing")
+            stream.over = True
+            return
+        wait_ms = min(left_ms, self._rhythm_ms(stream))
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.desk.line.work.set)
+        try:
+            await self.desk.line.work.wait()
+        finally:
+            timer.cancel()
+
+    async def _read(self, stream: _Stream) -> None:
+        try:
+            while (data := await stream.stream.receive()) is not None:
+                stream.heard_ms = self._link.clock.monotonic_ms()
+                try:
+                    frame = decode(data)
+                except UnknownFrame:
+                    continue  # of a newer minor: not for us
+                self._take(stream, frame)
+        except TransportError as fault:
+            stream.fault = fault
+        except Invalid as bad:
+            stream.fault = TransportError(Fault.BROKEN, f"the broker sent what cannot be read: {bad.reason}")
+        finally:
+            stream.over = True
+            self.desk.line.work.set()
+
+    def _take(self, stream: _Stream, frame: Frame) -> None:
+        now_ms = stream.heard_ms
+        if isinstance(frame, Deliver):
+            self._clock.arrived(now_ms, frame.pushed_ms)
+            self._deliver(frame, now_ms)
+        elif isinstance(frame, Settled):
+            self._clock.arrived(now_ms, frame.now_ms)
+            self.desk.line.answer(frame.request, frame.answers)
+            self.desk.line.work.set()
+        elif isinstance(frame, Beat):
+            sent_ms = stream.echoes.pop(frame.echo, None)
+            if sent_ms is not None:
+                self._clock.sent(sent_ms, frame.now_ms, now_ms)
+        elif isinstance(frame, Welcome):
+            stream.welcome = self.welcome = frame
+            self._clock.sent(stream.hello_ms, frame.now_ms, now_ms)
+            self._link.channel.worked(stream.address)
+            self._link.channel.learn(frame.brokers)
+            self.desk.line.work.set()
+        elif isinstance(frame, Leaving):
+            stream.leaving, stream.leave_by_ms = frame, now_ms + PARTING_MS
+            self.desk.line.work.set()
+
+    def _deliver(self, frame: Deliver, now_ms: float) -> None:
+        ends = self._clock.monotonic_ms(0.0) + frame.lease_until_ms.astype(np.float64)
+        load = Load(frame, ends)
+        load.extend_at_ms = now_ms + (load.earliest_ms - now_ms) / 2
+        self._hand.arrive(load)
+        sums = payload_sums(frame.payloads, frame.headers)
+        bad = np.flatnonzero(sums != frame.payload_sum)
+        if len(bad):
+            self._hand.stats.damaged += len(bad)
+            self._hand.settle(load, bad)
+            self._quietly_bury(load, bad)
+        if not self.taking:
+            self.hand_back()
+        self.arrived()
+
+    def _quietly_bury(self, load: Load, bad: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+        log.error("%d messages of %s arrived damaged and are buried", len(bad), self.wish.topic)
+        reason = b"payload damaged"
+        self.desk.quietly([(load, bad)], Operation.BURY, reason=reason, timeout_ms=QUIET_TIMEOUT_MS)
+
+    def stop_taking(self) -> None:
+        """Hands back what waits; what still arrives, too."""
+        self.taking = False
+        self.stopped_taking.set()
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """Releases all that waits, as unseen."""
+        taken = self._hand.take_waiting()
+        if taken:
+            self._hand.stats.released_unseen += sum(len(at) for _, at in taken)
+            self.desk.quietly(taken, Operation.RELEASE, flags=UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
+
+    def _conclude(self, stream: _Stream) -> None:
+        """The stream is over: whether and where to go on. Raises when not."""
+        channel, leaving, fault = self._link.channel, stream.leaving, stream.fault
+        self.desk.line.broke()
+        if self.closing and fault is None and leaving is None:
+            return
+        self._hand.stats.reconnects += 1
+        if leaving is not None:
+            log.info("the broker at %s says to leave: %s %s", stream.address, leaving.reason.name, leaving.text)
+            if leaving.reason is LeavingReason.SUPERSEDED:
+                raise Superseded(leaving.text)
+            if leaving.reason is LeavingReason.TOPIC_DROPPED:
+                raise NotFound(leaving.text or f"topic {self.wish.topic!r} was dropped")
+            if leaving.reason in (LeavingReason.DRAINING, LeavingReason.QUARANTINED):
+                channel.leaving(stream.address)
+                return
+        elif fault is not None and fault.fault in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC):
+            raise refusal(fault)
+        if fault is not None:
+            log.info("the stream to %s ended: %s", stream.address, fault.reason)
+        channel.failed(stream.address)
+        waited_ms = self._link.clock.monotonic_ms() - self._since_ms
+        if self.welcome is None and waited_ms >= self._link.timeout_ms:
+            raise Unavailable(f"{stream.address}: {fault.reason if fault is not None else 'it ended the stream'}")
+
+    async def stop(self, timeout_ms: float) -> None:
+        """Hands back what waits, waits for what is on its way (at most `timeout_ms`), and ends the stream in order."""
+        self.closing = True
+        task = self._task
+        self.stop_taking()
+        if task is not None:
+            self.desk.gather(QUIET_TIMEOUT_MS)
+            self.desk.line.work.set()
+            await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self.desk.line.drop()

@@ -1,0 +1,304 @@
+"""Settles on their way: acks, extensions, releases and burials of what is in hand, and what their answers do to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Indexes, Ragged
+from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
+from timeline.driver.line import Line
+from timeline.driver.link import Link
+from timeline.driver.offset import BrokerClock
+from timeline.driver.parcel import OK, UNAVAILABLE, UNKNOWN, Answer, Columns, Many, Parcel, error_of, pick
+from timeline.errors import TimelineError
+from timeline.model import Answers, Operation, Status
+from timeline.wire.frames import SettleFlag
+
+log = logging.getLogger("timeline.driver")
+
+FRAME_SETTLES = 10_000
+SETTLE_BYTES = 80
+RETRIED_BY_HAND = (Status.INVALID.code, Status.TOO_LARGE.code, UNAVAILABLE, UNKNOWN, Status.THROTTLED.code)
+"""After these the message is still ours to settle another way; after any other it is not."""
+
+OnError = Callable[[Load, int, TimelineError], None]
+
+
+class Quiet:
+    """A sink that nobody waits at: the messages of some loads, one after the other. Failures go to `on_error`."""
+
+    def __init__(self, desk: SettleDesk, parts: list[tuple[Load, Indexes]], timeout_ms: float, told: bool) -> None:
+        self.parts = parts
+        self.deadline_ms = desk.link.clock.monotonic_ms() + timeout_ms
+        self.told = told
+        self._desk = desk
+        self._ends = np.cumsum([len(at) for _, at in parts])
+        self._done = np.zeros(int(self._ends[-1]), dtype=np.bool_)
+        self._parcels: dict[int, Parcel] = {}
+
+    def wants(self, parcel: Parcel) -> Indexes | None:
+        done = self._done if parcel.positions is None else self._done[parcel.positions]
+        return np.flatnonzero(~done) if done.any() else None
+
+    def adopt(self, parcel: Parcel) -> None:
+        self._parcels[id(parcel)] = parcel
+
+    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
+        if at is None:
+            self._parcels.pop(id(parcel), None)
+        where = np.arange(len(parcel)) if at is None else at
+        where = where if parcel.positions is None else parcel.positions[where]
+        fresh = np.flatnonzero(~self._done[where])
+        if len(fresh) < len(where):
+            where, answers = where[fresh], pick(answers, fresh)
+        self._done[where] = True
+        operations = parcel.operation if isinstance(parcel.operation, np.ndarray) else None
+        start = 0
+        for (load, indexes), end in zip(self.parts, self._ends.tolist(), strict=True):
+            mine = np.flatnonzero((where >= start) & (where < end))
+            if len(mine):
+                part = answers if len(mine) == len(answers) else pick(answers, mine)
+                operation = Operation.ACK if operations is None else Operation(int(operations[0]))
+                self._desk.conclude(load, indexes[where[mine] - start], operation, part, self.told)
+            start = end
+        if self._done.all():
+            self._parcels.clear()
+
+    def expire(self, now_ms: float) -> bool:
+        """Whether it is done with, by answers or by its deadline."""
+        if self._done.all():
+            return True
+        if now_ms < self.deadline_ms:
+            return False
+        for parcel in list(self._parcels.values()):
+            wanted = self.wants(parcel)
+            count = len(parcel) if wanted is None else len(wanted)
+            if count:
+                status, detail = parcel.overdue()
+                answers = Answers.blank(count, Status.of(status))
+                answers.details = dict.fromkeys(range(count), detail)
+                self.answer(parcel, wanted, answers)
+        return True
+
+
+class SettleDesk:
+    """Makes settles of what is in hand, and draws the consequences of their answers."""
+
+    def __init__(self, link: Link, hand: Hand, broker_clock: BrokerClock, on_error: OnError) -> None:
+        self.link = link
+        self.hand = hand
+        self._broker_clock = broker_clock
+        self._on_error = on_error
+        self.line = Line(_build, link.clock, link.random)
+        self._soon: list[Load] = []
+        self._quiet: list[Quiet] = []
+
+    async def one(
+        self, load: Load, index: int, operation: Operation, time_ms: int, flags: int, reason: bytes, timeout_ms: float
+    ) -> Answer:
+        """One settle, answered. The answer says its fate; the message's state is up to date by then."""
+        at = np.array([index])
+        if operation is not Operation.EXTEND and load.state[index] != DONE:
+            self.hand.settle(load, at)
+        entry = (load, index, operation, time_ms, flags, self._op(operation), reason)
+        try:
+            answer = await self.line.single(entry, SETTLE_BYTES + len(reason), timeout_ms)
+        except BaseException:
+            if load.state[index] == SETTLING:
+                load.mark(at, HANDED)
+            raise
+        answers = Answers.blank(1, Status.of(answer.status))
+        answers.due_ms[0] = answer.due_ms
+        self.conclude(load, at, operation, answers, told=False)
+        return answer
+
+    async def many(
+        self,
+        load: Load,
+        at: Indexes,
+        operation: Operation,
+        time_ms: int,
+        flags: int,
+        reason: bytes,
+        timeout_ms: float,
+    ) -> Answers:
+        """Settles messages of a load; answers in order. Raises when the call itself failed."""
+        live = at[np.frombuffer(load.state, dtype=np.uint8)[at] != DONE]
+        if operation is not Operation.EXTEND:
+            self.hand.settle(load, live)
+        many = Many(len(at), timeout_ms, self.link.clock)
+        for start in range(0, len(at), FRAME_SETTLES):
+            positions = np.arange(start, min(len(at), start + FRAME_SETTLES))
+            self.line.add(self._parcel([(load, at[positions])], operation, time_ms, flags, reason, many, positions))
+        try:
+            answers = await many.finished()
+        except BaseException:
+            load.mark(live[np.frombuffer(load.state, dtype=np.uint8)[live] == SETTLING], HANDED)
+            raise
+        self.conclude(load, at, operation, answers, told=False)
+        if len(at) and not many.heard:
+            raise error_of(int(answers.status.max()), None, answers.details.get(0, ""))
+        return answers
+
+    def soon(self, load: Load, index: int) -> None:
+        """An ack that nobody waits for."""
+        if load.state[index] != DONE:
+            load.state[index] = SETTLING  # its credit goes back, and is counted, when the frame is made
+        if not load.soon:
+            self._soon.append(load)
+            self.line.work.set()
+        load.soon.append(index)
+
+    def soon_all(self, load: Load, at: Indexes) -> None:
+        """The same for many of a load."""
+        for index in at.tolist():
+            self.soon(load, index)
+
+    @property
+    def gathering(self) -> bool:
+        """Whether acks that nobody waits for are yet to be sent."""
+        return bool(self._soon)
+
+    def gather(self, timeout_ms: float) -> None:
+        """Makes parcels of all that `soon` named so far."""
+        parts: list[tuple[Load, Indexes]] = []
+        count = 0
+        for load in self._soon:
+            at = np.array(load.soon, dtype=np.intp)
+            load.soon.clear()
+            self.hand.pay(load, at)
+            parts.append((load, at))
+            count += len(at)
+            if count >= FRAME_SETTLES:
+                self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
+                parts, count = [], 0
+        self._soon.clear()
+        if parts:
+            self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
+
+    def quietly(
+        self,
+        parts: list[tuple[Load, Indexes]],
+        operation: Operation,
+        time_ms: int = 0,
+        flags: int = 0,
+        reason: bytes = b"",
+        *,
+        timeout_ms: float,
+        told: bool = True,
+    ) -> None:
+        """Settles what nobody waits for. `told`: failures are reported."""
+        sink = Quiet(self, parts, timeout_ms, told)
+        self._quiet.append(sink)
+        self.line.add(self._parcel(parts, operation, time_ms, flags, reason, sink, None))
+
+    def expire(self, now_ms: float) -> None:
+        """Ends settles that nobody waits for at their deadline."""
+        self._quiet = [sink for sink in self._quiet if not sink.expire(now_ms)]
+
+    def _parcel(
+        self,
+        parts: list[tuple[Load, Indexes]],
+        operation: Operation,
+        time_ms: int,
+        flags: int,
+        reason: bytes,
+        sink: Many | Quiet,
+        positions: Indexes | None,
+    ) -> Parcel:
+        count = sum(len(at) for _, at in parts)
+        columns: Columns = {
+            "ids": Ragged.concat([_part(load, at) for load, at in parts]),
+            "birth": _joined([load.frame.birth[at] for load, at in parts]),
+            "version": _joined([load.frame.version[at] for load, at in parts]),
+            "operation": np.full(count, operation, dtype=np.uint8),
+            "time_ms": np.full(count, time_ms, dtype=np.int64),
+            "flags": np.full(count, flags, dtype=np.uint8),
+            "op": np.zeros(count, np.uint64) if not self._op_needed(operation) else self.link.ids.numbers(count),
+            "reasons": Ragged.repeat(reason, count) if reason else None,
+        }
+        return Parcel(columns, columns["operation"], sink, positions, columns["ids"].nbytes + SETTLE_BYTES * count)
+
+    def _op_needed(self, operation: Operation) -> bool:
+        return operation in (Operation.RELEASE, Operation.BURY)
+
+    def _op(self, operation: Operation) -> int:
+        return self.link.ids.number() if self._op_needed(operation) else 0
+
+    def conclude(self, load: Load, at: Indexes, operation: Operation, answers: Answers, told: bool) -> None:
+        """What answers mean for messages in hand. `told`: failures go to whoever listens."""
+        status = answers.status
+        if operation is Operation.EXTEND:
+            self._extended(load, at, answers)
+        elif not status.any():
+            self.hand.finish(load, at)
+        else:
+            ours = np.isin(status, RETRIED_BY_HAND)
+            self._lose(load, at[~ours & (status != OK)])
+            self.hand.finish(load, at[status == OK])
+            back = at[ours]
+            load.mark(back[np.frombuffer(load.state, dtype=np.uint8)[back] == SETTLING], HANDED)
+        if told and status.any():
+            self._tell(load, at, operation, answers)
+
+    def _extended(self, load: Load, at: Indexes, answers: Answers) -> None:
+        good = np.flatnonzero(answers.status == OK)
+        if len(good):
+            until_ms = answers.due_ms[good]
+            end_ms = np.array([self._broker_clock.monotonic_ms(end) for end in until_ms.tolist()], dtype=np.float64)
+            load.extended(at[good], until_ms, end_ms)
+        gone = at[~np.isin(answers.status, (OK, *RETRIED_BY_HAND))]
+        self._lose(load, gone)
+
+    def _lose(self, load: Load, gone: Indexes) -> None:
+        if len(gone):
+            waiting = np.frombuffer(load.state, dtype=np.uint8)[gone] == WAITING
+            self.hand.stats.dropped += int(waiting.sum())
+            self.hand.stats.lost += int((~waiting).sum())
+            self.hand.lose(load, gone)
+
+    def _tell(self, load: Load, at: Indexes, operation: Operation, answers: Answers) -> None:
+        for place in np.flatnonzero(answers.status != OK).tolist():
+            self.hand.stats.settle_errors += 1
+            id = load.frame.ids[int(at[place])].decode()
+            error = error_of(int(answers.status[place]), id, answers.details.get(place, ""))
+            log.info("%s of %r was not taken: %s", operation.name.lower(), id, error)
+            self._on_error(load, int(at[place]), error)
+
+
+def _part(load: Load, at: Indexes) -> Ragged:
+    """The ids at `at`; the column itself when that is all of them in order."""
+    if len(at) == len(load) and (len(at) == 1 or bool((np.diff(at) == 1).all())):
+        return load.frame.ids
+    return load.frame.ids.take(at)
+
+
+def _joined(columns: list[Any]) -> Any:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _build(entries: Sequence[Any]) -> tuple[Columns, Any, int]:
+    """Columns of single settles; an entry is (load, index, operation, time_ms, flags, op, reason)."""
+    count = len(entries)
+    loads, indexes, operations, times, flags, ops, reasons = zip(*entries, strict=True)
+    places = list(zip(loads, indexes, strict=True))
+    operation = np.fromiter(operations, np.uint8, count)
+    columns: Columns = {
+        "ids": Ragged.of([load.frame.ids[index] for load, index in places]),
+        "birth": np.fromiter((load.frame.birth[index] for load, index in places), np.uint64, count),
+        "version": np.fromiter((load.frame.version[index] for load, index in places), np.int64, count),
+        "operation": operation,
+        "time_ms": np.fromiter(times, np.int64, count),
+        "flags": np.fromiter(flags, np.uint8, count),
+        "op": np.fromiter(ops, np.uint64, count),
+        "reasons": Ragged.of(list(reasons)) if any(reasons) else None,
+    }
+    return columns, operation, columns["ids"].nbytes + SETTLE_BYTES * count
+
+
+UNSEEN = int(SettleFlag.UNSEEN)
+AT = int(SettleFlag.AT)

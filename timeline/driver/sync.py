@@ -1,0 +1,190 @@
+"""The same words without await, for plain threads: one background thread runs the event loop, all threads may call.
+
+Every method does what its namesake does in `client.py`, `producer.py`, `consumer.py`, and returns when that is done.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from timeline.driver.background import Background, Closing, iterate
+from timeline.driver.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Timeline
+from timeline.driver.consumer import CREDIT_BYTES, Consumer
+from timeline.driver.delivery import Delivery
+from timeline.driver.handlers import Backoff, Handler
+from timeline.driver.reading import LateReport, Outlook, PingAnswer, StoredMessage
+from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
+from timeline.driver.sync_producer import SyncProducer
+from timeline.driver.times import Duration
+from timeline.errors import Closed, TimelineError
+from timeline.model import DEFAULT_GROUP, Topic
+
+
+def connect_sync(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> SyncTimeline:
+    """A client for plain threads. See `timeline.connect`.
+
+    with timeline.connect_sync("localhost:9000") as tl, tl.consumer("departures", id="worker-1") as c:
+        for d in c:
+            d.ack()
+    """
+    return SyncTimeline(addresses, timeout)
+
+
+class SyncConsumer(Closing):
+    """See `Consumer`. Iterate it from any thread."""
+
+    def __init__(self, background: Background, consumer: Consumer) -> None:
+        self._background, self._consumer = background, consumer
+        self.topic, self.id = consumer.topic, consumer.id
+        self.on_settle_error: Callable[[SyncDelivery, TimelineError], object] | None = None
+        """Called in the client's thread with what `ack_soon` could not settle."""
+        consumer.on_settle_error = self._settle_failed
+
+    @property
+    def stats(self) -> Any:
+        """See Consumer.stats."""
+        return self._consumer.stats
+
+    def close(self) -> None:
+        """Sends what is still to be settled, hands back what nobody took, and leaves."""
+        if not self._consumer.closed:
+            self._background.run(self._consumer.aclose())
+
+    def __iter__(self) -> Iterator[SyncDelivery]:
+        while (delivery := self.take()) is not None:
+            yield delivery
+
+    def take(self) -> SyncDelivery | None:
+        """The next delivery, when there is one; None once the consumer is closed."""
+        taken = self._background.run(self._consumer.take())
+        return None if taken is None else SyncDelivery.of(taken, self._background.run)
+
+    def batches(self) -> Iterator[SyncDeliveryBatch]:
+        """See Consumer.batches."""
+        while (batch := self._background.run(self._consumer.take_batch())) is not None:
+            yield SyncDeliveryBatch.of(batch, self._background.run)
+
+    def run(
+        self,
+        handler: Handler,
+        concurrency: int = 8,
+        *,
+        backoff: Backoff | None = None,
+        timeout: Duration | None = None,
+        grace: Duration = "30s",
+    ) -> None:
+        """See Consumer.run. Blocks; in the main thread SIGTERM ends it in order, as Ctrl-C does."""
+        undo = self._on_sigterm()
+        try:
+            self._background.run(
+                self._consumer.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace)
+            )
+        finally:
+            undo()
+
+    def stop_taking(self) -> None:
+        """Hands back what nobody took, and takes nothing more; `run` then ends in order."""
+        self._background.run(self._stop())
+
+    async def _stop(self) -> None:
+        self._consumer.stop_taking()
+
+    def _on_sigterm(self) -> Callable[[], None]:
+        on_main = threading.current_thread() is threading.main_thread()
+        if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return lambda: None
+        stopper = threading.Thread  # a handler must not wait for the loop: another thread does
+
+        def stop(number: int, frame: object) -> None:
+            stopper(target=self.stop_taking, name="timeline-stop", daemon=True).start()
+
+        signal.signal(signal.SIGTERM, stop)
+        return lambda: (signal.signal(signal.SIGTERM, signal.SIG_DFL), None)[1]
+
+    def _settle_failed(self, delivery: Delivery, error: TimelineError) -> None:
+        if self.on_settle_error is not None:
+            self.on_settle_error(SyncDelivery.of(delivery, self._background.run), error)
+
+
+class SyncTimeline(Closing):
+    """See `Timeline`. One serves all threads; close it with `with` or `close()`."""
+
+    def __init__(
+        self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT, **seams: Any
+    ) -> None:
+        self._client = Timeline(addresses, timeout, **seams)
+        self._background = Background()
+
+    def close(self) -> None:
+        """Closes its producers and consumers, which flush; then all connections, and the thread."""
+        try:
+            self._background.run(self._client.aclose())
+        except Closed:
+            return  # closed before
+        self._background.close()
+
+    def producer(self, topic: str, group: str = DEFAULT_GROUP) -> SyncProducer:
+        """See Timeline.producer."""
+        return SyncProducer(self._background, self._client.producer(topic, group))
+
+    def consumer(
+        self,
+        topic: str,
+        id: str | None = None,
+        lease: Duration | None = None,
+        credit: int | None = None,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> SyncConsumer:
+        """See Timeline.consumer."""
+        return SyncConsumer(self._background, self._client.consumer(topic, id, lease, credit, credit_bytes))
+
+    def create_topic(self, name: str, **settings: Any) -> Topic:
+        """See Timeline.create_topic."""
+        return self._background.run(self._client.create_topic(name, **settings))
+
+    def update_topic(self, name: str, **settings: Any) -> Topic:
+        """See Timeline.update_topic."""
+        return self._background.run(self._client.update_topic(name, **settings))
+
+    def pause_topic(self, name: str, **options: Any) -> Topic:
+        """See Timeline.pause_topic."""
+        return self._background.run(self._client.pause_topic(name, **options))
+
+    def resume_topic(self, name: str, **options: Any) -> Topic:
+        """See Timeline.resume_topic."""
+        return self._background.run(self._client.resume_topic(name, **options))
+
+    def drop_topic(self, name: str, **options: Any) -> None:
+        """See Timeline.drop_topic."""
+        self._background.run(self._client.drop_topic(name, **options))
+
+    def topics(self, **options: Any) -> list[Topic]:
+        """See Timeline.topics."""
+        return self._background.run(self._client.topics(**options))
+
+    def scan(self, topic: str, **options: Any) -> Iterator[StoredMessage]:
+        """See Timeline.scan."""
+        return iterate(self._background, self._client.scan(topic, **options))
+
+    def dead(self, topic: str, **options: Any) -> Iterator[StoredMessage]:
+        """See Timeline.dead."""
+        return iterate(self._background, self._client.dead(topic, **options))
+
+    def get(self, topic: str, id: str, **options: Any) -> StoredMessage | None:
+        """See Timeline.get."""
+        return self._background.run(self._client.get(topic, id, **options))
+
+    def forecast(self, topic: str, window: Duration = "1h", step: Duration = "1m", **options: Any) -> Outlook:
+        """See Timeline.forecast."""
+        return self._background.run(self._client.forecast(topic, window, step, **options))
+
+    def late(self, since: Duration = "1h", **options: Any) -> LateReport:
+        """See Timeline.late."""
+        return self._background.run(self._client.late(since, **options))
+
+    def ping(self, **options: Any) -> PingAnswer:
+        """See Timeline.ping."""
+        return self._background.run(self._client.ping(**options))

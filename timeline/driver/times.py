@@ -1,0 +1,215 @@
+"""Times and durations as a person writes them, made into int milliseconds; and the reverse.
+
+Points in time are aware datetimes or int milliseconds since 1970 UTC; durations are timedeltas, seconds, or texts
+like "250ms". Parts of a millisecond round up, so that nothing is early. What cannot be meant is refused with the
+sentence that mends it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from typing import SupportsIndex, TypeAlias
+from zoneinfo import ZoneInfo
+
+from timeline.errors import Invalid
+from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
+
+When: TypeAlias = datetime | int
+"""A point in time: an aware datetime, or int milliseconds since 1970 UTC."""
+Duration: TypeAlias = timedelta | int | float | str
+"""A length of time: a timedelta, seconds, or "250ms" "15m" "2h" "10d" "1h30m"."""
+
+LOOKS_LIKE_SECONDS = 100_000_000_000
+"""Int times above 0 and below this are refused: as milliseconds they lie before March 1973, so seconds were meant."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_US = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|w)\s*")
+_WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")
+
+
+def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int:
+    """`value` in whole milliseconds, rounded up. `name` is what the caller's argument is called.
+
+    Raises Invalid for what is no duration, NaN, infinite, negative, below `least_ms` or above a hundred years.
+
+    >>> duration_ms("1h30m"), duration_ms(0.25), duration_ms(timedelta(microseconds=1))
+    (5400000, 250, 1)
+    """
+    micros = _duration_us(value, name)
+    if micros < 0:
+        raise Invalid(f"{name} must not be negative, not {value!r}")
+    millis = -(-micros // 1_000)
+    if millis < least_ms:
+        raise Invalid(f"{name} must be at least {least_ms} ms, not {value!r}")
+    if millis > MAX_DURATION_MS:
+        raise Invalid(f"{name} must be at most 36600 days, not {value!r}")
+    return millis
+
+
+def _duration_us(value: Duration, name: str) -> int:
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
+    if isinstance(value, str):
+        return _text_us(value, name)
+    if isinstance(value, bool):
+        raise Invalid(f"{name} must be a timedelta, seconds, or a text like '15m', not {value!r}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Invalid(f"{name} must be a finite number of seconds, not {value!r}")
+        return round(value * 1_000_000)
+    try:
+        return operator.index(value) * 1_000_000
+    except TypeError:
+        raise Invalid(
+            f"{name} must be a timedelta, a number of seconds, or a text like '250ms', '15m', '2h', '10d', "
+            f"not {value!r:.60}"
+        ) from None
+
+
+def _text_us(text: str, name: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        raise Invalid(
+            f"{name} must be numbers with a unit, like '250ms', '30s', '15m', '2h', '10d' or '1h30m', not {text!r:.60}"
+        )
+    # Through integers: "0.1s" is 100 ms exactly, whatever binary fractions make of a tenth.
+    total = 0
+    for number, unit in _PART.findall(text):
+        whole, _, fraction = number.partition(".")
+        scale = 10 ** len(fraction)
+        total += -(-(int(whole + fraction) * _UNITS_US[unit]) // scale)
+    return total
+
+
+def instant_ms(value: When, name: str = "at") -> int:
+    """`value` in int milliseconds since 1970 UTC, rounded up; what lies before 1970 becomes 1.
+
+    Raises Invalid for naive datetimes, dates, floats, texts, booleans, negative ints, ints above 0 and below
+    100,000,000,000 (they look like seconds), and times after the year 9999.
+    """
+    if isinstance(value, datetime):
+        return _datetime_ms(value, name)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise Invalid(f"{name} must be an aware datetime or int milliseconds UTC, not {_what(value, name)}")
+    return _millis(operator.index(value), name)
+
+
+def _millis(millis: SupportsIndex, name: str) -> int:
+    number = operator.index(millis)
+    if number < 0:
+        raise Invalid(f"{name} must be milliseconds since 1970 UTC, not negative: {number}")
+    if 0 < number < LOOKS_LIKE_SECONDS:
+        raise Invalid(
+            f"{name}={number} looks like seconds (ints below {LOOKS_LIKE_SECONDS} do): "
+            f"{name} takes milliseconds since 1970 UTC, so multiply by 1000; for a time from now use in_="
+        )
+    if number > MAX_TIME_MS:
+        raise Invalid(f"{name} must be at most {MAX_TIME_MS} (the year 9999), not {number}")
+    return max(1, number)
+
+
+def _datetime_ms(value: datetime, name: str) -> int:
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise Invalid(
+            f"{name}={value.isoformat()} has no time zone: say which is meant, with "
+            f"value.replace(tzinfo=datetime.UTC), value.astimezone() for this machine's zone, "
+            f'or timeline.local("{value:%Y-%m-%d}", "{value:%H:%M}", "Europe/Berlin")'
+        )
+    micros = (value - _EPOCH) // timedelta(microseconds=1)
+    return max(1, -(-micros // 1_000))
+
+
+def _what(value: object, name: str) -> str:
+    if isinstance(value, float):
+        return f"the float {value!r}: whole milliseconds, int(seconds * 1000), leave no doubt about the unit"
+    if isinstance(value, date):
+        return f"the date {value.isoformat()}: say the time of day too, timeline.local(date, '09:00', zone)"
+    if isinstance(value, timedelta | str):
+        return f"{value!r}: for a time from now use in_=, for a text datetime.fromisoformat()"
+    return f"{value!r:.60} ({type(value).__name__}); give {name}= or in_="
+
+
+def expiry_ms(value: When | Duration) -> tuple[int, bool]:
+    """`expires=`: a point in time, or a duration from now. Answers (milliseconds, whether it is from now).
+
+    An int is a point in time (milliseconds UTC) as for `at=`; a timedelta, a float or a text is from now.
+    """
+    if isinstance(value, timedelta | str | float) and not isinstance(value, bool):
+        return duration_ms(value, "expires", least_ms=1), True
+    return instant_ms(value, "expires"), False
+
+
+def as_datetime(millis: int) -> datetime:
+    """Milliseconds since 1970 UTC as an aware datetime in UTC."""
+    return _EPOCH + timedelta(milliseconds=millis)
+
+
+def local(day: date | str, clock: time | str, zone: str | ZoneInfo, gap: str = "later", fold: int = 0) -> datetime:
+    """A wall-clock time in a time zone, as an aware datetime: `local("2026-03-29", "02:30", "Europe/Berlin")`.
+
+    `day`: a date or "YYYY-MM-DD". `clock`: a time or "HH:MM[:SS[.ffffff]]". `zone`: an IANA name.
+    `gap`: what a time that clocks skip means: "later" moves it on by the skipped hour, "earlier" back, "refuse" raises.
+    `fold`: which one of a time that clocks show twice, 0 the first, 1 the second.
+
+    Raises Invalid for what cannot be read, an unknown zone, or a skipped time with gap="refuse".
+    """
+    where = _zone(zone)
+    if gap not in ("later", "earlier", "refuse"):
+        raise Invalid(f"gap must be 'later', 'earlier' or 'refuse', not {gap!r}")
+    if fold not in (0, 1) or isinstance(fold, bool):
+        raise Invalid(f"fold must be 0 or 1, not {fold!r}")
+    naive = datetime.combine(_day(day), _clock(clock))
+    wanted = naive.replace(tzinfo=where, fold=fold)
+    if wanted.astimezone(UTC).astimezone(where).replace(tzinfo=None) == naive:
+        return wanted
+    if gap == "refuse":
+        raise Invalid(f"clocks in {where.key} skip {naive:%Y-%m-%d %H:%M}: choose another time, or gap='later'")
+    # In a gap, fold 0 counts with the offset before it (so the result is later on the wall), fold 1 with that after.
+    skipped = naive.replace(tzinfo=where, fold=0 if gap == "later" else 1)
+    return skipped.astimezone(UTC).astimezone(where)
+
+
+def _zone(zone: str | ZoneInfo) -> ZoneInfo:
+    if isinstance(zone, ZoneInfo):
+        return zone
+    if not isinstance(zone, str):
+        raise Invalid(f"zone must be a name like 'America/New_York', not {zone!r}")
+    try:
+        return ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        raise Invalid(
+            f"no time zone {zone!r:.80} is known here: use a name like 'America/New_York' "
+            "(if none is known, install the package tzdata)"
+        ) from None
+
+
+def _day(day: date | str) -> date:
+    if isinstance(day, datetime):
+        return day.date()
+    if isinstance(day, date):
+        return day
+    try:
+        return date.fromisoformat(day)
+    except (TypeError, ValueError):
+        raise Invalid(f"the day must be a date or 'YYYY-MM-DD', not {day!r:.60}") from None
+
+
+def _clock(clock: time | str) -> time:
+    try:
+        read = clock if isinstance(clock, time) else time.fromisoformat(clock)
+    except (TypeError, ValueError):
+        raise Invalid(f"the time of day must be a time or 'HH:MM', not {clock!r:.60}") from None
+    if read.tzinfo is not None:
+        raise Invalid(f"the time of day must have no time zone of its own: {clock!s} has one")
+    return read

@@ -1,0 +1,178 @@
+"""gRPC, and nothing else that knows it: bytes of frames to one broker address and back.
+
+Implements `timeline.wire.transport.Transport`. A connection that cannot be made is told at once, so that the channel
+can go to another address; gRPC's own waiting between attempts is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
+from timeline.wire.transport import Fault, TransportError
+
+OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+NOT_READY_TRAILER = "timeline-not-ready"
+
+_FAULTS = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.DEADLINE,
+    grpc.StatusCode.INVALID_ARGUMENT: Fault.REFUSED_FRAME,
+    grpc.StatusCode.FAILED_PRECONDITION: Fault.WRONG_VERSION,
+    grpc.StatusCode.UNIMPLEMENTED: Fault.WRONG_VERSION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.OVERLOADED,
+    grpc.StatusCode.NOT_FOUND: Fault.NO_TOPIC,
+}
+
+
+def _fault_of(error: grpc.aio.AioRpcError) -> TransportError:
+    code, text = error.code(), error.details() or str(error.code())
+    if code is grpc.StatusCode.UNAVAILABLE:
+        trailers = error.trailing_metadata() or ()
+        if any(key == NOT_READY_TRAILER for key, _ in trailers):
+            return TransportError(Fault.NOT_READY, text)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        text = f"this address does not serve {SERVICE}: {text}"
+    return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
+
+
+class GrpcStream:
+    """A two-way gRPC call as a `wire.transport.Stream`. One task sends, another receives."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._closed = False
+
+    async def send(self, frame: bytes) -> None:
+        """Hands a frame over."""
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise _fault_of(error) from error
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            raise await self._why(over) from over
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None when the broker ended the stream in order."""
+        try:
+            frame = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise _fault_of(error) from error
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            raise await self._why(over) from over
+        if frame is grpc.aio.EOF:
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise await self._why(None)
+            return None
+        data: bytes = frame
+        return data
+
+    async def _why(self, over: BaseException | None) -> TransportError:
+        """What the call ended with, when it was over before it was used."""
+        if not self._call.done():
+            return TransportError(Fault.BROKEN, str(over or "the stream ended"))
+        code, text = await self._call.code(), await self._call.details()
+        return TransportError(_FAULTS.get(code, Fault.BROKEN), text or str(over or code))
+
+    async def close(self) -> None:
+        """No more frames from here."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._call.done_writing()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                pass  # it is over already, which is what close wants
+
+    def cancel(self) -> None:
+        """Ends the stream at once."""
+        self._closed = True
+        self._call.cancel()
+
+
+class GrpcTransport:
+    """The way to one address. Opens on first use; a connection that failed is made anew when asked again."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel: Any = None
+        self._methods: dict[str, Any] = {}
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        await self._ready(timeout_s)
+        call = self._method("unary_unary", method)
+        try:
+            answer: bytes = await call(frame, timeout=max(0.001, until_s - loop.time()))
+        except grpc.aio.AioRpcError as error:
+            raise _fault_of(error) from error
+        return answer
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+        """One frame for many."""
+        await self._ready(timeout_s if timeout_s is not None else 10.0)
+        call = self._method("unary_stream", method)(frame, timeout=timeout_s)
+        try:
+            async for page in call:
+                yield page
+        except grpc.aio.AioRpcError as error:
+            raise _fault_of(error) from error
+        finally:
+            call.cancel()
+
+    async def stream(self, method: str, timeout_s: float) -> GrpcStream:
+        """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
+        await self._ready(timeout_s)
+        return GrpcStream(self._method("stream_stream", method)())
+
+    def _method(self, kind: str, method: str) -> Any:
+        made = self._methods.get(method)
+        if made is None:
+            made = self._methods[method] = getattr(self._channel, kind)(f"/{SERVICE}/{method}")
+        return made
+
+    async def _ready(self, timeout_s: float) -> None:
+        """Connects, or says at once that it cannot be done: UNREACHABLE means that nothing was sent."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        channel = self._channel
+        state = channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.READY:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                        await self._reset(channel)
+                        raise TransportError(Fault.UNREACHABLE, f"nobody listens at {self.address}")
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
+
+    async def _reset(self, channel: Any) -> None:
+        if self._channel is channel:
+            self._channel = None
+            self._methods.clear()
+            await channel.close()
+
+    async def close(self) -> None:
+        """Ends everything that runs over it."""
+        if self._channel is not None:
+            await self._reset(self._channel)
