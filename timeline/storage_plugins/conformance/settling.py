@@ -162,14 +162,15 @@ async def check_release_beyond_expiry(trial: Trial) -> None:
 
 @check()
 async def check_expired_after_its_lease(trial: Trial) -> None:
-    """When a lease and the expiry have both passed: extend answers EXPIRED and removes the message; an ack counts."""
+    """When a lease and the expiry have both passed: extend and relet answer EXPIRED and remove the message, a release
+    too; an ack counts, and a bury makes a dead letter."""
     topic = await trial.topic()
-    await trial.stored(topic, named(2), expires_ms=T0 + 100)
+    await trial.stored(topic, named(5), expires_ms=T0 + 100)
     rows = (await trial.lease(topic, lease_ms=50)).rows
-    operations = [Operation.EXTEND, Operation.ACK]
+    operations = [Operation.EXTEND, Operation.RELET, Operation.RELEASE, Operation.ACK, Operation.BURY]
     answers = await trial.settle(topic, operations, rows, now_ms=T0 + 100, time_ms=T0 + 900)
-    expect_equal(statuses(answers), [Status.EXPIRED, Status.OK], "statuses")
-    expect_equal(await trial.everything(topic), {}, "rows left")
+    expect_equal(statuses(answers), [Status.EXPIRED] * 3 + [Status.OK] * 2, "statuses")
+    expect_equal(list(await trial.everything(topic, now_ms=T0 + 100)), rows.ids.tolist()[4:], "ids left")
 
 
 @check()
@@ -241,3 +242,23 @@ async def check_settles_of_what_is_not_there(trial: Trial) -> None:
         answers = await trial.settle(topic, operation, rows, time_ms=T0 + 9)
         expect_equal(statuses(answers), [Status.NOT_FOUND], f"status of {operation.name}")
         expect_equal((answers.version.tolist(), answers.due_ms.tolist()), ([0], [0]), "(version, due) of what is gone")
+
+
+@check()
+async def check_remembered_ids_are_not_there(trial: Trial) -> None:
+    """To all but a put, a settled id that is remembered is not there: NOT_FOUND, whoever asks, and never leased."""
+    topic = await trial.topic(remember_ms=600_000)
+    await trial.stored(topic, [b"a"])
+    rows = (await trial.lease(topic)).rows
+    await trial.settle(topic, Operation.ACK, rows)
+    for operation in SETTLES:
+        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 9)
+        found = (statuses(answers), answers.settled.tolist(), answers.version.tolist())
+        expect_equal(found, ([Status.NOT_FOUND], [1], [0]), f"(status, settled, version) of {operation.name}")
+    for mutation in (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE):
+        answers = await trial.mutate(topic, mutation, [b"a"], T0 + 9, leased=True)
+        found = (statuses(answers), answers.settled.tolist(), answers.version.tolist())
+        expect_equal(found, ([Status.NOT_FOUND], [1], [0]), f"(status, settled, version) of {mutation.name}")
+    later = await trial.lease(topic, now_ms=T0 + 90_000, due_before_ms=T0 + 99_000)
+    expect_equal((len(later.rows), later.next_due_ms), (0, None), "(number leased, next_due_ms)")
+    expect_equal(await trial.everything(topic), {}, "rows")
