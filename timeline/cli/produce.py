@@ -6,7 +6,8 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from io import BufferedReader
+from typing import Any, cast
 
 import click
 
@@ -112,8 +113,8 @@ def _expires(text: str | None, zone: str | None) -> Any:
 
 async def _stdin_lines() -> AsyncIterator[bytes]:
     """The lines of standard input without their ends, as they come; what does not end with a newline counts too."""
-    rest = b""
-    while data := await asyncio.to_thread(sys.stdin.buffer.read1, READ_BYTES):
+    rest, source = b"", cast(BufferedReader, sys.stdin.buffer)
+    while data := await asyncio.to_thread(source.read1, READ_BYTES):
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
             yield line.removesuffix(b"\r")

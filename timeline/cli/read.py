@@ -136,9 +136,11 @@ def ls(
     return awaited(work())
 
 
-async def _first(scan: AsyncIterator[timeline.Entry], limit: int | None) -> tuple[list[timeline.Entry], bool]:
+async def _first(
+    scan: AsyncIterator[timeline.StoredMessage], limit: int | None
+) -> tuple[list[timeline.StoredMessage], bool]:
     """Up to `limit` entries of a scan by due, and whether there are more."""
-    entries: list[timeline.Entry] = []
+    entries: list[timeline.StoredMessage] = []
     async for entry in scan:
         if limit is not None and len(entries) == limit:
             return sorted(entries, key=_by_due), True
@@ -146,11 +148,11 @@ async def _first(scan: AsyncIterator[timeline.Entry], limit: int | None) -> tupl
     return sorted(entries, key=_by_due), False
 
 
-def _by_due(entry: timeline.Entry) -> tuple[int, str]:
+def _by_due(entry: timeline.StoredMessage) -> tuple[int, str]:
     return entry.due_ms, entry.id
 
 
-def entry_json(entry: timeline.Entry) -> dict[str, Any]:
+def entry_json(entry: timeline.StoredMessage) -> dict[str, Any]:
     """A message as it stands, for machines."""
     values: dict[str, Any] = {
         "id": entry.id,

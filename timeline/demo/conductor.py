@@ -198,7 +198,6 @@ class Conductor:
         rows = []
         async for row in client.scan(topic, payload=True):
             headers = encode_headers(row.headers) if row.headers else b""
-            content = payload_sum(row.payload or b"", headers)
             rows.append(
                 {
                     "topic": topic,
@@ -207,13 +206,13 @@ class Conductor:
                     "version": row.version,
                     "due_ms": row.due_ms,
                     "scheduled_ms": row.scheduled_ms,
-                    "holder": row.holder,
+                    "holder": row.holder or "",
                     "deliveries": row.deliveries,
                     "group": row.group,
                     "tag": row.tag or "",
                     "expires_ms": row.expires_ms,
-                    "sum": content,
-                    "read_sum": content,
+                    "sum": row.payload_sum,
+                    "read_sum": payload_sum(row.payload or b"", headers),
                     "dead": row.dead or "",
                     "died_ms": row.died_ms,
                     "state": str(row.state),
