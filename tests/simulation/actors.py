@@ -37,7 +37,7 @@ class Actor:
         self.process: Process = world.process(name)
         self.timer: Timer = world.timer
         self.history = History(name, world.true_clock, world.events)
-        self.client: Any = self.process.call(world.client, self.rng)
+        self.client: Any = world.client(self.process, self.rng)
 
     async def noted(
         self,
@@ -231,7 +231,7 @@ class Producer(Actor):
 
 
 def _counted(answer: Any) -> dict[str, Any]:
-    return {"status": "OK", "counts": {str(status): many for status, many in dict(answer).items()}}
+    return {"status": "OK", "counts": {str(status): many for status, many in answer.counts.items()}}
 
 
 class Consumer(Actor):

@@ -73,7 +73,7 @@ class Faults:
             consumer = world.consumers[id]
             if consumer.process.dead or consumer.process.tasks[0].done():
                 world.start_consumer(id)
-        admin = world.process("healer").call(world.client, random.Random(f"{world.seed}-healer"))
+        admin = world.client(world.process("healer"), random.Random(f"{world.seed}-healer"))
         for topic in world.topics:
             await admin.resume_topic(topic)
         await admin.aclose()

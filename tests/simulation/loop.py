@@ -60,11 +60,6 @@ class Process:
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
-def current_process() -> Process | None:
-    """The process that the running callback belongs to."""
-    return _process.get()
-
-
 class Stuck(RuntimeError):
     """Nothing is ready, no timer is set, and what is waited for has not happened."""
 
@@ -147,7 +142,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     task.get_coro().close()  # type: ignore[union-attr]
                 except (RuntimeError, asyncio.CancelledError):
                     continue  # it would go on while being closed: it is a dead process's, which may not
-        self.tasks.clear()
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tests.simulation.loop import Process, VirtualLoop, current_process
+from tests.simulation.loop import Process, VirtualLoop
 from timeline.wire.transport import Fault, Service, TransportError
 
 WINDOW_FRAMES = 16
@@ -63,11 +63,8 @@ class Network:
         for connection in [one for one in self.connections if process in (one.client, one.server)]:
             connection.let_go()
 
-    def transport(self, address: str) -> SimulatedTransport:
-        """A driver's way to `address`, belonging to the process that asks."""
-        process = current_process()
-        if process is None:
-            raise RuntimeError("a transport belongs to a process")
+    def transport(self, process: Process, address: str) -> SimulatedTransport:
+        """The way of a driver in `process` to `address`."""
         return SimulatedTransport(self, process, address)
 
 

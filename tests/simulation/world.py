@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import timeline
@@ -21,7 +22,7 @@ from tests.simulation.wire import Network
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
-from timeline.history import Event, History, Verdict, check, dump_store
+from timeline.history import Event, History, Verdict, Violation, check, dump_store
 from timeline.model import Topic, TopicSettings
 from timeline.sync import make_membership
 
@@ -113,11 +114,13 @@ class World:
     def process(self, name: str) -> Process:
         return Process(self.loop, name)
 
-    def client(self, rng: random.Random) -> Any:
-        """A driver's client over the simulated wire."""
-        return timeline.connect(
-            ADDRESS, timeout=TIMEOUT_S, transport_factory=self.network.transport, clock=self.true_clock, random=rng
-        )
+    def client(self, process: Process, rng: random.Random) -> Any:
+        """A driver's client in `process`, over the simulated wire."""
+        make = partial(self.network.transport, process)
+        return process.call(partial(self._connect, make, rng))
+
+    def _connect(self, make: Any, rng: random.Random) -> Any:
+        return timeline.connect(ADDRESS, timeout=TIMEOUT_S, transport_factory=make, clock=self.true_clock, random=rng)
 
     def message(self, **call: Any) -> Any:
         return timeline.Message(**call)
@@ -210,7 +213,7 @@ class World:
         }
         plain = {**common, "lease": "2s", "max_deliveries": rng.choice((0, 25))}
         kept = {**common, "lease": "1500ms", "max_deliveries": 3, "remember": "1h"}
-        client = self.process("admin").call(self.client, random.Random(f"{self.seed}-admin"))
+        client = self.client(self.process("admin"), random.Random(f"{self.seed}-admin"))
         for name, settings in zip(self.topics, (plain, kept), strict=True):
             await client.create_topic(name, **settings)
             remember_ms = 3_600_000 if "remember" in settings else 0
@@ -263,9 +266,13 @@ class World:
             liveness_bound_ms=SETTLE_S * 1_000.0,
             end_wall_ms=end_wall_ms,
         )
+        for task in self.loop.tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                if not isinstance(error, timeline.TimelineError):
+                    verdict.violations.append(Violation("ERROR", f"a task ended by {error!r}"))
         for failure in self.loop.failures:
             sentence = f"{failure.get('message')}: {failure.get('exception')!r}"
-            verdict.violations.append(timeline.history.Violation("ERROR", sentence))
+            verdict.violations.append(Violation("ERROR", sentence))
         self.occurred += self.network.occurred + self.store.occurred
         done = sum(1 for event in self.events if event.operation != "commit")
         return Outcome(self.seed, verdict, done, self.occurred)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf
 
 from timeline.history.record import Event
-from timeline.history.story import Story, Violation, met, stored
+from timeline.history.story import Story, Violation, stored
 
 NEEDS_IT = ("move", "extend", "release", "bury", "revive", "get")
 """Operations that, answered NOT_FOUND, say that the message was gone and cannot have removed it themselves."""
@@ -71,7 +71,7 @@ def _lost(story: Story) -> Iterator[Violation]:
     if not certain or story.rows:
         return
     last = max(certain, key=lambda put: put.returned)
-    whose = last if last in story.storers else None
+    whose = last if stored(last) else None
     if not any(until >= last.invoked and _in_time(story, start, last) for start, until, _ in story.removers(whose)):
         sentence = "put was acknowledged, nothing ended its message, and the store has it no more"
         yield story.violation("S8", sentence, last, *story.receives[-2:], *story.settles[-2:])
@@ -98,7 +98,7 @@ def _not_found(story: Story) -> Iterator[Violation]:
         last = max(there, key=lambda put: put.returned)
         if "birth" in event.arguments and last not in story.storers_of(event.arguments["birth"], None):
             continue
-        whose = last if last in story.storers and not met(last) else None
+        whose = last if stored(last) else None
         removers = story.removers(whose)
         if not any(start <= event.returned and until >= last.invoked for start, until, _ in removers):
             yield story.violation("S8", f"{event.operation} found nothing, though nothing ended it", last, event)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from timeline.clock import Clock
 from timeline.leases import Message, state_of
-from timeline.model import Topic, payload_sum
+from timeline.model import State, Topic, payload_sum
 from timeline.storage_plugins.contract import ScanFilter, Store
 
 Values: TypeAlias = dict[str, Any]
@@ -251,8 +251,9 @@ async def dump_store(store: Store, topics: Iterable[Topic], now_ms: int) -> list
 
 async def _dump_topic(store: Store, topic: Topic, now_ms: int) -> AsyncIterator[Values]:
     cursor: bytes | None = b""
+    everything = ScanFilter(frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)))
     while cursor is not None:
-        page = await store.scan(topic, now_ms, ScanFilter(), cursor, 1_000, payload=True)
+        page = await store.scan(topic, now_ms, everything, cursor, 1_000, payload=True)
         cursor, rows = page.cursor, page.rows
         if len(rows) and (rows.payloads is None or rows.headers is None):
             raise ValueError("a scan that asked for payloads came without them")
