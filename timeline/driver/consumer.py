@@ -208,8 +208,9 @@ class Consumer:
 
         When the handler returns, the message is acknowledged; while it works, the lease is extended; when it raises,
         the message is released with `backoff` by its deliveries. `raise timeline.Retry(in_=…)` or
-        `timeline.Bury(reason)` says it otherwise. Plain functions run in threads and get a delivery whose methods need no await. When the lease
-        is lost, `d.lost` is set and an async handler is cancelled. `timeout`: how long one call may take.
+        `timeline.Bury(reason)` says it otherwise. Plain functions run in threads and get a delivery whose methods need
+        no await. When the lease is lost, `d.lost` is set and an async handler is cancelled. `timeout`: how long one
+        call may take.
         """
         from timeline.driver.handlers import run_handlers
 

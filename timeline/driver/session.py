@@ -66,6 +66,8 @@ class _Stream:
         self.leave_by_ms = float("inf")
         self.fault: TransportError | None = None
         self.echoes: dict[int, float] = {}
+        self.farewell = False
+        """Whether the broker was told that nothing more is taken."""
 
 
 class Session:
@@ -156,9 +158,17 @@ class Session:
     def _parted(self, stream: _Stream) -> bool:
         """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
         line = self.desk.line
-        if stream.leaving is not None:
+        if stream.leaving is not None and not stream.farewell:
             return not line.aboard
-        return self.closing and not (line.aboard or line.waiting or self.desk.gathering)
+        # What the broker had sent before it heard of our leaving has arrived once it says so.
+        parted = stream.leaving is not None
+        return self.closing and parted and not (line.aboard or line.waiting or self.desk.gathering)
+
+    def _awaits_parting(self, stream: _Stream) -> bool:
+        """Whether the broker said that it goes, or has yet to say that it heard that we do."""
+        if stream.farewell:
+            return self.closing and stream.leaving is None
+        return stream.leaving is not None
 
     async def _part(self, stream: _Stream, reader: asyncio.Task[None]) -> None:
         """Ends the stream in order: the broker closes its half in turn."""
@@ -181,7 +191,7 @@ class Session:
         )
 
     async def _send_all(self, stream: _Stream) -> None:
-        if stream.welcome is None or stream.leaving is not None:
+        if stream.welcome is None or (stream.leaving is not None and not stream.farewell):
             return
         now_ms = self._link.clock.monotonic_ms()
         if now_ms >= stream.tick_ms:
@@ -201,6 +211,10 @@ class Session:
                 line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
                 continue
             await stream.stream.send(data)
+        if not self.taking and not stream.farewell:
+            stream.farewell = True
+            stream.leave_by_ms = now_ms + PARTING_MS
+            await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         if self._hand.owed_messages or self._hand.owed_bytes:
             messages, nbytes = self._owed()
             if messages or nbytes:
@@ -242,7 +256,8 @@ class Session:
             left_ms = stream.hello_ms + self._link.timeout_ms - now_ms
         else:
             left_ms = stream.heard_ms + SILENT_HEARTBEATS * stream.welcome.heartbeat_ms - now_ms
-        left_ms = min(left_ms, stream.leave_by_ms - now_ms)
+        if self._awaits_parting(stream):
+            left_ms = min(left_ms, stream.leave_by_ms - now_ms)
         if left_ms <= 0:
             stream.fault = TransportError(Fault.DEADLINE, "the broker says nothing")
             stream.over = True
@@ -330,6 +345,8 @@ class Session:
     def _conclude(self, stream: _Stream) -> None:
         """The stream is over: whether and where to go on. Raises when not."""
         channel, leaving, fault = self._link.channel, stream.leaving, stream.fault
+        if stream.farewell and leaving is not None and leaving.reason is LeavingReason.DRAINING:
+            leaving = None  # our own word, said back
         self.desk.line.broke()
         if self.closing and fault is None and leaving is None:
             return
