@@ -9,7 +9,7 @@ from functools import partial
 import click
 from rich.console import Console
 
-from timeline.cli.app import REFUSED, SOME_FAILED, Failed
+from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed
 from timeline.cli.output import print_json
 from timeline.demo.audience import tell, watcher
 from timeline.demo.conductor import Options, conduct
@@ -48,6 +48,8 @@ def demo(speed: float, day: str, data: str | None, store: str, as_json: bool, ke
     try:
         with watcher(not (no_board or as_json), console, write) as audience:
             played = asyncio.run(conduct(options, audience))
+    except asyncio.CancelledError:
+        return INTERRUPTED
     except CannotPlay as trouble:
         raise Failed(REFUSED, f"the demo cannot go on: {trouble.reason}") from trouble
     if as_json:

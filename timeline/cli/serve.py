@@ -49,7 +49,8 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
         if as_json:
             click.echo(json.dumps({"listen": listen, "metrics": metrics, "store": settings.store}))
         else:
-            click.echo(f"timeline {package_version()} serves {settings.store} on {listen}, metrics {metrics if metrics == 'off' else 'on ' + metrics}")
+            measured = "without metrics" if metrics == "off" else f"metrics on {metrics}"
+            click.echo(f"timeline {package_version()} serves {settings.store} on {listen}, {measured}")
 
     try:
         asyncio.run(run_broker(settings, package_version(), announce))

@@ -108,7 +108,8 @@ def tell(played: Played, console: Console) -> None:
             ("New York's departures of ", "bold"),
             (f"{plan.day:%A %d %B %Y}", "bold"),
             (f" at {plan.clock.speed:g}× real time, from the processes' histories and a last scan", "grey58"),
-        )
+        ),
+        soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False, header_style="grey58")
     for name, justify in (("", "left"), ("went", "right"), ("data", "right"), ("", "left")):
@@ -118,12 +119,12 @@ def tell(played: Played, console: Console) -> None:
     for name in ("early", "lost", "doubled"):
         table.add_row(name, *_went(getattr(summary, name), 0))
     console.print(table)
-    console.print(f"lateness   {_spread(summary.lateness)}, {summary.lateness.count} first deliveries")
-    console.print(_crash_line(summary))
+    console.print(f"lateness   {_spread(summary.lateness)}, {summary.lateness.count} first deliveries", soft_wrap=True)
+    console.print(_crash_line(summary), soft_wrap=True)
     for sentence in summary.off:
-        console.print(Text(f"off: {sentence}", style="bold red"))
+        console.print(Text(f"off: {sentence}", style="bold red"), soft_wrap=True)
     for violation in summary.violations[:5]:
-        console.print(Text(violation, style="red"))
+        console.print(Text(violation, style="red"), soft_wrap=True)
     if played.folder is not None:
         console.print(Text(f"histories, logs and store are kept in {played.folder}", style="grey58"), soft_wrap=True)
 

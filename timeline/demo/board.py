@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from timeline.demo.airports import city
+from timeline.demo.airports import AIRLINES, city
 from timeline.demo.flights import MINUTE_MS
 from timeline.demo.picture import Departure, Gate, Happening, Picture, Stage
 
@@ -20,11 +20,12 @@ FRAME = "grey37"
 AMBER = "bold #ffc20e"
 LEAST_COLUMNS, LEAST_LINES = 76, 20
 """A smaller terminal gets plain lines."""
-WIDE_COLUMNS, SIDE_COLUMNS = 104, 46
+WIDE_COLUMNS, SIDE_COLUMNS, AIRLINE_COLUMNS = 104, 46, 70
 GONE_FOR_MS = 1_200
 """A flight that has left stays on the board for so long (real)."""
 LOAD_STEP_MIN, LOAD_STEPS = 20, 18
 BLOCKS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = " ▏▎▍▌▋▊▉"
 
 _STAGES = {
     Stage.PLANNED: ("—", "grey50"),
@@ -59,18 +60,17 @@ def draw(picture: Picture, now_ms: float, size: tuple[int, int]) -> RenderableTy
         Layout(name="body"),
         Layout(_progress(picture), size=1),
     )
-    body = height - 4
-    (_wide if width >= WIDE_COLUMNS else _narrow)(layout["body"], picture, now_ms, body)
+    (_wide if width >= WIDE_COLUMNS else _narrow)(layout["body"], picture, now_ms, height - 4, width)
     return layout
 
 
-def _wide(body: Layout, picture: Picture, now_ms: float, lines: int) -> None:
+def _wide(body: Layout, picture: Picture, now_ms: float, lines: int, columns: int) -> None:
     """Departures and events on the left, gates, lateness and load on the right."""
     gates_lines = max(len(picture.gates), 4) + 2
     events_lines = min(max(5, lines // 4), 9)
     body.split_row(Layout(name="left"), Layout(name="side", size=SIDE_COLUMNS))
     body["left"].split_column(
-        Layout(_departures(picture, now_ms, lines - events_lines - 3)),
+        Layout(_departures(picture, now_ms, lines - events_lines - 3, columns - SIDE_COLUMNS >= AIRLINE_COLUMNS)),
         Layout(_events(picture, events_lines - 2), size=events_lines),
     )
     body["side"].split_column(
@@ -80,11 +80,11 @@ def _wide(body: Layout, picture: Picture, now_ms: float, lines: int) -> None:
     )
 
 
-def _narrow(body: Layout, picture: Picture, now_ms: float, lines: int) -> None:
+def _narrow(body: Layout, picture: Picture, now_ms: float, lines: int, columns: int) -> None:
     """Departures above; events and gates below, lateness and load as a line."""
     gates_lines = max(len(picture.gates), 4) + 2
     body.split_column(
-        Layout(_departures(picture, now_ms, lines - gates_lines - 4)),
+        Layout(_departures(picture, now_ms, lines - gates_lines - 4, columns >= AIRLINE_COLUMNS)),
         Layout(name="below", size=gates_lines),
         Layout(_measures(picture, now_ms), size=1),
     )
@@ -132,10 +132,10 @@ def shown(picture: Picture, now_ms: float, lines: int) -> list[Departure]:
     return [*just_left, *here][:lines]
 
 
-def _departures(picture: Picture, now_ms: float, lines: int) -> RenderableType:
+def _departures(picture: Picture, now_ms: float, lines: int, airlines: bool = False) -> RenderableType:
     clock = picture.plan.clock
     table = Table(expand=True, box=None, padding=(0, 1, 0, 0), header_style="grey58")
-    for name in ("TIME", "FLIGHT", "DESTINATION", "FROM", "NEW", "STATUS"):
+    for name in ("TIME", "FLIGHT", *(["AIRLINE"] if airlines else []), "DESTINATION", "FROM", "NEW", "STATUS"):
         table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "DESTINATION" else None)
     for departure in shown(picture, now_ms, lines):
         flight = departure.filing.flight
@@ -144,6 +144,7 @@ def _departures(picture: Picture, now_ms: float, lines: int) -> RenderableType:
         table.add_row(
             Text(clock.text(flight.scheduled_ms), style=style),
             Text(flight.number, style=style),
+            *([Text(AIRLINES.get(flight.carrier, ""), style="grey70")] if airlines else []),
             Text(city(flight.dest), style=style),
             Text(flight.origin, style="grey62"),
             Text(clock.text(flight.leaves_ms) if delayed else "", style="yellow"),
@@ -241,10 +242,16 @@ def _load(picture: Picture, now_ms: float, lines: int) -> RenderableType:
     for step, load in enumerate(loads):
         table.add_row(
             Text(clock.text(clock.day(now_ms + step * step_ms)), style="grey62"),
-            ProgressBar(total=most, completed=load, style="grey11", complete_style="#d08700", finished_style="#ffc20e"),
+            Text(_bar(load / most, SIDE_COLUMNS - 16), style="#ffc20e" if load == most else "#d08700"),
             Text(str(load) if load else "·", style="bold" if load else "grey50"),
         )
     return _panel(table, f"Load ahead: departures per {LOAD_STEP_MIN} min")
+
+
+def _bar(share: float, columns: int) -> str:
+    """A bar that fills `share` of so many columns, to an eighth of one."""
+    eighths = round(share * columns * 8)
+    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
 def _events(picture: Picture, lines: int) -> RenderableType:

@@ -68,6 +68,11 @@ async def conduct(options: Options, audience: Audience) -> Played:
     speed that cannot be played, CannotPlay when a process cannot be started or the broker dies."""
     check_speed(options.speed)
     flights = flights_of(options.day, options.data)
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Whoever ends the demo, or closes its terminal, ends all of its processes too.
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     with _folder(options.keep) as folder:
         troupe = Troupe(folder)
         try:
