@@ -182,8 +182,12 @@ class ConsumeStream:
                 task = asyncio.get_running_loop().create_task(self._settle(frame, consumer, topic))
                 self._settling.add(task)
                 task.add_done_callback(self._settled)
+            elif isinstance(frame, Leaving):
+                # It takes nothing more: once it reads the same word back, it knows all that was sent to it.
+                dealer = self._node.dealer(topic)
+                dealer.part_with(consumer, consumer.leave(frame.reason, frame.text))
             else:
-                raise Invalid(f"a consumer sends Credit and Settle, not {type(frame).__name__}")
+                raise Invalid(f"a consumer sends Credit, Settle and Leaving, not {type(frame).__name__}")
         # The consumer has said its last word: what it asked is still answered.
         await asyncio.gather(*self._settling)
 

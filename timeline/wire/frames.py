@@ -277,7 +277,8 @@ class LeavingReason(IntEnum):
 
 @dataclass(slots=True)
 class Leaving:
-    """Last frame down a Consume or Produce stream before the broker ends it."""
+    """Last frame down a Consume or Produce stream before the broker ends it. Up a Consume stream, with DRAINING: the
+    consumer takes nothing more; the broker says it back behind all that it has sent, and still answers settles."""
 
     reason: LeavingReason
     text: str = ""
