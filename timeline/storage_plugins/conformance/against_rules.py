@@ -80,9 +80,11 @@ class _Walk:
         count = self.topic.settings.buckets
         buckets = None if rng.random() < 0.7 else sorted(rng.sample(range(count), rng.randint(0, count)))
         due_before_ms = self.now_ms + 10 * rng.choice((-5, 0, 5, 20))
-        leased = await self.trial.store.lease_due(self.topic, buckets, self.now_ms, due_before_ms, grants)
-        left = set(await self.trial.everything(self.topic, now_ms=self.now_ms))
-        self.mirror.lease(self.now_ms, due_before_ms, buckets, grants, leased, left)
+        overdue_ms = rng.choice((0, 0, 0, 100))
+        store, now_ms = self.trial.store, self.now_ms
+        leased = await store.lease_due(self.topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        left = set(await self.trial.everything(self.topic, now_ms=now_ms))
+        self.mirror.lease(now_ms, due_before_ms, buckets, grants, leased, left, overdue_ms)
         rows = leased.rows
         self.tokens += zip(
             rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), rows.holders.tolist(), strict=True

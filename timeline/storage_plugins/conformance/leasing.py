@@ -83,6 +83,19 @@ async def check_redelivery_backoff(trial: Trial) -> None:
 
 
 @check()
+async def check_lease_of_what_is_overdue(trial: Trial) -> None:
+    """With overdue_ms, only what has been due for that long is leased, free or run out, and nothing ahead of time."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"ran out"], T0 - 6_000)
+    await trial.lease(topic, now_ms=T0 - 6_000, lease_ms=3_000)
+    await trial.stored(topic, [b"old", b"older", b"fresh", b"ahead"], [T0 - 2_000, T0 - 4_000, T0 - 1_999, T0 + 1])
+    leased = await trial.lease(topic, overdue_ms=2_000, due_before_ms=T0 + 50)
+    expect_equal(sorted(leased.rows.ids.tolist()), [b"old", b"older", b"ran out"], "ids leased when overdue by 2 s")
+    later = await trial.lease(topic, now_ms=T0 + 1, overdue_ms=2_000)
+    expect_equal(later.rows.ids.tolist(), [b"fresh"], "ids leased a millisecond later")
+
+
+@check()
 async def check_lease_ahead(trial: Trial) -> None:
     """Ahead of its time, within due_before, what nobody holds is leased from its own due on; what somebody holds is
     not; and a due_before in the past leases nothing ahead."""

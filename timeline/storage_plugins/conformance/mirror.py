@@ -139,9 +139,13 @@ class Mirror:
         grants: Sequence[Grant],
         leased: Leased,
         left: set[bytes],
+        overdue_ms: int = 0,
     ) -> None:
         """`left`: the ids that the store still has after the call, which tells whose expiry was met."""
         here = self._in_buckets(buckets)
+        if overdue_ms:
+            here = [id for id in here if self.messages[id].due_ms <= now_ms - overdue_ms]
+            due_before_ms = 0
         decided = {
             id: decide(self.messages[id], _lease_ask(b"?", 1, due_before_ms), now_ms, self.topic.settings)
             for id in here
@@ -163,7 +167,8 @@ class Mirror:
         met_all = plenty and len(rows) < wanted
         self._bury(now_ms, decided, leased.buried, met_all)
         self._meet_expired(now_ms, decided, leased.expired, left, met_all)
-        self._expect_next_due(here, now_ms, leased.next_due_ms)
+        if not overdue_ms:
+            self._expect_next_due(here, now_ms, leased.next_due_ms)
 
     def _in_buckets(self, buckets: Sequence[int] | None) -> list[bytes]:
         count = self.topic.settings.buckets

@@ -185,11 +185,12 @@ class Trial:
         due_before_ms: int = 0,
         buckets: Sequence[int] | None = None,
         grants: Sequence[Grant] | None = None,
+        overdue_ms: int = 0,
     ) -> Leased:
         """Leases for one worker, or for `grants`."""
         if grants is None:
             grants = [Grant(holder, count, lease_ms, max_bytes, alone)]
-        return await self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants)
+        return await self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(
         self,

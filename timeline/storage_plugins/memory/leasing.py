@@ -47,17 +47,18 @@ def lease_due(
     now_ms: int,
     due_before_ms: int,
     grants: Sequence[Grant],
+    overdue_ms: int,
     fast: bool,
 ) -> Leased:
     """See `contract.Store.lease_due`."""
     accept = None if buckets is None else _in_buckets(rows, buckets)
     wanted = sum(grant.count for grant in grants)
     found = _Found()
+    if overdue_ms > 0:
+        due_before_ms = 0
     if wanted > 0:
-        if fast:
-            _search(rows, settings, accept, now_ms, due_before_ms, wanted, found)
-        else:
-            _judge_each(rows, settings, accept, now_ms, due_before_ms, wanted, found)
+        search = _search if fast else _judge_each
+        search(rows, settings, accept, now_ms, due_before_ms, overdue_ms, wanted, found)
     expired = _joined(found.expired)
     if len(expired):
         rows.remove(expired, now_ms, settings.remember_ms > 0)
@@ -66,7 +67,8 @@ def lease_due(
     leased.expired, leased.buried = len(expired), buried
     if fast:
         _stay(rows, _joined([undealt, *found.passed]))
-    leased.next_due_ms = next_lease_ms(rows, settings, accept)
+    if overdue_ms <= 0:
+        leased.next_due_ms = next_lease_ms(rows, settings, accept)
     return leased
 
 
@@ -113,12 +115,13 @@ def _search(
     accept: Accept | None,
     now_ms: int,
     due_before_ms: int,
+    overdue_ms: int,
     wanted: int,
     found: _Found,
 ) -> None:
     """Takes what is due off the agendas until `wanted` may be leased."""
-    free_until = max(now_ms, due_before_ms)
-    held_until = now_ms - settings.redelivery_backoff_ms
+    free_until = now_ms - overdue_ms if overdue_ms > 0 else max(now_ms, due_before_ms)
+    held_until = now_ms - max(settings.redelivery_backoff_ms, overdue_ms)
     while found.count < wanted:
         slots = _next_due(rows, free_until, held_until, wanted - found.count)
         if len(slots) == 0:
@@ -162,12 +165,15 @@ def _judge_each(
     accept: Accept | None,
     now_ms: int,
     due_before_ms: int,
+    overdue_ms: int,
     wanted: int,
     found: _Found,
 ) -> None:
     """The same by the table alone: every row is looked at in order of due and id."""
     slots = rows.every()
     slots = slots if accept is None else slots[accept(slots)]
+    if overdue_ms > 0:
+        slots = slots[rows.records["due_ms"][slots] <= now_ms - overdue_ms]
     slots = slots[by_id(rows.records["due_ms"][slots], rows.ids_at(slots))]
     for at in range(len(slots)):
         if found.count == wanted:

@@ -141,11 +141,13 @@ class MemoryStore(Store):
         now_ms: int,
         due_before_ms: int,
         grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         rows = self._of(topic)
         if rows is None:
             return leasing.nothing()
-        leased = leasing.lease_due(rows, topic.settings, buckets, now_ms, due_before_ms, grants, self._fast)
+        settings = topic.settings
+        leased = leasing.lease_due(rows, settings, buckets, now_ms, due_before_ms, grants, overdue_ms, self._fast)
         rows.forget_unused_names()
         return leased
 
