@@ -181,23 +181,26 @@ class Dealer:
 
     async def _round(self) -> None:
         """Leases once for whoever has credit, and deals what came."""
-        mono_ms = self._clock.monotonic_ms()
+        mono_ms, now_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         topic, consumers = self.topic, self.roster.ready(mono_ms)
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, self._limits.lease_messages)
         grants = grants_for(consumers, self._limits, most)
         sweeping = mono_ms >= self._sweep_at_ms
         if sweeping:
             self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
-        # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
-        buckets = None if sweeping else self._buckets(topic)
-        self._hinted_ms = None
-        now_ms = self._clock.now_ms()
-        leased = await self._store.lease_due(topic, buckets, now_ms, now_ms + self._ahead_ms(), grants)
+        buckets, overdue_ms = self._buckets(topic), 0
+        if sweeping and buckets is not None:
+            # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
+            buckets, overdue_ms = None, self._limits.stranded_after_ms
+        ahead_ms = now_ms + self._ahead_ms()
+        known_ms, self._hinted_ms = self._next_due_ms, None
+        leased = await self._store.lease_due(topic, buckets, now_ms, ahead_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
         if done_ms - now_ms > self._limits.late_ms:
             self._hindrances.span(Cause.STORE_SLOW, now_ms, done_ms)
-        times = [due for due in (leased.next_due_ms, self._hinted_ms) if due is not None]
+        told_ms = known_ms if overdue_ms else leased.next_due_ms
+        times = [due for due in (told_ms, self._hinted_ms) if due is not None]
         self._next_due_ms = min(times, default=None)
         self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
         self._account(leased, mono_ms)

@@ -72,10 +72,18 @@ class MeteredStore:
         return await self.call("mutate", self.store.mutate(topic, now_ms, mutations))
 
     async def lease_due(
-        self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant]
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int,
     ) -> Leased:
         started_ms = self._monotonic_ms()
-        leased = await self.call("lease_due", self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants))
+        leased = await self.call(
+            "lease_due", self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        )
         if len(leased.rows):
             self._lease_took(self._monotonic_ms() - started_ms)
         return leased

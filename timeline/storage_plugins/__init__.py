@@ -32,10 +32,9 @@ def make_store(url: str) -> Store:
     known = plugins()
     if not separator or scheme not in known:
         near = difflib.get_close_matches(scheme, known, n=1)
-        hint = f"; did you mean {near[0]}://?" if near else ""
-        raise StoreRefused(
-            f"no storage plugin for {url!r:.80}{hint} Known schemes: {', '.join(f'{name}://' for name in sorted(known))}"
-        )
+        meant = f"Did you mean {near[0]}://? " if near else ""
+        names = ", ".join(f"{name}://" for name in sorted(known))
+        raise StoreRefused(f"no storage plugin for {shown(url)!r}. {meant}Known schemes: {names}")
     try:
         factory = cast(StoreFactory, known[scheme].load())
     except ImportError as missing:
@@ -47,7 +46,22 @@ def make_store(url: str) -> Store:
 
 
 async def open_store(url: str) -> Store:
-    """`make_store` and `Store.open` in one."""
+    """`make_store` and `Store.open` in one. A store that cannot be opened is closed again."""
     store = make_store(url)
-    await store.open()
+    try:
+        await store.open()
+    except BaseException:
+        await store.close()
+        raise
     return store
+
+
+def shown(url: str) -> str:
+    """`url` as it may be printed and logged: without user, password and query, in which secrets travel, and short."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    rest = rest.partition("?")[0].partition("#")[0]
+    host = rest.rpartition("@")[2]
+    text = f"{scheme}{separator}{'…@' if host != rest else ''}{host}"
+    return text if len(text) <= 80 else f"{text[:79]}…"

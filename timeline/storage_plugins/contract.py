@@ -294,8 +294,9 @@ class Store(ABC):
     @abstractmethod
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """Stores each message whose id is absent: OK with version 1. Else per `leases`: DUPLICATE (with version and
-        due as it stands; `settled` where remembered), EXISTS, or the answer of the move. When it returns, what is OK
-        is as safe as the store makes it. Payloads first, metadata second."""
+        due as it stands; `settled` where remembered, which ends remember_ms after, swept or not), EXISTS, or the
+        answer of the move. When it returns, what is OK is as safe as the store makes it. Payloads first, metadata
+        second. A topic that was dropped answers NOT_FOUND for each message, here and everywhere."""
 
     @abstractmethod
     async def lease_due(
@@ -309,14 +310,15 @@ class Store(ABC):
     ) -> Leased:
         """Leases what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
 
-        `overdue_ms` > 0 (the sweep over buckets that others deal): only what is due by now_ms − overdue_ms, nothing ahead
-        of its time; `next_due_ms` then says nothing.
+        `overdue_ms` > 0 (the sweep over buckets that others deal): only what is due by now_ms − overdue_ms, nothing
+        ahead of its time; `next_due_ms` then says nothing.
 
         Eligible: due ≤ now_ms, not dead, not expired, and, where a holder is left from a lease that ran out, due ≤
         now_ms − redelivery_backoff_ms; or, ahead of its time: now_ms < due ≤ due_before_ms without a holder (nothing
         when due_before_ms ≤ now_ms). Effect: due = max(now, due) + lease_ms, holder, version + 1, deliveries + 1,
         atomically against version and due as read. Within a bucket rows come by (due, id); fewer than granted is
-        allowed only when no more is eligible or bytes ran out, more never.
+        allowed when no more is eligible, bytes ran out, or very much had to be removed or buried on the way (then
+        `next_due_ms` is past already), more never.
         What has been delivered max_deliveries times (0: no limit) is buried instead with reason "max_deliveries",
         what expired is removed; neither uses up a grant. Empty grants just answer `next_due_ms`.
         """

@@ -99,8 +99,7 @@ def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, 
         move=bool(puts.move[at]),
     )
     id = puts.ids[at]
-    known = id in rows.index
     decision = rule(rows, id, ask, now_ms, settings)
-    if not known and decision.status is Status.OK:
+    if decision.status is Status.OK and id not in rows.index:
         _put_all(rows, now_ms, _part(puts, np.array([at], dtype=np.intp)))
     answer(answers, at, decision)

@@ -207,6 +207,7 @@ class TopicRows:
         self._drop_content(slots, words)
         for name in ("holder", "tag", "group"):
             self.records[name][slots] = 0
+        self.records["died_ms"][slots] = now_ms
         self.place(slots, KEPT, np.full(len(slots), now_ms, dtype=np.int64))
 
     def _drop_content(self, slots: Indexes, words: Int64) -> None:

@@ -37,6 +37,9 @@ def message_at(rows: TopicRows, slot: int) -> Message:
 def rule(rows: TopicRows, id: bytes, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
     """Decides `ask` for the message under `id` and does what was decided. A put of an absent id is the caller's."""
     slot = rows.index.get(id)
+    if slot is not None and rows.kinds[slot] == KEPT and rows.records["died_ms"][slot] <= now_ms - settings.remember_ms:
+        rows.remove(np.array([slot], dtype=np.intp), now_ms, remember=False)  # forgotten, though not swept yet
+        slot = None
     decision = decide(None if slot is None else message_at(rows, slot), ask, now_ms, settings)
     if slot is not None and not decision.repeat and decision.status in (Status.OK, Status.EXPIRED):
         if decision.message is not None:
