@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, complain, explain
+from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain
 from timeline.cli.output import print_json
 from timeline.cli.values import iso, shown_time
 from timeline.errors import TimelineError
@@ -29,23 +29,24 @@ def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
 
 
 def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str) -> int:
-    """Prints a line for each: what was `done`, on standard error what was refused and why. The exit code: 0, 4 when the
-    only one was refused, 1 when some of several were."""
+    """Prints a line for each: what was `done`, on standard error what was refused and why. Exit code: 0; 1 when some
+    of several were refused; when the only one was, what its error means."""
     failed = count = 0
+    code = DONE
     for receipt in receipts:
         count += 1
         failed += not receipt.ok
         if as_json:
             print_json(receipt_json(receipt))
         if not receipt.ok:
-            complain(explain(refusal(receipt)))
+            error = refusal(receipt)
+            complain(explain(error))
+            code = exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
             again = " (it was there already)" if receipt.status is Status.DUPLICATE else ""
             click.echo(f"{receipt.id} {done}{due}{again}")
-    if not failed:
-        return DONE
-    return REFUSED if count == 1 else SOME_FAILED
+    return code if count == 1 or not failed else SOME_FAILED
 
 
 def refusal(receipt: timeline.Receipt) -> TimelineError:

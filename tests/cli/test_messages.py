@@ -1,0 +1,279 @@
+"""Commands on messages, against a real broker: what they print, what they change, how they end."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TIMELINE, Call, plain_environment, start
+from timeline.cli.values import iso
+from timeline.clock import Clock
+
+pytestmark = pytest.mark.processes
+
+
+def piped(address: str, *arguments: str, given: bytes) -> subprocess.CompletedProcess[bytes]:
+    """A command as a process that is given standard input."""
+    environment = plain_environment() | {"TIMELINE_ADDRESS": address}
+    return subprocess.run([*TIMELINE, *arguments], input=given, capture_output=True, env=environment, timeout=60)
+
+
+def test_a_messages_way(tell: Call, topic: str) -> None:
+    put = tell(
+        "produce", topic, "gate closes", "--in", "10ms", "--id", "UA1545", "--header", "a=b", "--tag", "x", "--json"
+    )
+    assert put.code == 0
+    assert {**put.json[0], "due": 0, "due_ms": 0} == {
+        "id": "UA1545", "status": "OK", "version": 1, "due": 0, "due_ms": 0, "settled": False,
+    }  # fmt: skip
+    taken = tell("consume", topic, "--count", 1, "--json")
+    assert taken.code == 0
+    (delivery,) = taken.json
+    assert (delivery["id"], delivery["payload"], delivery["headers"], delivery["tag"]) == (
+        "UA1545", "gate closes", {"a": "b"}, "x",
+    )  # fmt: skip
+    assert delivery["due_ms"] == put.json[0]["due_ms"] and delivery["lateness_ms"] >= 0
+    gone = tell("show", topic, "UA1545")
+    assert (gone.code, gone.out) == (4, "") and "NOT_FOUND: no message 'UA1545'" in gone.err
+
+
+def test_people_read_lines(tell: Call, topic: str) -> None:
+    assert "UA1 put, due 20" in tell("produce", topic, "hello\nthere", "--in", "0s", "--id", "UA1").out
+    assert "(it was there already)" in tell("produce", topic, "hello\nthere", "--in", "0s", "--id", "UA1").out
+    said = tell("consume", topic, "--count", 1).out
+    assert "  UA1  hello·there  (+" in said and len(said.splitlines()) == 1
+
+
+def test_show_has_every_field(tell: Call, topic: str) -> None:
+    tell(
+        "produce",
+        topic,
+        "x",
+        "--in",
+        "1h",
+        "--id",
+        "a",
+        "--tag",
+        "t",
+        "--expires",
+        "2h",
+        "--group",
+        "ops",
+        "--header",
+        "k=v",
+    )
+    text = tell("show", topic, "a", "--tz", "Europe/Berlin").out
+    for name, value in {
+        "id": "a",
+        "state": "waiting",
+        "group": "ops",
+        "tag": "t",
+        "header k": "v",
+        "bytes": "1",
+    }.items():
+        assert any(line.startswith(name) and line.split()[-1] == value for line in text.splitlines()), (name, text)
+    assert "expires" in text and ("+01:00" in text or "+02:00" in text)
+    told = tell("show", topic, "a", "--json").json[0]
+    assert (told["state"], told["version"], told["headers"], told["payload"]) == ("waiting", 1, {"k": "v"}, "x")
+
+
+def test_bytes_that_are_no_text(tell: Call, topic: str, address: str) -> None:
+    done = piped(address, "produce", topic, "-", "--in", "0s", "--id", "raw", given=b"\xff\x00\n")
+    assert done.returncode == 0, done.stderr
+    assert "<3 bytes>" in tell("show", topic, "raw").out
+    told = tell("consume", topic, "--count", 1, "--json").json[0]
+    assert base64.b64decode(told["payload_base64"]) == b"\xff\x00\n" and "payload" not in told
+
+
+def test_lines_of_standard_input(tell: Call, topic: str, address: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(2_500)) + b"last\r\n\nno end"
+    done = piped(address, "produce", topic, "--lines", "--in", "1h", "--tag", "bulk", given=lines)
+    assert done.returncode == 0, done.stderr
+    assert b"2503 of 2503 put" in done.stdout
+    rows = tell("ls", topic, "--all", "--payload", "--json").json
+    assert sorted(row["payload"] for row in rows) == sorted(
+        [*(f"line {n}" for n in range(2_500)), "last", "", "no end"]
+    )
+    cut = tell("ls", topic, "--limit", 10)
+    assert len(cut.out.splitlines()) == 11 and "there are more than 10" in cut.err
+    moved = tell("move", topic, "--tag", "bulk", "--by", "-30m", "--dry-run", "--json").json[0]
+    assert moved == {"matched": 2503, "dry_run": True, "counts": {"OK": 2503}}
+    assert "2503 of 2503 moved" in tell("move", topic, "--tag", "bulk", "--in", "2h").out
+    assert tell("cancel", topic, "--tag", "bulk", "--json").json[0]["counts"] == {"OK": 2503}
+    assert tell("ls", topic, "--json").out == ""
+
+
+def test_a_refused_line_does_not_stop_the_others(tell: Call, topic: str, address: str) -> None:
+    assert tell("topic", "update", topic, "--max-payload-bytes", 10).code == 0
+    done = piped(
+        address, "produce", topic, "--lines", "--in", "1h", "--json", given=b"short\n" + b"x" * 20 + b"\nfine\n"
+    )
+    assert done.returncode == 1
+    assert [line.count(b'"OK"') for line in done.stdout.splitlines()] == [1, 0, 1]
+    plain = piped(address, "produce", topic, "--lines", "--in", "1h", given=b"x" * 20)
+    assert plain.returncode == 1 and b"TOO_LARGE" in plain.stderr and b"0 of 1 put" in plain.stdout
+
+
+def test_move_and_cancel_by_id(tell: Call, topic: str) -> None:
+    for id in ("a", "b"):
+        assert tell("produce", topic, id, "--in", "1h", "--id", id).code == 0
+    to = iso(Clock().now_ms() // 1000 * 1000 + 86_400_000)
+    moved = tell("move", topic, "a", "b", "--to", to, "--json")
+    assert [row["due"] for row in moved.json] == [to, to]
+    beyond = tell("move", topic, "a", "--in", "20000d")
+    assert beyond.code == 2 and "horizon" in beyond.err
+    some = tell("move", topic, "a", "nobody", "--in", "3h")
+    assert some.code == 1 and "NOT_FOUND 'nobody'" in some.err and "a moved" in some.out
+    assert tell("move", topic, "nobody", "--in", "3h").code == 4
+    stale = tell("move", topic, "a", "--in", "1h", "--if-version", 1)
+    assert stale.code == 4 and "FENCED" in stale.err
+    other = tell("cancel", topic, "a", "--group", "others")
+    assert other.code == 4 and "FORBIDDEN" in other.err
+    assert tell("cancel", topic, "a", "--if-version", 3).code == 0
+    assert tell("cancel", topic, "a", "b").code == 1
+    assert tell("ls", topic, "--json").json == []
+
+
+def test_an_id_that_is_taken(tell: Call, topic: str) -> None:
+    assert tell("produce", topic, "one", "--in", "1h", "--id", "a").code == 0
+    taken = tell("produce", topic, "two", "--in", "2h", "--id", "a")
+    assert taken.code == 4 and "EXISTS 'a'" in taken.err and taken.out == ""
+    moved = tell("produce", topic, "two", "--in", "2h", "--id", "a", "--if-exists", "move", "--json")
+    assert moved.json[0]["version"] == 2
+
+
+def test_ls_selects(tell: Call, topic: str) -> None:
+    for id, due, tag in (("a", "1h", "x"), ("b", "2h", "x"), ("c", "3h", "y")):
+        tell("produce", topic, id, "--in", due, "--id", id, "--tag", tag)
+    ids = [row["id"] for row in tell("ls", topic, "--json").json]
+    assert ids == ["a", "b", "c"]
+    for options, found in (
+        (("--tag", "x"), ["a", "b"]),
+        (("--due-from", "now+90m"), ["b", "c"]),
+        (("--due-to", "now+90m"), ["a"]),
+        (("--state", "leased"), []),
+        (("--state", "waiting", "--state", "dead"), ["a", "b", "c"]),
+    ):
+        assert [row["id"] for row in tell("ls", topic, "--json", *options).json] == found, options
+
+
+def test_exec_acks_on_exit_0_and_puts_back_else(tell: Call, topic: str, tmp_path: Path) -> None:
+    tell("produce", topic, "good", "--in", "0s", "--id", "good", "--tag", "t")
+    out = tmp_path / "out"
+    command = f'cat > {out}; echo " $TIMELINE_ID $TIMELINE_TAG $TIMELINE_DELIVERIES" >> {out}'
+    done = tell("consume", topic, "--count", 1, "--exec", command)
+    assert done.code == 0 and done.out.rstrip().endswith("exit 0")
+    assert out.read_text() == "good good t 1\n"
+    tell("produce", topic, "bad", "--in", "0s", "--id", "bad")
+    failed = tell("consume", topic, "--count", 1, "--exec", "exit 3", "--json")
+    assert failed.code == 1 and failed.json[0]["done"] == "exit 3, again in 1s"
+    again = tell("consume", topic, "--count", 1, "--exec", "exit 3", "--json")
+    assert again.json[0]["deliveries"] == 2 and again.json[0]["done"] == "exit 3, again in 2s"
+    assert tell("show", topic, "bad", "--json").json[0]["state"] == "waiting"
+
+
+def test_release_puts_back(tell: Call, topic: str) -> None:
+    tell("produce", topic, "x", "--in", "0s", "--id", "a")
+    done = tell("consume", topic, "--count", 1, "--release", "1h")
+    assert done.code == 0 and done.out.rstrip().endswith("released")
+    told = tell("show", topic, "a", "--json").json[0]
+    assert (told["state"], told["deliveries"], told["holder"]) == ("waiting", 1, None)
+
+
+def test_wait_ends_when_nothing_comes(tell: Call, topic: str) -> None:
+    done = tell("consume", topic, "--wait", "100ms")
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_leaving_hands_back_what_nobody_saw(
+    tell: Call, topic: str, address: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    for id in ("a", "b", "c"):
+        tell("produce", topic, id, "--in", "0s", "--id", id)
+    started, finish = tmp_path / "started", tmp_path / "finish"
+    os.mkfifo(started)
+    os.mkfifo(finish)
+    consumer = start("consume", topic, "--exec", f"echo > {started}; cat {finish}", address=address)
+    try:
+        started.read_bytes()  # the first one is in hand, the others wait in the buffer
+        consumer.send_signal(number)
+        finish.write_bytes(b"")
+        _, errors = consumer.communicate(timeout=30)
+    finally:
+        consumer.kill()
+        consumer.wait()
+    assert (consumer.returncode, errors) == (0, b"")
+    rows = tell("ls", topic, "--json").json
+    assert [(row["state"], row["deliveries"], row["holder"]) for row in rows] == [("available", 0, None)] * 2
+
+
+def test_dead_letters(tell: Call, topic: str) -> None:
+    assert tell("topic", "update", topic, "--max-deliveries", 1).code == 0
+    for id in ("a", "b", "c"):
+        tell("produce", topic, id, "--in", "0s", "--id", id)
+    assert tell("consume", topic, "--count", 3, "--release", "0s").code == 0
+    assert tell("consume", topic, "--wait", "300ms").out == ""
+    letters = tell("dead", "list", topic, "--json").json
+    assert {row["id"]: (row["state"], row["reason"]) for row in letters} == dict.fromkeys(
+        "abc", ("dead", "max_deliveries")
+    )
+    table = tell("dead", "list", topic).out
+    assert "REASON" in table and table.count("max_deliveries") == 3
+    assert tell("dead", "revive", topic, "a", "--in", "1h").code == 0
+    assert tell("show", topic, "a", "--json").json[0]["deliveries"] == 0
+    alive = tell("dead", "purge", topic, "a", "--yes")
+    assert alive.code == 4
+    assert tell("dead", "purge", topic, "b", "--yes", "--json").json[0]["status"] == "OK"
+    assert tell("dead", "revive", topic, "--all", "--group", "others").out == ""
+    assert tell("dead", "revive", topic, "--all").code == 0
+    assert tell("dead", "list", topic, "--json").out == ""
+
+
+def test_purge_asks_first(tell: Call, topic: str, address: str) -> None:
+    tell("topic", "update", topic, "--max-deliveries", 1)
+    tell("produce", topic, "x", "--in", "0s", "--id", "a")
+    tell("consume", topic, "--count", 1, "--release", "0s")
+    tell("consume", topic, "--wait", "300ms")
+    done = piped(address, "dead", "purge", topic, "--all", given=b"n\n")
+    assert done.returncode == 130 and b"Delete 1 dead letters" in done.stderr
+    assert len(tell("dead", "list", topic, "--json").json) == 1
+    assert piped(address, "dead", "purge", topic, "--all", given=b"y\n").returncode == 0
+    assert tell("dead", "list", topic, "--json").json == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["produce nowhere x --in 1s", "consume nowhere --count 1", "move nowhere a --in 1s", "cancel nowhere a",
+     "cancel nowhere --tag a", "show nowhere a", "ls nowhere", "dead list nowhere", "dead revive nowhere a"],
+)  # fmt: skip
+def test_no_such_topic_is_refused(tell: Call, arguments: str) -> None:
+    done = tell(*arguments.split())
+    assert (done.code, done.out) == (4, ""), done
+    assert "NOT_FOUND" in done.err and len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--id", "x" * 256), 2, "an id is 1 to 255 bytes"),
+        (("--id", ""), 2, "an id is 1 to 255 bytes"),
+        (("--tag", "x" * 65), 2, "a tag is at most 64 bytes"),
+        (("--group", ""), 2, "a group is 1 to 255 bytes"),
+        (("--header", "k=" + "x" * 9_000), 4, "TOO_LARGE"),
+        (("--in", "36601d"), 2, "at most 36600 days"),
+        (("--in", "20000d"), 2, "horizon"),
+        (("--expires", "now-1h"), 2, "expires"),
+    ],
+)
+def test_values_out_of_range(tell: Call, topic: str, options: tuple[str, ...], code: int, said: str) -> None:
+    due = () if "--in" in options else ("--in", "1h")
+    done = tell("produce", topic, "x", *due, *options)
+    assert (done.code, done.out) == (code, ""), done
+    assert said in done.err and len(done.err.splitlines()) == 1
+    assert tell("ls", topic, "--json").json == []

@@ -1,0 +1,122 @@
+"""`timeline topic …` against a real broker, and the conformance suite's command."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TIMELINE, Call, plain_environment
+
+pytestmark = pytest.mark.processes
+
+
+def test_create_is_idempotent_and_conflicts_are_refused(tell: Call) -> None:
+    made = tell("topic", "create", "a", "--lease", "1m", "--max-payload-bytes", "2MiB", "--json").json[0]
+    assert (made["name"], made["lease_ms"], made["max_payload_bytes"], made["revision"]) == (
+        "a",
+        60_000,
+        2 * 1024**2,
+        1,
+    )
+    assert tell("topic", "create", "a", "--lease", "1m", "--max-payload-bytes", "2MiB", "--json").json[0] == made
+    conflict = tell("topic", "create", "a", "--lease", "2m")
+    assert conflict.code == 4 and "EXISTS" in conflict.err and "lease" in conflict.err
+
+
+def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:
+    options = {
+        "--lease": "45s", "--max-lease": "1h", "--max-payload-bytes": "10", "--horizon": "30d", "--max-deliveries": "0",
+        "--redelivery-backoff": "2s", "--dead-retention": "7d", "--remember": "1h", "--lease-ahead": "5ms",
+        "--max-rate-per-s": "500",
+    }  # fmt: skip
+    done = tell("topic", "update", topic, *(word for pair in options.items() for word in pair), "--json")
+    assert done.code == 0, done
+    told = done.json[0]
+    assert told["revision"] == 2
+    assert [told[name] for name in (
+        "lease_ms", "max_lease_ms", "max_payload_bytes", "horizon_ms", "max_deliveries", "redelivery_backoff_ms",
+        "dead_retention_ms", "remember_ms", "lease_ahead_ms", "max_rate_per_s",
+    )] == [45_000, 3_600_000, 10, 30 * 86_400_000, 0, 2_000, 7 * 86_400_000, 3_600_000, 5, 500]  # fmt: skip
+    assert tell("topic", "update", topic, "--lease-ahead", "auto", "--json").json[0]["lease_ahead_ms"] == -1
+    text = tell("topic", "show", topic).out
+    for line in (
+        "lease               45s",
+        "max_deliveries      no limit",
+        "lease_ahead         auto",
+        "buckets             64",
+    ):
+        assert line in text
+
+
+def test_pause_stops_deliveries_and_resume_lets_them_go_on(tell: Call, topic: str) -> None:
+    assert tell("topic", "pause", topic).out == f"paused {topic}\n"
+    assert tell("produce", topic, "x", "--in", "0s", "--id", "a").code == 0
+    assert tell("consume", topic, "--wait", "200ms").out == ""
+    listed = {row["name"]: row["paused"] for row in tell("topic", "list", "--json").json}
+    assert listed[topic] is True
+    assert "paused" in tell("topic", "list").out
+    assert tell("topic", "resume", topic).code == 0
+    assert tell("consume", topic, "--count", 1, "--json").json[0]["id"] == "a"
+
+
+def test_drop_removes_the_topic_with_its_messages(tell: Call, topic: str) -> None:
+    tell("produce", topic, "x", "--in", "1h", "--id", "a")
+    assert tell("topic", "drop", topic, "--yes", "--json").json == [{"name": topic, "dropped": True}]
+    assert tell("topic", "show", topic).code == 4
+    assert tell("topic", "create", topic).code == 0
+    assert tell("ls", topic, "--json").json == []
+
+
+def test_drop_asks_first(tell: Call, topic: str, address: str) -> None:
+    done = subprocess.run(
+        [*TIMELINE, "topic", "drop", topic, "--address", address], input=b"n\n", capture_output=True,
+        env=plain_environment(),
+    )  # fmt: skip
+    assert done.returncode == 130 and b"Remove topic" in done.stderr
+    assert tell("topic", "show", topic).code == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["show nowhere", "update nowhere --lease 1s", "pause nowhere", "drop nowhere --yes"]
+)
+def test_a_topic_that_is_not_there(tell: Call, command: str) -> None:
+    done = tell("topic", *command.split())
+    assert (done.code, done.out) == (4, "") and "NOT_FOUND" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--buckets", 0), "buckets must be a whole number from 1 to 4096"),
+        (("--buckets", 4097), "buckets must be a whole number from 1 to 4096"),
+        (("--lease", "0s"), "lease_ms must be a whole number from 1"),
+        (("--lease", "13h"), "above max_lease_ms"),
+        (("--max-payload-bytes", "65MiB"), "max_payload_bytes must be"),
+        (("--lease-ahead", "2m"), "lease_ahead_ms must be"),
+    ],
+)
+def test_settings_out_of_range(tell: Call, options: tuple[object, ...], said: str) -> None:
+    done = tell("topic", "create", "never", *options)
+    assert (done.code, done.out) == (2, ""), done
+    assert said in done.err
+    assert tell("topic", "show", "never").code == 4
+
+
+@pytest.mark.parametrize("name", ["", "a\tb", "x" * 256])
+def test_names_that_are_none(tell: Call, name: str) -> None:
+    done = tell("topic", "create", name)
+    assert done.code == 2 and "1 to 255 printable characters" in done.err
+
+
+def test_check_store(call: Call, tmp_path: Path) -> None:
+    checks = ("--only", "lease_is_never_early", "--only", "fencing")
+    done = call("check-store", f"sqlite:///{tmp_path / 'check.db'}", *checks, "--json")
+    assert done.code == 0
+    assert [line.get("outcome") for line in done.json] == ["passed", "passed", None]
+    assert (done.json[-1]["ok"], done.json[-1]["passed"]) == (True, 2)
+    text = call("check-store", "memory://", *checks).out
+    assert "✓ fencing" in text and "keeps the storage contract: 2 passed" in text
+    folder_missing = call("check-store", f"sqlite:///{tmp_path}/none/check.db", *checks)
+    assert folder_missing.code == 1 and "does NOT keep" in folder_missing.out and "Traceback" not in folder_missing.err

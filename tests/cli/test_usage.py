@@ -1,0 +1,224 @@
+"""Bad input: one clear line, the right exit code, never a traceback. None of it needs a broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.conftest import Call, plain_environment, start
+from timeline.cli.app import COMMANDS, DEFAULT_ADDRESS, cli, exit_code_of, explain
+from timeline.errors import Closed, Exists, Invalid, LeaseLost, NotFound, TimelineError, Unavailable, Unknown
+
+NOBODY = "127.0.0.1:1"
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command and group by its words."""
+    found: list[tuple[str, ...]] = []
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+def test_every_command_of_the_contract_is_there() -> None:
+    words = {" ".join(path) for path in commands()}
+    topic = {f"topic {name}" for name in ("create", "list", "show", "update", "pause", "resume", "drop")}
+    dead = {f"dead {name}" for name in ("list", "revive", "purge")}
+    single = {"serve", "produce", "consume", "move", "cancel", "show", "ls", "check-store", "demo", "version"}
+    assert words >= topic | dead | single
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...]) -> None:
+    done = call(*path, "--help")
+    assert done.code == 0
+    assert re.search(rf"Example:\n\s+.*timeline {path[0]}", done.out), done.out
+    assert done.out == call(*path, "-h").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("serv", "there is no command 'serv'. Did you mean serve?"),
+        ("topic lst", "there is no command 'lst'. Did you mean list?"),
+        ("topic xyzzy", "There are: create, drop, list"),
+        ("dead reviv t", "Did you mean revive?"),
+        ("serve --lsten x", "there is no option --lsten. Did you mean --listen?"),
+        ("produce t x --inn 5s", "Did you mean --in?"),
+        ("ls t --stat waiting", "Did you mean --state?"),
+        ("ls t --state waitin", "'waitin' is not one of"),
+        ("ls t --limit 0", "0 is not in the range"),
+        ("ls t --due-from yesterday", "--due-from 'yesterday' is no time"),
+        ("ls t --due-from now --due-to now-1h", "--due-from must lie before --due-to"),
+        ("ls t --tz Mars", "no time zone 'Mars' is known"),
+        ("ls", "Missing argument 'TOPIC'"),
+        ("produce t", "either --at (a time) or --in"),
+        ("produce t --in 5s", "give a PAYLOAD"),
+        ("produce t x --in 5s --lines", "give neither PAYLOAD nor --id"),
+        ("produce t --in 5s --lines --id a", "give neither PAYLOAD nor --id"),
+        ("produce t x", "either --at (a time) or --in"),
+        ("produce t x --at now --in 5s", "one of the two"),
+        ("produce t x --at 2026-03-29T09:00", "does not say in which time zone"),
+        ("produce t x --in soon", "--in must be numbers with a unit"),
+        ("produce t x --in -5s", "--in must be numbers with a unit"),
+        ("produce t x --in 5s --header a", "--header is name=value"),
+        ("produce t x --in 5s --expires soon", "--expires 'soon' is no time"),
+        ("produce t x --in 5s --expires 1s", "expires must lie after the due"),
+        ("produce t x --in 5s --if-exists replace", "'replace' is not 'move'"),
+        ("produce t x --in 5s --timeout 0s", "timeout must be at least 1 ms"),
+        ("consume t --count 0", "0 is not in the range"),
+        ("consume t --credit many", "'many' is not a valid integer"),
+        ("consume t --lease 0s", "--lease must be at least 1 ms"),
+        ("consume t --release 1s --exec true", "give one of the two"),
+        ("move t", "either one or more IDs, or --tag"),
+        ("move t a", "either --to (a time) or --in"),
+        ("move t a --tag b --in 1s", "one of the two"),
+        ("move t a --by 1h", "--by shifts all messages of a --tag"),
+        ("move t --tag x --by 1h --in 1s", "goes without --to and --in"),
+        ("move t --tag x --by never", "by must be"),
+        ("move t a b --in 1s --if-version 1", "--if-version goes with one ID"),
+        ("move t a --in 1s --dry-run", "--dry-run goes with --tag"),
+        ("cancel t", "either one or more IDs, or --tag"),
+        ("cancel t a --if-version x", "'x' is not a valid integer"),
+        ("dead revive t", "either one or more IDs, or --all"),
+        ("dead purge t a --all", "either one or more IDs, or --all"),
+        ("topic create t --lease forever", "--lease must be numbers with a unit"),
+        ("topic create t --buckets many", "--buckets must be a whole number"),
+        ("topic create t --max-payload-bytes 1TB", "a size is a number of bytes"),
+        ("topic update t", "give at least one setting"),
+        ("check-store", "give the store's URL"),
+        ("check-store memory:// --only nope", "no such check: nope"),
+        ("serve --listen x", "an address is host:port"),
+        ("serve --config /nowhere.toml", "cannot be read"),
+        ("demo --speed 0", "the speed must be from 1 to 20000"),
+        ("demo --speed nan", "the speed must be from 1 to 20000"),
+        ("demo --speed 1e9", "the speed must be from 1 to 20000"),
+        ("demo --day soon", "YYYY-MM-DD"),
+        ("demo --day 2013-05-05", "--data flights_2013.parquet"),
+        ("demo --data /nowhere", "cannot be read"),
+        ("ls t --address nowhere", "nowhere"),
+    ],
+)
+def test_a_mistake_gets_the_sentence_that_mends_it(call: Call, arguments: str, said: str) -> None:
+    done = call(*arguments.split())
+    assert done.code == 2, done
+    assert done.out == ""
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1, done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "topic list",
+        "topic create t",
+        "produce t x --in 5s",
+        "consume t --count 1",
+        "move t a --in 1s",
+        "cancel t --tag a",
+        "show t a",
+        "ls t",
+        "dead list t",
+    ],
+)
+def test_nobody_there(call: Call, arguments: str) -> None:
+    done = call(*arguments.split(), "--address", NOBODY, "--timeout", "300ms")
+    assert done.code == 3, done
+    assert done.out == ""
+    assert done.err.startswith(("timeline: UNAVAILABLE", "timeline: UNKNOWN"))
+    assert len(done.err.splitlines()) == 1, done.err
+
+
+def test_no_arguments_show_the_help(call: Call) -> None:
+    done = call()
+    assert (done.code, done.err) == (2, "")
+    assert "Commands:" in done.out and all(name in done.out for name in COMMANDS)
+
+
+def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
+    for command in (("serve", "--store", "sqlit:///x"), ("check-store", "sqlit:///x")):
+        done = call(*command)
+        assert done.code == 4
+        assert "did you mean sqlite://" in done.err.lower()
+
+
+def test_debug_shows_where_it_came_from(call: Call) -> None:
+    with pytest.raises(Unavailable):
+        call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "300ms")
+
+
+def test_version(call: Call) -> None:
+    assert re.fullmatch(r"timeline \d\S*\n", call("version").out)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Invalid("x"), 2),
+        (Unavailable(), 3),
+        (Unknown(), 3),
+        (Closed(), 3),
+        (NotFound(id="a"), 4),
+        (Exists(id="a"), 4),
+        (LeaseLost(), 4),
+    ],
+)
+def test_exit_codes_of_errors(error: TimelineError, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_an_error_says_its_consequence_on_one_line() -> None:
+    assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
+    assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
+    assert explain(Invalid("give a time")) == "give a time"
+
+
+def test_default_address_is_the_brokers_default_port() -> None:
+    assert DEFAULT_ADDRESS == "localhost:9000"
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "timeline", "check-store", "--list"],
+            stdout=closed, stderr=subprocess.PIPE, env=plain_environment(),
+        )  # fmt: skip
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
+    first = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", cwd=tmp_path)
+    try:
+        assert first.stdout is not None
+        said = first.stdout.readline().decode()
+        listen = re.search(r"127\.0\.0\.1:\d+", said)
+        assert listen is not None, said
+        port_taken = start("serve", "--listen", listen[0], "--metrics", "off", "--store", "memory://", cwd=tmp_path)
+        _, errors = port_taken.communicate(timeout=30)
+        assert port_taken.returncode == 1
+        assert b"cannot listen on" in errors and b"Traceback" not in errors
+        assert first.stderr is not None
+        assert b"ready" in first.stderr.readline()
+        file_taken = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", cwd=tmp_path)
+        _, errors = file_taken.communicate(timeout=30)
+        assert file_taken.returncode == 4
+        assert b"timeline.db" in errors and b"Traceback" not in errors
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=30)
+    assert first.returncode == 0
