@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -17,14 +18,15 @@ from timeline.sync import make_membership
 
 
 class Broker:
-    """`start` and `stop` it as often as you like: its store and its port stay."""
+    """`start` and `stop` it as often as you like: its port stays, and its store where that is on disk."""
 
-    def __init__(self, store: Store | None = None, name: str = "b1", limits: Limits | None = None) -> None:
-        self.store = store if store is not None else make_store("memory://")
+    def __init__(self, store: Store | str = "memory://", name: str = "b1", limits: Limits | None = None) -> None:
+        self._asked = store
         self.name = name
         self.limits = limits
         self.port = 0
         self.node: Node | None = None
+        self.store: Store | None = None
         self._server: Any = None
 
     @property
@@ -34,6 +36,7 @@ class Broker:
     async def start(self) -> None:
         self._server = grpc.aio.server(options=OPTIONS)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.store = make_store(self._asked) if isinstance(self._asked, str) else self._asked
         self.node = Node(
             store=self.store,
             clock=Clock(),
@@ -54,9 +57,30 @@ class Broker:
             await self._server.stop(None)
             await node.stop()
 
-    async def drain(self) -> None:
-        """As on SIGTERM."""
+    async def restart(self) -> None:
+        """Ends as a crash does, and comes back on the same port with the same store."""
+        await self.stop()
+        await self.start()
+
+    async def drain_streams(self) -> None:
+        """As on SIGTERM: tells every stream to leave, and serves no more. The store stays open for others."""
         assert self.node is not None
         node, self.node = self.node, None
-        await node.drain(5_000)
+        node._state = "draining"
+        await node._drain()
         await self._server.stop(1.0)
+        await node.tasks.cancel()
+
+    def hold(self) -> asyncio.Event:
+        """Puts reach the store, but are not answered until the event is set."""
+        assert self.node is not None
+        store, held = self.node.store, asyncio.Event()
+        put = store.put
+
+        async def slow(*asked: Any) -> Any:
+            answers = await put(*asked)
+            await held.wait()
+            return answers
+
+        store.put = slow  # type: ignore[method-assign]
+        return held

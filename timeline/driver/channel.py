@@ -107,6 +107,7 @@ class Channel:
     random: Randomness
     _places: dict[str, _Place] = field(default_factory=dict)
     _current: str = ""
+    _trouble: str = "no broker could be reached in time"
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -191,14 +192,14 @@ class Channel:
 
     async def open(self, method: str, deadline: Deadline) -> Opened:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""
-        why = "no broker could be reached in time"
+        why = self._trouble
         while (place := await self._pick(deadline)) is not None:
             try:
                 stream = await self.transport(place.address).stream(method, self._attempt_s(deadline))
             except TransportError as fault:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                why = f"{place.address}: {_sentence(fault)}"
+                why = self._trouble = f"{place.address}: {_sentence(fault)}"
                 self.failed(place.address)
             else:
                 self._current = place.address
@@ -211,7 +212,7 @@ class Channel:
         """One frame for one, repeated as it is until it is answered. Also says whether an earlier sending of it may
         have happened. Raises Unavailable or Unknown at the deadline, Invalid or NotFound for what stays refused."""
         unsure = False
-        why = "no broker could be reached in time"
+        why = self._trouble
         while (place := await self._pick(deadline)) is not None:
             try:
                 answer = await self.transport(place.address).unary(method, frame, self._attempt_s(deadline))
@@ -219,7 +220,7 @@ class Channel:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
                 unsure = unsure or fault.fault not in NOTHING_HAPPENED
-                why = f"{place.address}: {_sentence(fault)}"
+                why = self._trouble = f"{place.address}: {_sentence(fault)}"
                 self.failed(place.address)
             else:
                 self.worked(place.address)
@@ -233,7 +234,7 @@ class Channel:
         to go on; Invalid or NotFound for what stays refused; Unavailable when none could be reached."""
         place = await self._pick(deadline)
         if place is None:
-            raise Unavailable("no broker could be reached in time")
+            raise Unavailable(self._trouble)
         try:
             async for page in self.transport(place.address).unary_stream(method, frame, None):
                 self.worked(place.address)

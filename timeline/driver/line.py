@@ -40,6 +40,8 @@ class Line:
         self._idle.set()
         self.work = asyncio.Event()
         self.aboard_bytes = 0
+        self.trouble = ""
+        """Why nothing can be sent at the moment."""
 
     @property
     def waiting(self) -> bool:
@@ -60,13 +62,16 @@ class Line:
         """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""
         loop = asyncio.get_running_loop()
         single = Single(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
-        timer = loop.call_later(timeout_ms / 1000.0, single.expire)
+        timer = loop.call_later(timeout_ms / 1000.0, self._expire, single)
         self._forming.append((entry, single, nbytes))
         self._wake()
         try:
             return await single.future
         finally:
             timer.cancel()
+
+    def _expire(self, single: Single) -> None:
+        single.expire(self.trouble)
 
     def add(self, parcel: Parcel) -> None:
         """Queues a parcel."""
@@ -142,9 +147,12 @@ class Line:
         return parcel
 
     def refused(self, request: int, status: Answers) -> None:
-        """A definite refusal of the whole parcel `request`, though no answer frame said it."""
+        """A definite refusal of the whole parcel `request`, though no answer frame said it. What an earlier sending may
+        have done is UNKNOWN all the same."""
         parcel = self._aboard.get(request)
         if parcel is not None:
+            if parcel.unsure:
+                status = refusal_of(len(parcel), Status.UNKNOWN, status.details.get(0, ""))
             self._unboard(request)
             parcel.sink.answer(parcel, None, status)
             _forget(parcel)

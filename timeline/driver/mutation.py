@@ -25,6 +25,7 @@ from timeline.wire import Mutate, Mutated, MutateFlag, MutateTag, TagMutated, de
 CALLS_ABOARD = 4
 FRAME_IDS = 10_000
 ID_OVERHEAD_BYTES = 48
+SPARE_MS = 50.0
 
 
 @dataclass(slots=True)
@@ -88,7 +89,10 @@ class _Calls:
 
     async def _call(self, request: int, parcel: Parcel) -> None:
         line, link = self.line, self._link
-        deadline = Deadline(link.clock, parcel.sink.deadline_ms)
+        now_ms = link.clock.monotonic_ms()
+        # A little before the callers give up, so that they learn whether it was ever sent.
+        spare_ms = min(SPARE_MS, (parcel.sink.deadline_ms - now_ms) / 4)
+        deadline = Deadline(link.clock, parcel.sink.deadline_ms - spare_ms)
         frame = Mutate(
             topic=self._topic,
             group=self._group,

@@ -131,11 +131,11 @@ class Single:
         self.deadline_ms = deadline_ms
         self.parcel: Parcel | None = None
 
-    def expire(self) -> None:
-        """The deadline has come."""
+    def expire(self, trouble: str = "") -> None:
+        """The deadline has come. `trouble`: why nothing could be sent, when that is known."""
         if not self.future.done():
             status, detail = self.parcel.overdue() if self.parcel is not None else (UNAVAILABLE, "")
-            self.future.set_result(Answer(status, detail=detail or NEVER_SENT))
+            self.future.set_result(Answer(status, detail=detail or trouble or NEVER_SENT))
 
 
 class Singles:

@@ -100,7 +100,8 @@ class Putting:
             except Invalid as bad:
                 self.line.refuse_all(Status.INVALID, bad.reason)
                 continue
-            except TimelineError:
+            except TimelineError as trouble:
+                self.line.trouble = trouble.reason
                 continue  # each call has its own deadline, and goes again until then
             conversation = await self._converse(opened)
             self._conclude(opened.address, conversation)

@@ -283,8 +283,9 @@ class Reading:
         limit: int = 0,
         timeout: Duration | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Messages of a topic that match: `state` "waiting", "available", "leased" or "dead" (or several), `tag`, `due`
-        in a pair (from, to). In no order; what is there throughout is seen at least once, though it moves meanwhile.
+        """Messages of a topic that match: `state` "waiting", "available", "leased" or "dead" (or several; None: all but
+        dead letters), `tag`, `due` in a pair (from, to). In no order; what is there throughout
+        is seen at least once, though it moves meanwhile.
 
             async for m in tl.scan("departures", state="waiting", due=(None, tonight)):
                 print(m.id, m.due)
@@ -307,9 +308,9 @@ class Reading:
     async def get(
         self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
     ) -> StoredMessage | None:
-        """One message with its payload; None when it is absent."""
+        """One message with its payload, dead letters included; None when it is absent."""
         found = None
-        async for page in self.scan_pages(topic, ids=[id], payload=payload, timeout=timeout):
+        async for page in self.scan_pages(topic, state=STATES, ids=[id], payload=payload, timeout=timeout):
             for message in messages_of(page):
                 found = message
         return found

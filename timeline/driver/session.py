@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.driver.channel import Deadline, Opened, refusal
+from timeline.driver.channel import REFUSALS, Deadline, Opened, refusal
 from timeline.driver.hand import Hand, Load
 from timeline.driver.line import refusal_of
 from timeline.driver.link import Link
@@ -88,6 +88,7 @@ class Session:
         self._task: asyncio.Task[None] | None = None
         self._echo = 0
         self._since_ms = 0.0
+        self._welcomed_ms = float("-inf")
 
     @property
     def lease_ms(self) -> float:
@@ -301,6 +302,7 @@ class Session:
                 self._clock.sent(sent_ms, frame.now_ms, now_ms)
         elif isinstance(frame, Welcome):
             stream.welcome = self.welcome = frame
+            self._welcomed_ms = now_ms
             self._clock.sent(stream.hello_ms, frame.now_ms, now_ms)
             self._link.channel.worked(stream.address)
             self._link.channel.learn(frame.brokers)
@@ -360,7 +362,7 @@ class Session:
             if leaving.reason in (LeavingReason.DRAINING, LeavingReason.QUARANTINED):
                 channel.leaving(stream.address)
                 return
-        elif fault is not None and fault.fault in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC):
+        elif fault is not None and fault.fault in REFUSALS and not self._may_be_news(fault):
             raise refusal(fault)
         if fault is not None:
             log.info("the stream to %s ended: %s", stream.address, fault.reason)
@@ -368,6 +370,11 @@ class Session:
         waited_ms = self._link.clock.monotonic_ms() - self._since_ms
         if self.welcome is None and waited_ms >= self._link.timeout_ms:
             raise Unavailable(f"{stream.address}: {fault.reason if fault is not None else 'it ended the stream'}")
+
+    def _may_be_news(self, fault: TransportError) -> bool:
+        """Whether another broker, lately started or joined, has only not read yet that there is such a topic."""
+        known_ms = self._link.clock.monotonic_ms() - self._welcomed_ms
+        return fault.fault is Fault.NO_TOPIC and known_ms < self._link.timeout_ms
 
     async def stop(self, timeout_ms: float) -> None:
         """Hands back what waits, waits for what is on its way (at most `timeout_ms`), and ends the stream in order."""

@@ -1,0 +1,137 @@
+"""Messages and batches: what is wrong is said where it was written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from timeline import Batch, Invalid, Message, TooLarge
+from timeline.columns import Ragged
+from timeline.driver.message import asked_time
+from timeline.wire.frames import PutFlag
+
+WHEN = 1_900_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mends"),
+    [
+        ({"payload": "text"}, r"\.encode\(\)"),
+        ({"payload": 5}, "must be bytes"),
+        ({"payload": None}, "must be bytes"),
+        ({"at": None}, "either at="),
+        ({"in_": 5}, "either at="),
+        ({"id": ""}, "1 to 255 bytes"),
+        ({"id": "x" * 256}, "1 to 255 bytes"),
+        ({"id": "ü" * 128}, "1 to 255 bytes"),
+        ({"id": "a\0b"}, "without NUL"),
+        ({"id": b"bytes"}, "text"),
+        ({"id": "\ud800"}, "surrogate"),
+        ({"tag": "x" * 65}, "64 bytes"),
+        ({"tag": 5}, "text"),
+        ({"headers": {"a": 1}}, "strings"),
+        ({"headers": [("a", "b")]}, "mapping"),
+        ({"expires": WHEN}, "after the due"),
+        ({"expires": 5}, "looks like seconds"),
+    ],
+)
+def test_a_message_that_cannot_be_put_is_refused(arguments: dict[str, object], mends: str) -> None:
+    given: dict[str, object] = {"payload": b"", "at": WHEN, **arguments}
+    with pytest.raises(Invalid, match=mends):
+        Message(**given)  # type: ignore[arg-type]
+
+
+def test_too_large_is_said_before_anything_is_sent() -> None:
+    with pytest.raises(TooLarge, match="8192"):
+        Message(b"", at=WHEN, headers={"k": "v" * 8_200})
+    with pytest.raises(TooLarge):
+        Message(bytes(64 * 1024 * 1024 + 1), at=WHEN)
+
+
+def test_limits_are_inclusive() -> None:
+    Message(memoryview(b"x"), at=WHEN, id="x" * 255, tag="y" * 64, headers={"k": "v" * 8_187}, expires=WHEN + 1)
+
+
+def test_a_batch_takes_columns_of_many_shapes() -> None:
+    same = [b"a", b"", b"ccc"]
+    for payloads in (
+        same,
+        Ragged.of(same),
+        [bytearray(b"a"), b"", memoryview(b"ccc")],
+        np.array(same, dtype=object),
+        pa.array(same, pa.binary()),
+        pa.array([b"-", *same, b"-"], pa.large_binary())[1:4],
+        pa.chunked_array([pa.array(same[:1]), pa.array(same[1:])]),
+        (item for item in same),
+    ):
+        batch = Batch(payloads, at=WHEN)
+        assert batch.payloads.tolist() == same and len(batch) == 3
+        assert batch.time_ms.tolist() == [WHEN] * 3 and not batch.flags.any()
+    assert Batch(np.array([b"ab", b"cd"]), in_=1).payloads.tolist() == [b"ab", b"cd"]
+
+
+def test_times_of_a_batch() -> None:
+    aware = datetime.fromtimestamp(WHEN / 1000, UTC)
+    for at in (
+        [WHEN, aware],
+        np.array([WHEN, WHEN]),
+        pa.array([WHEN, WHEN]),
+        pa.array([WHEN, WHEN], pa.timestamp("ms", "UTC")),
+        pa.array([WHEN * 1000, WHEN * 1000 - 999], pa.timestamp("us", "UTC")),
+    ):
+        assert Batch([b"", b""], at=at).time_ms.tolist() == [WHEN, WHEN]
+    batch = Batch([b"", b""], in_=["1s", 2], expires=["1h", WHEN])
+    assert batch.time_ms.tolist() == [1_000, 2_000]
+    assert batch.flags.tolist() == [PutFlag.IN | PutFlag.EXPIRES_IN, PutFlag.IN]
+    assert Batch([b"", b""], in_=np.array([0.5, 1.0])).time_ms.tolist() == [500, 1_000]
+
+
+def test_an_object_batch_is_the_same_as_columns() -> None:
+    batch = Batch.of([Message(b"a", at=WHEN, id="x", tag="t"), Message(b"b", in_="1s", headers={"k": "v"})])
+    assert batch.ids is not None and batch.ids.tolist() == [b"x", b""]
+    assert batch.tags is not None and batch.tags.tolist() == [b"t", b""]
+    assert batch.time_ms.tolist() == [WHEN, 1_000] and batch.flags.tolist() == [0, PutFlag.IN]
+    assert batch.expires_ms is None
+    assert len(Batch.of([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mends"),
+    [
+        ({"payloads": b"one"}, "column"),
+        ({"payloads": [b"a", "b"]}, r"payloads\[1\].*encode"),
+        ({"payloads": pa.array([b"a", None])}, "null"),
+        ({"payloads": pa.array([1, 2])}, "binary"),
+        ({"payloads": np.array([1, 2])}, "bytes"),
+        ({"at": [WHEN]}, "1 items for 2"),
+        ({"at": [WHEN, 5]}, r"at\[1\].*seconds"),
+        ({"at": np.array([WHEN, 5])}, r"at\[1\].*seconds"),
+        ({"at": np.array([1.5, 2.5])}, "integer milliseconds"),
+        ({"at": pa.array([WHEN, WHEN], pa.timestamp("ms"))}, "time zone"),
+        ({"at": pa.array([WHEN, None])}, "null"),
+        ({"at": None}, "either at="),
+        ({"ids": "m"}, "one id each"),
+        ({"ids": ["a", ""]}, r"ids\[1\]"),
+        ({"ids": ["a"]}, "1 items for 2"),
+        ({"ids": [b"a", b"\xff"]}, "ids"),
+        ({"ids": Ragged.of([b"a", b"\xff"])}, "UTF-8"),
+        ({"ids": Ragged.of([b"a", b"x\0"])}, "NUL"),
+        ({"tags": ["x" * 65, ""]}, "64 bytes"),
+        ({"headers": [{"a": "b"}]}, "1 items for 2"),
+        ({"expires": ["1h"]}, "1 items for 2"),
+    ],
+)
+def test_a_batch_that_cannot_be_put_is_refused(arguments: dict[str, object], mends: str) -> None:
+    given: dict[str, object] = {"payloads": [b"a", b"b"], "at": WHEN, **arguments}
+    with pytest.raises(Invalid, match=mends):
+        Batch(**given)  # type: ignore[arg-type]
+
+
+def test_at_or_in_but_not_both() -> None:
+    assert asked_time(None, "1s") == (1_000, True)
+    for both in ((None, None), (WHEN, "1s")):
+        with pytest.raises(Invalid):
+            asked_time(*both)

@@ -1,0 +1,147 @@
+"""What an answer means, above all after one that was lost; and the line that parcels wait in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from timeline.clock import Clock
+from timeline.columns import Ragged
+from timeline.driver.line import Line
+from timeline.driver.parcel import Many, Parcel, judge
+from timeline.driver.putting import build_puts, cuts_of
+from timeline.errors import Invalid
+from timeline.model import Answers, Operation, Status
+
+
+def _parcel(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> Parcel:
+    columns = {"ids": Ragged.of([b"%d" % n for n in range(count)]), "birth": np.arange(1, count + 1, dtype=np.uint64)}
+    many = Many(count, 1_000.0, clock)
+    parcel = Parcel(columns, operation, many, None, 10 * count, unsure=unsure)
+    many.adopt(parcel)
+    return parcel
+
+
+def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
+    answers = Answers.blank(len(statuses))
+    answers.status[:] = [status.code for status in statuses]
+    answers.repeat[:] = repeat
+    answers.settled[:] = settled
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("operation", "unsure", "status", "repeat", "settled", "final"),
+    [
+        (Operation.PUT, True, Status.DUPLICATE, 1, 0, Status.OK),
+        (Operation.PUT, True, Status.DUPLICATE, 0, 0, Status.DUPLICATE),
+        (Operation.PUT, True, Status.DUPLICATE, 0, 1, Status.DUPLICATE),
+        (Operation.PUT, True, Status.EXISTS, 0, 0, Status.EXISTS),
+        (Operation.ACK, True, Status.NOT_FOUND, 0, 0, Status.OK),
+        (Operation.ACK, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.ACK, True, Status.FENCED, 0, 0, Status.FENCED),
+        (Operation.CANCEL, True, Status.NOT_FOUND, 0, 0, Status.UNKNOWN),
+        (Operation.CANCEL, True, Status.NOT_FOUND, 0, 1, Status.NOT_FOUND),
+        (Operation.CANCEL, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.PURGE, True, Status.NOT_FOUND, 0, 0, Status.UNKNOWN),
+        (Operation.MOVE, True, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.RELEASE, True, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.RELEASE, True, Status.OK, 1, 0, Status.OK),
+    ],
+)
+def test_an_own_unknown_is_settled_by_the_repeated_call(
+    operation: Operation, unsure: bool, status: Status, repeat: int, settled: int, final: Status
+) -> None:
+    parcel = _parcel(operation, 1, Clock(), unsure)
+    judged = judge(parcel, _answers(status, repeat=repeat, settled=settled))
+    assert not judged.again
+    assert Status.of(int(judged.final.status[0])) is final
+
+
+def test_what_may_be_repeated_goes_again_and_the_rest_is_final() -> None:
+    parcel = _parcel(Operation.PUT, 5, Clock())
+    judged = judge(parcel, _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN, Status.EXISTS, Status.UNAVAILABLE))
+    assert judged.done is not None and judged.done.tolist() == [0, 3]
+    assert [(part.columns["ids"].tolist(), part.unsure) for part in judged.again] == [
+        ([b"1"], False),
+        ([b"4"], False),
+        ([b"2"], True),
+    ]
+    assert [Status.of(part.overdue()[0]) for part in judged.again] == ["THROTTLED", "UNAVAILABLE", "UNKNOWN"]
+    assert judged.again[2].columns["birth"].tolist() == [3]
+
+
+def _entry(id: bytes) -> tuple[object, ...]:
+    return (id, 7, 0, 1, b"payload", 0, b"", b"")
+
+
+async def test_single_calls_form_the_next_frame() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    calls = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 60_000)) for n in range(10)]
+    await line.work.wait()
+    taken = line.next()
+    assert taken is not None and line.next() is None
+    request, parcel = taken
+    assert len(parcel) == 10 and line.aboard == 1
+    line.answer(request, _answers(*[Status.OK] * 10))
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {Status.OK.code}
+    await line.idle()
+    assert line.aboard_bytes == 0
+
+
+async def test_a_broken_wire_makes_what_was_aboard_unsure_and_sends_the_same_again() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    await line.work.wait()
+    first = line.next()
+    assert first is not None
+    line.broke()
+    second = line.next()
+    assert second is not None and second[0] != first[0]
+    assert second[1].columns is first[1].columns and second[1].unsure
+    assert line.answer(first[0], _answers(Status.OK)) is None  # an answer from the wire that broke
+    line.answer(second[0], _answers(Status.DUPLICATE, repeat=1))
+    assert (await call).status == Status.OK.code
+
+
+async def test_an_answer_that_does_not_fit_is_refused() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    await line.work.wait()
+    taken = line.next()
+    assert taken is not None
+    with pytest.raises(Invalid, match="2 messages of 1"):
+        line.answer(taken[0], _answers(Status.OK, Status.OK))
+    line.drop()
+    assert (await call).status == Status.UNKNOWN.code
+
+
+async def test_closing_says_what_is_known() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    sent = asyncio.ensure_future(line.single(_entry(b"sent"), 100, 60_000))
+    await line.work.wait()
+    line.next()
+    waiting = asyncio.ensure_future(line.single(_entry(b"waiting"), 100, 60_000))
+    await asyncio.sleep(0)
+    line.drop()
+    assert (await sent).status == Status.UNKNOWN.code
+    assert (await waiting).status == Status.UNAVAILABLE.code
+
+
+async def test_a_call_that_was_cancelled_is_not_sent() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    await line.work.wait()
+    call.cancel()
+    await asyncio.wait({call})
+    assert line.next() is None
+
+
+def test_frames_are_cut_at_their_aim() -> None:
+    sizes = np.array([10, 10, 10, 500, 10, 10])
+    assert [(cut.start, cut.stop) for cut in cuts_of(sizes, 100, 1_000)] == [(0, 3), (3, 4), (4, 6)]
+    assert [(cut.start, cut.stop) for cut in cuts_of(np.full(5, 1), 100, 2)] == [(0, 2), (2, 4), (4, 5)]
+    assert cuts_of(np.zeros(0, dtype=np.int64), 100, 2) == []

@@ -1,0 +1,153 @@
+"""Times and durations as a person writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta, timezone
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import timeline
+from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, expiry_ms, instant_ms, local
+from timeline.errors import Invalid
+from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
+
+
+@pytest.mark.parametrize(
+    ("written", "millis"),
+    [
+        ("250ms", 250),
+        ("30s", 30_000),
+        ("15m", 900_000),
+        ("2h", 7_200_000),
+        ("10d", 864_000_000),
+        ("1w", 604_800_000),
+        ("1h30m", 5_400_000),
+        ("1h 30m", 5_400_000),
+        ("0.1s", 100),
+        ("1.5h", 5_400_000),
+        ("1us", 1),
+        (" 5s ", 5_000),
+        (5, 5_000),
+        (0, 0),
+        (0.25, 250),
+        (0.1, 100),
+        (0.0001, 1),
+        (2.3, 2_300),
+        (np.int64(3), 3_000),
+        (timedelta(milliseconds=7), 7),
+        (timedelta(microseconds=1), 1),
+        (timedelta(microseconds=1001), 2),
+    ],
+)
+def test_durations(written: object, millis: int) -> None:
+    assert duration_ms(written) == millis  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "5", "5 parsecs", "-5s", "1e3s", "5s later", "40000d", b"5s"),
+        *(float("nan"), float("inf"), -1, -0.5, True, None, (), timedelta(milliseconds=-1), 10**12, 1e300),
+    ],
+)
+def test_durations_that_cannot_be_meant_are_refused(wrong: object) -> None:
+    with pytest.raises(Invalid, match="in_ must"):
+        duration_ms(wrong)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, MAX_DURATION_MS))
+def test_durations_in_ms_are_exact_however_they_are_written(millis: int) -> None:
+    assert duration_ms(f"{millis}ms") == millis
+    assert duration_ms(timedelta(milliseconds=millis)) == millis
+    assert duration_ms(f"{millis // 1000}.{millis % 1000:03}s") == millis
+
+
+def test_points_in_time() -> None:
+    assert instant_ms(datetime(2026, 3, 29, 12, tzinfo=UTC)) == 1_774_785_600_000
+    assert instant_ms(1_774_785_600_000) == 1_774_785_600_000
+    assert instant_ms(np.int64(1_774_785_600_000)) == 1_774_785_600_000  # type: ignore[arg-type]
+    east = datetime(2026, 3, 29, 14, tzinfo=timezone(timedelta(hours=2)))
+    assert instant_ms(east) == 1_774_785_600_000
+    assert instant_ms(datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)) == instant_ms(datetime(2026, 1, 1, tzinfo=UTC)) + 1
+    assert instant_ms(0) == instant_ms(datetime(1900, 1, 1, tzinfo=UTC)) == 1
+    assert instant_ms(LOOKS_LIKE_SECONDS) == LOOKS_LIKE_SECONDS
+    assert instant_ms(MAX_TIME_MS) == MAX_TIME_MS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mends"),
+    [
+        (datetime(2026, 1, 1), r"no time zone.*timeline\.local"),
+        (1_774_785_600, "looks like seconds.*multiply by 1000"),
+        (1_774_785_600.5, "float"),
+        (float("nan"), "float"),
+        (True, "at"),
+        (-1, "negative"),
+        (MAX_TIME_MS + 1, "9999"),
+        (None, "at="),
+        ("2026-01-01", "fromisoformat"),
+        (timedelta(1), "in_="),
+        (date(2026, 1, 1), "time of day"),
+        (np.float64(1.8e12), "float"),
+    ],
+)
+def test_points_in_time_that_cannot_be_meant_are_refused(wrong: object, mends: str) -> None:
+    with pytest.raises(Invalid, match=mends):
+        instant_ms(wrong)  # type: ignore[arg-type]
+
+
+@given(st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(9999, 12, 30)))
+def test_a_due_is_never_rounded_down(naive: datetime) -> None:
+    when = naive.replace(tzinfo=UTC)
+    back = as_datetime(instant_ms(when))
+    assert timedelta(0) <= back - when < timedelta(milliseconds=1)
+
+
+def test_expiry_is_a_time_or_a_while() -> None:
+    assert expiry_ms("1h") == (3_600_000, True)
+    assert expiry_ms(timedelta(seconds=1)) == (1_000, True)
+    assert expiry_ms(1_774_785_600_000) == (1_774_785_600_000, False)
+    with pytest.raises(Invalid):
+        expiry_ms("0s")
+
+
+def test_wall_times() -> None:
+    assert local("2026-07-01", "09:00", "America/New_York").astimezone(UTC) == datetime(2026, 7, 1, 13, tzinfo=UTC)
+    assert local(date(2026, 7, 1), time(9), "Europe/Berlin").utcoffset() == timedelta(hours=2)
+    assert timeline.local is local
+
+
+def test_wall_times_that_clocks_skip() -> None:
+    skipped = ("2026-03-29", "02:30", "Europe/Berlin")
+    assert local(*skipped).strftime("%H:%M %z") == "03:30 +0200"
+    assert local(*skipped, gap="earlier").strftime("%H:%M %z") == "01:30 +0100"
+    with pytest.raises(Invalid, match="skip"):
+        local(*skipped, gap="refuse")
+
+
+def test_wall_times_that_clocks_show_twice() -> None:
+    twice = ("2026-10-25", "02:30", "Europe/Berlin")
+    assert local(*twice).utcoffset() == timedelta(hours=2)
+    assert local(*twice, fold=1).utcoffset() == timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("2026-13-01", "09:00", "Europe/Berlin"),
+        ("2026-01-01", "25:00", "Europe/Berlin"),
+        ("2026-01-01", "09:00", "Atlantis/Capital"),
+        ("2026-01-01", "09:00", "../etc/passwd"),
+        ("2026-01-01", "09:00+01:00", "Europe/Berlin"),
+        ("2026-01-01", "09:00", "Europe/Berlin", "sideways"),
+        ("2026-01-01", "09:00", "Europe/Berlin", "later", 2),
+        ("2026-01-01", "09:00", None),
+        (None, "09:00", "Europe/Berlin"),
+    ],
+)
+def test_wall_times_that_cannot_be_read_are_refused(wrong: tuple[object, ...]) -> None:
+    with pytest.raises(Invalid):
+        local(*wrong)  # type: ignore[arg-type]
