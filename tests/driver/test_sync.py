@@ -1,0 +1,169 @@
+"""The same words without await, from plain threads, and after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import timeline
+from tests.driver.broker import Broker
+from timeline import Batch, Message, Status
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    """A broker in a thread of its own; answers its address."""
+    broker, loop = Broker(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(broker.start(), loop).result(10)
+    yield broker.address
+    asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_message_goes_round_without_await(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            assert p.produce(b"1", in_=0, id="m1").status is Status.OK
+            assert p.produce_many([Message(b"2", in_="1h", id="m2")]).counts == {Status.OK: 1}
+            assert [r.id for r in p.produce_iter(Message(b"3", in_="2h", id=f"n{n}") for n in range(3))] == [
+                "n0",
+                "n1",
+                "n2",
+            ]
+            assert p.move("m2", at=1_900_000_000_000).version == 2
+            assert p.cancel("m2").ok
+            for d in c:
+                assert (d.id, d.payload) == ("m1", b"1")
+                assert d.extend("1m") == d.lease_until
+                d.ack()
+                break
+            p.produce_many(Batch([b""] * 50, in_=0))
+            left = 50
+            for b in c.batches():
+                assert b[0].id == b.ids[0].decode()
+                assert not b.ack().failed
+                left -= len(b)
+                if not left:
+                    break
+            with pytest.raises(timeline.NotFound):
+                p.cancel("absent")
+        assert sorted(m.id for m in tl.scan("t")) == ["n0", "n1", "n2"]
+        assert tl.get("t", "absent") is None
+        assert [t.name for t in tl.topics()] == ["t"]
+        assert tl.ping().broker == "b1"
+    with pytest.raises(timeline.Closed):
+        tl.topics()
+    with pytest.raises(timeline.Closed):
+        p.produce(b"", in_=0)
+    assert "timeline" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_one_producer_serves_all_threads(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, ThreadPoolExecutor(8) as pool:
+            receipts = list(pool.map(lambda n: p.produce(b"%d" % n, in_="1h", id=f"m{n}"), range(200)))
+        assert [r.id for r in receipts] == [f"m{n}" for n in range(200)]
+        assert all(r.ok for r in receipts)
+
+
+def test_run_blocks_until_it_is_told_to_stop(served: str) -> None:
+    seen: list[str] = []
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            p.produce_many(Batch([b""] * 20, in_=0))
+
+            def handler(d: timeline.SyncDelivery) -> None:
+                seen.append(d.id)
+                if len(seen) == 20:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            c.run(handler, concurrency=1)
+        assert len(seen) == 20
+        assert list(tl.scan("t")) == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_clients_own_thread_is_refused(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            p.produce(b"", in_=0)
+
+            async def handler(d: timeline.Delivery) -> None:
+                with pytest.raises(timeline.Invalid, match="asynchronous client"):
+                    tl.topics()
+                c._consumer.stop_taking()
+
+            c.run(handler)
+
+
+CHILD = """
+import asyncio, os, sys, timeline
+address = sys.argv[1]
+
+def sync_way():
+    tl = timeline.connect_sync(address, timeout="20s")
+    p = tl.producer("t")
+    assert p.produce(b"", in_="1h", id="parent").ok
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert p.produce(b"", in_="1h", id="child").ok
+            assert {m.id for m in tl.scan("t")} == {"parent", "child"}
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+    assert p.produce(b"", in_="1h", id="parent again").ok
+    tl.close()
+
+async def one(tl, p, id):
+    assert (await p.produce(b"", in_="1h", id=id)).ok
+
+def async_way():
+    tl = timeline.connect(address, timeout="20s")
+    p = tl.producer("t")
+    with asyncio.Runner() as runner:
+        runner.run(one(tl, p, "async parent"))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with asyncio.Runner() as own:
+                    own.run(one(tl, p, "async child"))
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, status
+        runner.run(one(tl, p, "async parent again"))
+        runner.run(tl.aclose())
+
+{"sync": sync_way, "async": async_way}[sys.argv[2]]()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_after_a_fork_parent_and_child_each_have_their_own_connection(served: str, way: str) -> None:
+    with timeline.connect_sync(served, timeout="20s") as tl:
+        tl.create_topic("t")
+    done = subprocess.run([sys.executable, "-c", CHILD, served, way], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
