@@ -117,7 +117,7 @@ class Conductor:
         # In a store that somebody else may use, a topic of our own; it goes when the day is over.
         topic = TOPIC if not self.options.store else f"demo-{TOPIC}-{self.clock.now_ms()}"
         async with timeline.connect(address, timeout="10s") as client:
-            await client.create_topic(topic, lease=dt.timedelta(milliseconds=LEASE_MS))
+            await self._create(client, topic, broker)
             plan, feeders = await self._begin(address, topic)
             await self._watch(plan, broker, feeders)
             await self._close(feeders)
@@ -130,6 +130,17 @@ class Conductor:
             self.troubles.append(f"the broker ended with code {code} on SIGTERM: {broker.last_words()}")
         histories = sorted(self.folder.glob(f"*{HISTORY_SUFFIX}"))
         return summarize(plan, read_history(histories), rows, end_wall_ms, self.troubles), plan
+
+    async def _create(self, client: timeline.Timeline, topic: str, broker: Player) -> None:
+        """The day's topic; the first call tells whether the broker can use its store at all."""
+        creating = asyncio.ensure_future(client.create_topic(topic, lease=dt.timedelta(milliseconds=LEASE_MS)))
+        dying = asyncio.ensure_future(broker.process.wait())
+        await asyncio.wait((creating, dying), return_when=asyncio.FIRST_COMPLETED)
+        if dying.done():
+            creating.cancel()
+            raise CannotPlay(f"the broker ended with code {broker.process.returncode}: {broker.last_words()}")
+        dying.cancel()
+        creating.result()
 
     async def _begin(self, address: str, topic: str) -> tuple[Plan, list[Player]]:
         """Starts everybody; the day's clock starts when all of them are ready."""

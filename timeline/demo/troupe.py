@@ -90,7 +90,7 @@ class Troupe:
         """Starts a broker on free ports; the process and the address it listens on."""
         free = "127.0.0.1:0"
         player = await self._start(
-            "broker", "timeline", "serve", "--listen", free, "--metrics", free, "--store", store, "--json"
+            "broker", "timeline.demo.broker", "serve", "--listen", free, "--metrics", free, "--store", store, "--json"
         )
         return player, str(json.loads(await player.line())["listen"])
 
