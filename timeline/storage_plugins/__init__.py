@@ -32,9 +32,9 @@ def make_store(url: str) -> Store:
     known = plugins()
     if not separator or scheme not in known:
         near = difflib.get_close_matches(scheme, known, n=1)
-        meant = f"Did you mean {near[0]}://? " if near else ""
+        meant = f"; did you mean {near[0]}://?" if near else "."
         names = ", ".join(f"{name}://" for name in sorted(known))
-        raise StoreRefused(f"no storage plugin for {shown(url)!r}. {meant}Known schemes: {names}")
+        raise StoreRefused(f"no storage plugin for {shown(url)!r}{meant} Known schemes: {names}")
     try:
         factory = cast(StoreFactory, known[scheme].load())
     except ImportError as missing:

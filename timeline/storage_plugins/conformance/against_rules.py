@@ -11,8 +11,8 @@ from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.mirror import Mirror
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import PLENTY, T0, Trial
-from timeline.storage_plugins.contract import Grant, Mutations, Puts, Settles, TagMutation
+from timeline.storage_plugins.conformance.trial import PLENTY, T0, Trial, walked
+from timeline.storage_plugins.contract import Grant, Mutations, Puts, Settles, TagMutation, TagStep
 
 HOLDERS = (b"worker-1", b"worker-2", b"Worker-2")
 GROUPS = (b"default", b"default", b"ops")
@@ -143,15 +143,14 @@ class _Walk:
             dry_run=rng.random() < 0.3,
         )
         counts: dict[Status, int] = {}
-        cursor = b""
-        while True:
-            step = await self.trial.store.mutate_tag(self.topic, self.now_ms, mutation, cursor, rng.randint(1, 9))
+
+        async def chunk(cursor: bytes) -> TagStep:
+            return await self.trial.store.mutate_tag(self.topic, self.now_ms, mutation, cursor, rng.randint(1, 9))
+
+        async for step in walked(chunk):
             for code, count in step.counts.items():
                 if count:
                     counts[Status.of(code)] = counts.get(Status.of(code), 0) + count
-            if step.cursor is None:
-                break
-            cursor = step.cursor
         self.mirror.mutate_tag(self.now_ms, mutation, counts)
 
     async def again(self) -> None:

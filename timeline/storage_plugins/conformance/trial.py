@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from timeline.storage_plugins.contract import (
     Grant,
     Leased,
     Mutations,
+    Page,
     Puts,
     ScanFilter,
     Settles,
     Store,
     TagMutation,
+    TagStep,
 )
 
 T0 = 1_750_000_000_000
@@ -34,6 +36,10 @@ WORKER = b"worker-1"
 MakeStore: TypeAlias = Callable[[], Store]
 Many: TypeAlias = Any
 """One value for all, or a sequence with one each."""
+
+
+Step = TypeVar("Step", Page, TagStep)
+MOST_STEPS = 3_000
 
 
 class Violation(AssertionError):
@@ -255,34 +261,30 @@ class Trial:
         wanted = {"group": b"default", "started_ms": now_ms, "op": self.number(), **more}
         mutation = TagMutation(operation=operation, tag=tag, **wanted)
         total: dict[Status, int] = {}
-        cursor = b""
-        for _ in range(100_000):
-            step = await self.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
+
+        async def chunk(cursor: bytes) -> TagStep:
+            return await self.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
+
+        async for step in walked(chunk):
             expect(sum(step.counts.values()) <= limit, f"a chunk of at most {limit} counted {step.counts}")
             for code, count in step.counts.items():
                 total[Status.of(code)] = total.get(Status.of(code), 0) + count
-            if step.cursor is None:
-                return {status: count for status, count in total.items() if count}
-            cursor = step.cursor
-        raise Violation("a walk by tag did not end within 100,000 chunks")
+        return {status: count for status, count in total.items() if count}
 
     async def scan(
         self, topic: Topic, *, now_ms: int = T0, limit: int = 1000, payload: bool = False, **where: Any
     ) -> Rows:
         """All rows that match, page by page."""
-        pages: list[Rows] = []
-        cursor = b""
-        for _ in range(100_000):
-            page = await self.store.scan(topic, now_ms, ScanFilter(**where), cursor, limit, payload)
-            expect(
-                len(page.rows) <= limit or where.get("ids") is not None,
-                f"a page of at most {limit} rows has {len(page.rows)}",
-            )
-            pages.append(page.rows)
-            if page.cursor is None:
-                return Rows.concat(pages)
-            cursor = page.cursor
-        raise Violation("a scan did not end within 100,000 pages")
+        found: list[Rows] = []
+
+        async def page(cursor: bytes) -> Page:
+            return await self.store.scan(topic, now_ms, ScanFilter(**where), cursor, limit, payload)
+
+        async for part in walked(page):
+            few = len(part.rows) <= limit or where.get("ids") is not None
+            expect(few, f"a page of at most {limit} rows has {len(part.rows)}")
+            found.append(part.rows)
+        return Rows.concat(found)
 
     async def everything(self, topic: Topic, *, now_ms: int = T0) -> dict[bytes, dict[str, Any]]:
         """Each row there is, dead letters too, with all of its fields and its payload, by id."""
@@ -295,6 +297,18 @@ class Trial:
         if found is None:
             raise Violation(f"{id!r} is not in the store")
         return found
+
+
+async def walked(step: Callable[[bytes], Awaitable[Step]]) -> AsyncIterator[Step]:
+    """The steps of a walk from its start, `step(cursor)` each, until one has no cursor; Violation when none comes."""
+    cursor = b""
+    for _ in range(MOST_STEPS):
+        taken = await step(cursor)
+        yield taken
+        if taken.cursor is None:
+            return
+        cursor = taken.cursor
+    raise Violation(f"a walk did not end within {MOST_STEPS:,} steps")
 
 
 def by_id(rows: Rows) -> dict[bytes, dict[str, Any]]:

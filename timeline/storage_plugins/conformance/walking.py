@@ -9,14 +9,14 @@ from timeline.storage_plugins.conformance.trial import (
     T0,
     WORKER,
     Trial,
-    Violation,
     by_id,
     expect,
     expect_equal,
     named,
     statuses,
+    walked,
 )
-from timeline.storage_plugins.contract import ScanFilter, TagMutation
+from timeline.storage_plugins.contract import Page, ScanFilter, TagMutation, TagStep
 
 
 @check()
@@ -93,19 +93,18 @@ async def check_tag_chunk_repeated(trial: Trial) -> None:
     topic = await trial.topic()
     await trial.stored(topic, named(40), T0 + 500, tag=b"t")
     mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=100)
-    done, cursor = 0, b""
-    for _ in range(1_000):
+    done = 0
+
+    async def chunk(cursor: bytes) -> TagStep:
         first = await trial.store.mutate_tag(topic, T0, mutation, cursor, 7)
         again = await trial.store.mutate_tag(topic, T0, mutation, cursor, 7)
         expect_equal(again.counts, first.counts, "counts of a chunk repeated")
         if first.counts:
             expect_equal(first.earliest_due_ms, T0 + 600, "the earliest due among the moved")
-        done += first.counts.get(Status.OK.code, 0)
-        if again.cursor is None:
-            break
-        cursor = again.cursor
-    else:
-        raise Violation("a walk by tag did not end within 1,000 chunks")
+        return again
+
+    async for step in walked(chunk):
+        done += step.counts.get(Status.OK.code, 0)
     expect_equal(done, 40, "messages counted as moved")
     rows = await trial.everything(topic)
     expect_equal({row["due_ms"] for row in rows.values()}, {T0 + 600}, "dues after each chunk was sent twice")
@@ -119,15 +118,19 @@ async def check_tag_while_messages_go(trial: Trial) -> None:
     ids = named(100)
     await trial.stored(topic, ids, T0 + 500, tag=b"t")
     mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=1_000)
-    step = await trial.store.mutate_tag(topic, T0, mutation, b"", 30)
-    met = sum(step.counts.values())
-    untouched = [id for id, row in (await trial.everything(topic)).items() if row["version"] == 1]
-    expect_equal(len(untouched), 100 - met, "rows that the first chunk did not meet")
-    gone = untouched[::2]
-    await trial.mutate(topic, Operation.CANCEL, gone)
-    while step.cursor is not None:
-        step = await trial.store.mutate_tag(topic, T0, mutation, step.cursor, 30)
+    met = 0
+    gone: list[bytes] = []
+
+    async def chunk(cursor: bytes) -> TagStep:
+        return await trial.store.mutate_tag(topic, T0, mutation, cursor, 30)
+
+    async for step in walked(chunk):
         met += sum(step.counts.values())
+        if not gone:
+            untouched = [id for id, row in (await trial.everything(topic)).items() if row["version"] == 1]
+            expect_equal(len(untouched), 100 - met, "rows that the first chunk did not meet")
+            gone = untouched[::2]
+            await trial.mutate(topic, Operation.CANCEL, gone)
     expect_equal(met, 100 - len(gone), "messages met in all")
     rows = await trial.everything(topic)
     expect_equal({row["due_ms"] for row in rows.values()}, {T0 + 1_500}, "dues of those that stayed")
@@ -201,13 +204,14 @@ async def check_scan_under_moves(trial: Trial) -> None:
     ids = named(200)
     await trial.stored(topic, ids, [T0 + at for at in range(200)])
     seen: list[bytes] = []
-    cursor, turn = b"", 0
-    while True:
-        page = await trial.store.scan(topic, T0 + 50, ScanFilter(), cursor, 17, False)
-        seen += page.rows.ids.tolist()
-        if page.cursor is None:
-            break
-        cursor, turn = page.cursor, turn + 1
+    turn = 0
+
+    async def page(cursor: bytes) -> Page:
+        return await trial.store.scan(topic, T0 + 50, ScanFilter(), cursor, 17, False)
+
+    async for part in walked(page):
+        seen += part.rows.ids.tolist()
+        turn += 1
         await trial.mutate(topic, Operation.MOVE, ids[turn % 3 :: 3], T0 + 100 * turn, now_ms=T0 + 50)
         leased = await trial.lease(topic, 20, now_ms=T0 + 50)
         await trial.settle(topic, Operation.RELEASE, leased.rows, now_ms=T0 + 50, time_ms=T0 + 40 * turn)
@@ -236,13 +240,14 @@ async def check_scan_pages_with_payloads_stay_small(trial: Trial) -> None:
     payloads = [bytes([at]) * 300_000 for at in range(20)]
     await trial.stored(topic, named(20), payload=payloads)
     found: list[Rows] = []
-    cursor: bytes | None = b""
-    while cursor is not None:
-        page = await trial.store.scan(topic, T0, ScanFilter(), cursor, 1_000, True)
-        sizes = int(page.rows.payload_bytes.sum())
+
+    async def page(cursor: bytes) -> Page:
+        return await trial.store.scan(topic, T0, ScanFilter(), cursor, 1_000, True)
+
+    async for part in walked(page):
+        sizes = int(part.rows.payload_bytes.sum())
         expect(sizes <= 2 * 1024 * 1024, f"a page carries {sizes} bytes of payloads")
-        found.append(page.rows)
-        cursor = page.cursor
+        found.append(part.rows)
     rows = by_id(Rows.concat(found))
     expect_equal([rows[id]["payloads"] == payloads[at] for at, id in enumerate(named(20))], [True] * 20, "payloads")
 
@@ -261,17 +266,18 @@ async def check_held_by(trial: Trial) -> None:
     wanted = {T0: sorted(mine.ids.tolist()[3:]), T0 + 1_000: sorted(mine.ids.tolist()[10:]), T0 + 5_000: []}
     for now_ms, ids in wanted.items():
         found: list[Rows] = []
-        cursor: bytes | None = b""
-        while cursor is not None:
-            page = await trial.store.held_by(topic, now_ms, WORKER, cursor, 4)
-            expect(len(page.rows) <= 4, f"a page of at most 4 rows has {len(page.rows)}")
-            found.append(page.rows)
-            cursor = page.cursor
+
+        async def page(cursor: bytes, now_ms: int = now_ms) -> Page:
+            return await trial.store.held_by(topic, now_ms, WORKER, cursor, 4)
+
+        async for part in walked(page):
+            expect(len(part.rows) <= 4, f"a page of at most 4 rows has {len(part.rows)}")
+            found.append(part.rows)
         rows = by_id(Rows.concat(found))
         expect_equal(sorted(rows), ids, f"ids held at T0 + {now_ms - T0}")
         expect(all(row["payloads"] == id for id, row in rows.items()), "payloads of what is held differ")
         expect_equal({row["holders"] for row in rows.values()} - {WORKER}, set(), "other holders")
-    page = await trial.store.held_by(topic, T0, b"Worker-1", b"", 100)
-    expect_equal(sorted(page.rows.ids.tolist()), sorted(theirs.ids.tolist()), "ids that the other holder has")
+    other = await trial.store.held_by(topic, T0, b"Worker-1", b"", 100)
+    expect_equal(sorted(other.rows.ids.tolist()), sorted(theirs.ids.tolist()), "ids that the other holder has")
     expect_equal(len((await trial.store.held_by(topic, T0, b"nobody", b"", 100)).rows), 0, "rows that nobody has")
     expect_equal(set(statuses(await trial.settle(topic, Operation.ACK, theirs))), {Status.OK}, "acks of the other's")

@@ -1,0 +1,89 @@
+"""The proof of the suite beyond the table: each faulty store is found by the check that is named beside it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.storage_plugins import faulty_leases, faulty_stores
+from timeline.errors import Invalid
+from timeline.model import Topic
+from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, Violation, run_check, run_suite
+from timeline.storage_plugins.contract import Store, StoreRefused, Swept
+from timeline.storage_plugins.memory import MemoryStore
+
+FAULTS = faulty_leases.FAULTS
+
+
+def test_faulty_stores_of_all_groups_are_there() -> None:
+    modules = {faulty.__module__ for faulty in FAULTS}
+    assert modules == {faulty_leases.__name__, faulty_stores.__name__}
+
+
+@pytest.mark.parametrize(("faulty", "check"), FAULTS.items(), ids=[faulty.__name__ for faulty in FAULTS])
+async def test_a_faulty_store_is_found(faulty: type[Store], check: str) -> None:
+    result = await run_check(check, faulty)
+    assert result.outcome is Outcome.FAILED, f"{check} passed on {faulty.__name__}"
+    assert result.found
+
+
+async def test_a_store_that_raises_fails_its_checks_and_the_others_go_on() -> None:
+    class Breaks(MemoryStore):
+        async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+            raise ZeroDivisionError("not a store's error")
+
+    report = await run_suite(Breaks, ["sweep_of_nothing", "ack_deletes"])
+    assert [result.outcome for result in report.results] == [Outcome.FAILED, Outcome.PASSED]
+    assert "ZeroDivisionError: not a store's error" in report.results[0].found
+    assert not report.ok
+
+
+async def test_a_store_that_hangs_fails_its_check() -> None:
+    class Hangs(MemoryStore):
+        async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    result = await run_check("sweep_of_nothing", Hangs, timeout_s=0.05)
+    assert (result.outcome, result.found) == (Outcome.FAILED, "not done after 0.05 s")
+
+
+async def test_a_store_that_cannot_be_opened_fails_every_check_it_runs() -> None:
+    class Closed(MemoryStore):
+        async def check(self) -> None:
+            raise OSError("no such disk")
+
+    report = await run_suite(Closed, list(CHECKS)[:5])
+    assert len(report.failed) == 5
+
+
+async def test_only_some_checks_and_a_word_for_each_result() -> None:
+    told: list[Result] = []
+    report = await run_suite("memory://", ["ack_deletes", "durable_store_keeps_everything"], told.append)
+    assert told == report.results
+    assert report.counts() == {"passed": 1, "failed": 0, "skipped": 1}
+    assert report.ok
+
+
+async def test_a_check_that_does_not_exist_is_named() -> None:
+    with pytest.raises(Invalid, match="no such check: ack_delets"):
+        await run_suite("memory://", ["ack_delets"])
+
+
+async def test_a_url_that_names_no_store_is_refused() -> None:
+    with pytest.raises(StoreRefused, match="did you mean memory"):
+        await run_suite("memroy://", ["ack_deletes"])
+
+
+def test_every_check_has_a_sentence() -> None:
+    assert len(CHECKS) >= 90
+    assert all(check.sentence.endswith(".") and len(check.sentence) > 25 for check in CHECKS.values())
+
+
+async def test_a_failed_result_raises_what_must_hold_and_what_was_seen() -> None:
+    faulty, name = next(iter(FAULTS.items()))
+    result = await run_check(name, faulty)
+    with pytest.raises(Violation) as raised:
+        result.raise_failed()
+    assert result.sentence in str(raised.value) and result.found in str(raised.value)

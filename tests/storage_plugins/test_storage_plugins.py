@@ -1,0 +1,95 @@
+"""Finding a store by its URL: what is said when it cannot be found, and that no secret is said with it."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from timeline import storage_plugins
+from timeline.storage_plugins import make_store, open_store, plugins, shown
+from timeline.storage_plugins.contract import Opened, Store, StoreRefused, StoreUnavailable
+from timeline.storage_plugins.memory import MemoryStore
+
+
+def test_plugins_are_found_by_their_scheme() -> None:
+    assert {"memory", "sqlite"} <= plugins().keys()
+    assert isinstance(make_store("memory://"), MemoryStore)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memroy://", "did you mean memory://?"),
+        ("sqlit:///a.db", "did you mean sqlite://?"),
+        ("zzz://host", "Known schemes: "),
+        ("memory", "did you mean memory://?"),
+        ("", "Known schemes: "),
+        ("memory://shared", "takes nothing after it"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused_with_what_would(url: str, said: str) -> None:
+    with pytest.raises(StoreRefused, match=said.replace("?", r"\?")) as refused:
+        make_store(url)
+    assert not refused.value.retryable
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgre://ops:hunter2@db:5432/timeline",
+        "postgre://ops:hun%2Fter2@db/timeline?password=hunter2",
+        "postgre://ops:p@hunter2@db/timeline",
+        "postgre://db/timeline?user=ops&password=hunter2#hunter2",
+        "ops:hunter2@db",
+    ],
+)
+def test_a_refusal_never_repeats_a_password(url: str) -> None:
+    with pytest.raises(StoreRefused) as refused:
+        make_store(url)
+    assert "hunter2" not in str(refused.value) and "hun%2F" not in str(refused.value)
+    assert "db" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("sqlite:////data/a.db", "sqlite:////data/a.db"),
+        ("redis://:secret@h1:6379/0?x=1", "redis://…@h1:6379/0"),
+        ("memory://", "memory://"),
+        ("sqlite:///" + "x" * 200, "sqlite:///" + "x" * 69 + "…"),
+    ],
+)
+def test_a_url_as_it_may_be_printed(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("redis", "a_driver_that_is_not_installed:Store", storage_plugins.GROUP)
+    monkeypatch.setattr(storage_plugins, "plugins", lambda: {"redis": point})
+    with pytest.raises(StoreRefused, match=r"a_driver_that_is_not_installed.*pip install 'timeline\[redis\]'"):
+        make_store("redis://h")
+
+
+async def test_a_store_that_cannot_be_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Store] = []
+
+    class Unreachable(MemoryStore):
+        async def open(self) -> Opened:
+            raise StoreUnavailable("nobody answers")
+
+        async def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(storage_plugins, "make_store", lambda _: Unreachable())
+    with pytest.raises(StoreUnavailable, match="nobody answers"):
+        await open_store("memory://")
+    assert len(closed) == 1
+
+
+async def test_open_store_opens() -> None:
+    store = await open_store("memory://")
+    await store.check()
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="not open"):
+        await store.check()
