@@ -66,7 +66,7 @@ class Gateway:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._calls = 0
-        self.producers: set[ProduceStream] = set()
+        self.producers: dict[ProduceStream, None] = {}  # in order of arrival, so that a run can be repeated
         self.streams = 0
         self._ended = asyncio.Event()
 
@@ -138,11 +138,11 @@ class Gateway:
         try:
             if method == "Produce":
                 producing = ProduceStream(self._node, stream)
-                self.producers.add(producing)
+                self.producers[producing] = None
                 try:
                     await producing.serve()
                 finally:
-                    self.producers.discard(producing)
+                    self.producers.pop(producing, None)
             elif method == "Consume":
                 await ConsumeStream(self._node, stream, peer).serve()
             else:
