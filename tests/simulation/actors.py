@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 IDS = 26
 TAGS = ("red", "blue")
 FAR_MS = 3_600_000
+CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED", "FORBIDDEN")
+"""With these, no earlier sending of the call happened either."""
 
 
 def judged(error: TimelineError) -> tuple[str, str]:
@@ -39,6 +41,13 @@ class Actor:
         self.history = History(name, world.true_clock, world.events)
         self.client: Any = world.client(self.process, self.rng)
 
+    def _told(self, status: str, invoked: float) -> dict[str, Any]:
+        """The result of a call that failed, with the note that it may have been repeated after an answer was lost."""
+        lost_s = max(self.world.network.answers_lost.get(self.process.name, 0.0), self.world.store.answer_lost_s)
+        if lost_s * 1_000.0 < invoked or status in CERTAIN:
+            return {"status": status}
+        return {"status": status, "repeated": True}
+
     async def noted(
         self,
         operation: str,
@@ -52,7 +61,7 @@ class Actor:
             answer = await call()
         except TimelineError as error:
             outcome, status = judged(error)
-            self.history.answer(started, outcome, {"status": status})
+            self.history.answer(started, outcome, self._told(status, started[0].invoked))
             return None
         result = told(answer)
         self.history.answer(started, outcome_of(result["status"]), result)
@@ -90,6 +99,8 @@ class Producer(Actor):
             if self.rng.random() < 0.7:
                 await self.timer.wait(self.rng.expovariate(1.0) * self.world.pace_s)
         await asyncio.gather(*under_way)
+        for producer in self.producers.values():
+            await producer.aclose()
         await self.client.aclose()
 
     def _id(self) -> str:
@@ -151,7 +162,7 @@ class Producer(Actor):
             outcome, status = judged(error)
             self.history.answer(started, outcome, [{"status": status}] * len(started))
             return
-        told = [receipt(answer) for answer in answers]
+        told = [receipt(one) if one.ok else self._told(str(one.status), started[0].invoked) for one in answers]
         self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
 
     async def move(self, topic: str) -> None:

@@ -58,6 +58,8 @@ class Process:
 
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_number: contextvars.ContextVar[int] = contextvars.ContextVar("number", default=0)
+"""Which task a callback belongs to, counted as they were made."""
 
 
 class Stuck(RuntimeError):
@@ -86,7 +88,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)  # type: ignore[attr-defined]
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, context: Any = None) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        own = contextvars.copy_context() if context is None else context
+        own.run(_number.set, len(self.tasks) + 1)
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=own)
         self.tasks.append(task)
         return task
 
@@ -109,6 +113,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         batch = list(ready)
         ready.clear()
         if len(batch) > 1:
+            # In the order of their tasks first: code that walks a set wakes its members by their addresses, which are
+            # no part of a seed.
+            batch.sort(key=_number_of)
             self._rng.shuffle(batch)
         self.steps += len(batch)
         for handle in batch:
@@ -135,19 +142,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_soon = self._refuse  # type: ignore[method-assign, assignment]
         self.call_at = self._refuse  # type: ignore[method-assign, assignment]
         self.call_later = self._refuse  # type: ignore[method-assign, assignment]
-        for task in self.tasks:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                try:
-                    task.get_coro().close()  # type: ignore[union-attr]
-                except (RuntimeError, asyncio.CancelledError):
-                    continue  # it would go on while being closed: it is a dead process's, which may not
+        asyncio._set_running_loop(self)
+        try:
+            # What a `finally` starts on the way joins the list, and is closed in its turn.
+            for task in self.tasks:
+                if not task.done():
+                    self._close(task)
+        finally:
+            asyncio._set_running_loop(None)
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()
 
+    def _close(self, task: asyncio.Task[Any]) -> None:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        try:
+            task.get_coro().close()  # type: ignore[union-attr]
+        except (RuntimeError, asyncio.CancelledError):
+            pass  # it would go on while being closed: it is a dead process's, which may not
+
     def _refuse(self, *args: Any, **kwargs: Any) -> Handle:
         return Handle(_nothing, (), self)
+
+
+def _number_of(handle: Any) -> int:
+    number: int = handle._context.get(_number)
+    return number
 
 
 def _nothing() -> None:

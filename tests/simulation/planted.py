@@ -53,11 +53,17 @@ class CursorSkip(_Planted):
         self._floor: dict[tuple[int, int], int] = {}
 
     async def lease_due(
-        self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant]
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         asked = list(range(topic.settings.buckets)) if buckets is None else buckets
         seen = [bucket for bucket in asked if await self._above(topic, bucket)]
-        leased = await super().lease_due(topic, seen, now_ms, due_before_ms, grants)
+        leased = await super().lease_due(topic, seen, now_ms, due_before_ms, grants, overdue_ms)
         for id, due_ms in zip(leased.rows.ids.tolist(), leased.was_due_ms.tolist(), strict=True):
             key = topic.uid, bucket_of(id, topic.settings.buckets)
             self._floor[key] = max(self._floor.get(key, 0), due_ms)
@@ -92,12 +98,18 @@ class Resurrects(_Planted):
         return answers
 
     async def lease_due(
-        self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant]
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         ghosts, self._ghosts = self._ghosts, []
         for where, puts in ghosts:
             await super().put(where, now_ms, puts)
-        return await super().lease_due(topic, buckets, now_ms, due_before_ms, grants)
+        return await super().lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
 
 def _as_put(rows: Rows, at: int) -> Puts:

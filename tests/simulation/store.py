@@ -54,7 +54,10 @@ class TroubledStore(Store):
         self.capabilities = self.inner.capabilities
         self.trouble = Trouble()
         self.occurred: Counter[str] = Counter()
+        self._loop = loop
         self._timer = Timer(loop)
+        self.answer_lost_s = 0.0
+        """When an answer was last lost."""
         self._rng = rng
         self._history = history
         self._opened: Opened | None = None
@@ -84,6 +87,7 @@ class TroubledStore(Store):
         await self._timer.wait(draw() * draw() * trouble.slowest_s / 2)
         if draw() < trouble.lost_after:
             self.occurred["store answer lost"] += 1
+            self.answer_lost_s = self._loop.time()
             raise StoreUnknown("the answer was lost")
         return answer
 
@@ -138,9 +142,10 @@ class TroubledStore(Store):
         now_ms: int,
         due_before_ms: int,
         grants: Sequence[Grant],
+        overdue_ms: int = 0,
     ) -> Leased:
         async def work() -> Leased:
-            leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants)
+            leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
             times = {"now_ms": now_ms, "due_before_ms": due_before_ms}
             for at in range(len(leased.rows)):
                 self._commit(topic, "lease", leased.rows.ids[at], {**_row(leased.rows, at), **times})

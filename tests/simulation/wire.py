@@ -28,6 +28,8 @@ class Network:
         self.listeners: dict[str, tuple[Process, Service]] = {}
         self.connections: list[Connection] = []
         self.occurred: Counter[str] = Counter()
+        self.answers_lost: dict[str, float] = {}
+        """When each process last lost a connection, and with it perhaps an answer."""
         self.slowest_s = 0.002
         self.cut_chance = 0.0
         self.repeat_chance = 0.0
@@ -154,6 +156,7 @@ class Connection:
     def tear(self) -> None:
         """The connection is gone: both ends notice, and the broker's handler is cancelled, as gRPC does."""
         self.over()
+        self.network.answers_lost[self.client.name] = self.network.loop.time()
         fault = TransportError(Fault.BROKEN, "the connection broke")
         self.up.tear(fault)
         self.down.tear(fault)
@@ -317,12 +320,13 @@ async def _serve_stream(connection: Connection, service: Service, method: str, p
 
 async def _serve_unary(connection: Connection, service: Service, method: str, times: int) -> None:
     frame = await connection.up.take()
+    answers: list[Any] = []
     for _ in range(times):
         try:
-            answer: Any = await service.unary(method, frame)
+            answers.append(await service.unary(method, frame))
         except TransportError as fault:
-            answer = fault
-    connection.down.put(answer)
+            answers.append(fault)
+    connection.down.put(answers[0])
     connection.maybe_cut()
 
 

@@ -7,6 +7,7 @@ is due must be delivered within a bound. At the end the store is dumped and the 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class World:
         return process.call(partial(self._connect, make, rng))
 
     def _connect(self, make: Any, rng: random.Random) -> Any:
-        return timeline.connect(ADDRESS, timeout=TIMEOUT_S, transport_factory=make, clock=self.true_clock, random=rng)
+        return timeline.Timeline(ADDRESS, TIMEOUT_S, transport_factory=make, clock=self.true_clock, random=rng)
 
     def message(self, **call: Any) -> Any:
         return timeline.Message(**call)
@@ -251,12 +252,17 @@ class World:
     def run(self) -> Outcome:
         """Runs the seed and judges it."""
         asyncio.set_event_loop(self.loop)
+        # What a collection would finalise, and when, is no part of a seed.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             end_wall_ms = self.loop.run_until_complete(self._run())
             rows = self.loop.run_until_complete(self.dump(int(end_wall_ms)))
         finally:
             self.loop.finish()
             asyncio.set_event_loop(None)
+            if collects:
+                gc.enable()
         bound_ms = 0.001 if self.clock.bound_ms() < 0.01 else self.clock.bound_ms()
         verdict = check(
             self.events,
@@ -267,9 +273,9 @@ class World:
             end_wall_ms=end_wall_ms,
         )
         for task in self.loop.tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                if not isinstance(error, timeline.TimelineError):
-                    verdict.violations.append(Violation("ERROR", f"a task ended by {error!r}"))
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, timeline.TimelineError):
+                verdict.violations.append(Violation("ERROR", f"a task ended by {error!r}"))
         for failure in self.loop.failures:
             sentence = f"{failure.get('message')}: {failure.get('exception')!r}"
             verdict.violations.append(Violation("ERROR", sentence))

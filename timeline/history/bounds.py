@@ -35,7 +35,7 @@ def stranded(events: Iterable[Event], rows: Iterable[Values], declared: Declared
             yield Violation("S12", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
 
 
-def over_credit(events: Iterable[Event]) -> Iterator[Violation]:
+def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Violation]:
     """Where a consumer's code had more messages in flight than its session's credit. `consume` lines say the credit."""
     credit: dict[tuple[str, int], int] = {}
     deliveries: dict[tuple[str, int], list[Event]] = defaultdict(list)
@@ -51,17 +51,19 @@ def over_credit(events: Iterable[Event]) -> Iterator[Violation]:
             settled[key] = min(settled.get(key, inf), event.invoked)
     for session, received in deliveries.items():
         if session in credit:
-            yield from _over(credit[session], received, settled)
+            yield from _over(credit[session], received, settled, clock_bound_ms)
 
 
-def _over(credit: int, received: list[Event], settled: dict[tuple[str, int, int], float]) -> Iterator[Violation]:
+def _over(
+    credit: int, received: list[Event], settled: dict[tuple[str, int, int], float], bound_ms: float
+) -> Iterator[Violation]:
     """In flight are those received whose lease runs and whose settle was not yet asked for."""
     ends: list[float] = []
     for event in sorted(received, key=lambda one: one.invoked):
         values = event.arguments
         while ends and ends[0] <= event.invoked:
             heapq.heappop(ends)
-        lease_ends = event.invoked + (values["lease_until_ms"] - event.wall_ms)
+        lease_ends = event.invoked + (values["lease_until_ms"] - event.wall_ms) - bound_ms
         heapq.heappush(ends, min(lease_ends, settled.get((values["id"], values["birth"], values["version"]), inf)))
         if len(ends) > credit:
             sentence = f"{len(ends)} messages in flight at a consumer with credit for {credit}"

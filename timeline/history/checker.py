@@ -18,7 +18,9 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | healed | all faults are over | |
 | commit | see `commits` | |
 
-Absent values are unknown. What is not certain is never held against anybody: an operation whose outcome is unknown may
+Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost.
+
+What is not certain is never held against anybody: an operation whose outcome is unknown may
 have happened or not, and at any time after it was invoked; operations that overlap may have happened in either order.
 """
 
@@ -88,7 +90,7 @@ def check(
     for story in sort_out(events, rows, declared):
         found.extend(_judge(story))
     found.extend(stranded(events, rows, declared))
-    found.extend(over_credit(events))
+    found.extend(over_credit(events, clock_bound_ms))
     totals = Counter(violation.invariant for violation in found)
     counts, statuses = _count(events, clock_bound_ms)
     counts["lost"] = sum(totals[name] for name in LOST)

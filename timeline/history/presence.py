@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from math import inf
 
 from timeline.history.record import Event
@@ -57,7 +56,11 @@ def _phantoms(story: Story) -> Iterator[Violation]:
 def _overwritten(story: Story) -> Iterator[Violation]:
     """Between two puts that both stored, something must have ended the first life."""
     stored_puts = [put for put in story.storers if stored(put)]
-    for first, second in pairwise(stored_puts):
+    for second in stored_puts[1:]:
+        before = [put for put in stored_puts if put.returned < second.invoked]
+        if not before:
+            continue
+        first = max(before, key=lambda put: put.returned)
         between = (start <= second.returned and first.invoked <= until for start, until, _ in story.removers(first))
         if not any(between):
             yield story.violation(

@@ -53,7 +53,9 @@ class Event:
 
     @property
     def may_have_happened(self) -> bool:
-        return self.outcome != FAIL
+        """Unless it failed for certain. A call that was repeated after its answer was lost may have been done at first
+        and fail the second time, because of what came between: its result says `repeated`."""
+        return self.outcome != FAIL or bool(self.result.get("repeated"))
 
     def as_line(self) -> str:
         """The event as one JSON line, the same for the same event."""
