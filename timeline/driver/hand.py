@@ -197,17 +197,35 @@ class Hand:
         self.pay(load, at)
         load.mark(at, SETTLING)
 
+    def settle_one(self, load: Load, index: int) -> None:
+        """`settle` for one message that is handed out, or whose settle goes again."""
+        if not load.paid[index]:
+            load.paid[index] = 1
+            self._owe(1, int(load.sizes[index]))
+        if load.state[index] == HANDED:
+            load.state[index] = SETTLING
+
+    def finish_one(self, load: Load, index: int) -> None:
+        """`finish` for one message that is being settled."""
+        if load.state[index] == SETTLING:
+            load.state[index] = DONE
+            load.open -= 1
+            if not load.open:
+                self._loads.pop(id(load), None)
+
+    def _owe(self, messages: int, nbytes: int) -> None:
+        self._unpaid_messages -= messages
+        self._unpaid_bytes -= nbytes
+        self.owed_messages += messages
+        self.owed_bytes += nbytes
+
     def pay(self, load: Load, at: Indexes) -> None:
         """Gives back the credit of messages, once each."""
         paid = np.frombuffer(load.paid, dtype=np.uint8)
         fresh = at[paid[at] == 0]
         if len(fresh):
             paid[fresh] = 1
-            messages, nbytes = len(fresh), int(load.sizes[fresh].sum())
-            self._unpaid_messages -= messages
-            self._unpaid_bytes -= nbytes
-            self.owed_messages += messages
-            self.owed_bytes += nbytes
+            self._owe(len(fresh), int(load.sizes[fresh].sum()))
 
     def take_owed(self) -> tuple[int, int]:
         """The credit to send now: (messages, bytes)."""

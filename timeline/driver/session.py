@@ -39,6 +39,8 @@ log = logging.getLogger("timeline.driver")
 
 SILENT_HEARTBEATS = 3
 FRAMES_ABOARD = 64
+SINGLES_ABOARD = 2
+"""Frames of awaited settles that await their answers: past it, settles gather in the next one."""
 LEAST_TICK_MS = 5.0
 PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
@@ -200,7 +202,7 @@ class Session:
         line = self.desk.line
         while not stream.over:
             self.desk.gather(QUIET_TIMEOUT_MS)
-            taken = line.next() if line.aboard < FRAMES_ABOARD else None
+            taken = line.next(form=line.aboard < SINGLES_ABOARD) if line.aboard < FRAMES_ABOARD else None
             if taken is None:
                 break
             request, parcel = taken
@@ -216,7 +218,8 @@ class Session:
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
-        if self._hand.owed_messages or self._hand.owed_bytes:
+        # Credit rides with settles; alone it goes when no settle is about to.
+        if (self._hand.owed_messages or self._hand.owed_bytes) and not (line.waiting or self.desk.gathering):
             messages, nbytes = self._owed()
             if messages or nbytes:
                 await stream.stream.send(encode(Credit(messages, nbytes)))

@@ -101,16 +101,20 @@ class SettleDesk:
         self, load: Load, index: int, operation: Operation, time_ms: int, flags: int, reason: bytes, timeout_ms: float
     ) -> Answer:
         """One settle, answered. The answer says its fate; the message's state is up to date by then."""
-        at = np.array([index])
-        if operation is not Operation.EXTEND and load.state[index] != DONE:
-            self.hand.settle(load, at)
+        settles = operation is not Operation.EXTEND
+        if settles and load.state[index] != DONE:
+            self.hand.settle_one(load, index)
         entry = (load, index, operation, time_ms, flags, self._op(operation), reason)
         try:
             answer = await self.line.single(entry, SETTLE_BYTES + len(reason), timeout_ms)
         except BaseException:
             if load.state[index] == SETTLING:
-                load.mark(at, HANDED)
+                load.state[index] = HANDED
             raise
+        if settles and answer.status == OK:
+            self.hand.finish_one(load, index)
+            return answer
+        at = np.array([index])
         answers = Answers.blank(1, Status.of(answer.status))
         answers.due_ms[0] = answer.due_ms
         self.conclude(load, at, operation, answers, told=False)
