@@ -128,6 +128,11 @@ class Channel:
         """Whether there is another address to go to."""
         return len(self._places) > 1
 
+    @property
+    def transports(self) -> list[Transport]:
+        """Those that were made."""
+        return [place.transport for place in self._places.values() if place.transport is not None]
+
     def learn(self, addresses: Sequence[str]) -> None:
         """Addresses that a broker told of."""
         for address in addresses:

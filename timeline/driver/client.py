@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from timeline.clock import Clock
+from timeline.driver import relay
 from timeline.driver.channel import Channel, TransportFactory, parse_addresses
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
 from timeline.driver.ids import Randomness
@@ -38,7 +39,9 @@ def connect(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration 
 
 
 def _grpc(address: str) -> Transport:
-    # Imported on first use: `import timeline` stays quick, and a child process can fork before it.
+    if relay.needed():
+        return relay.RelayTransport(address)
+    # Imported on first use: `import timeline` stays quick, and a process that forks before it need not relay.
     from timeline.driver.transport import GrpcTransport
 
     return GrpcTransport(address)

@@ -124,6 +124,7 @@ class Consumer:
         if self._epoch != self._link.epoch:
             # First use, or a child process: what the parent has in hand is the parent's.
             self._epoch = self._link.epoch
+            self._link.leave_behind(self._session, self._desk)
             self._event = asyncio.Event()
             self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
         self._session.start()

@@ -4,6 +4,7 @@ lives in."""
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 
 from timeline.clock import Clock
@@ -29,6 +30,7 @@ class Link:
         self.epoch = 0
         self.closed = False
         self._pid = os.getpid()
+        self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self) -> None:
@@ -45,9 +47,18 @@ class Link:
                     "this client is used in another event loop already: make one client for each loop, "
                     "or use timeline.connect_sync, which serves all threads"
                 )
+            if pid != self._pid:
+                self.leave_behind(self.channel.transports)
             self.channel.abandon()
             self.epoch += 1
+            self._forked = self._forked or pid != self._pid
         self._loop, self._pid = loop, pid
+
+    def leave_behind(self, *things: object) -> None:
+        """After a fork: what holds on to the parent's gRPC is never taken apart here, since that would call into it."""
+        if self._forked or os.getpid() != self._pid:
+            for thing in things:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
     def deadline(self, timeout: Duration | None) -> Deadline:
         """The deadline of a call with `timeout=`."""

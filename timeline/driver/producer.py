@@ -73,6 +73,7 @@ class Producer(Mutations):
         self._link.check()
         if self._epoch != self._link.epoch:
             self._epoch = self._link.epoch
+            self._link.leave_behind(self._putting, self._calls)
             self._putting = Putting(self._link, self.topic, self.group)
             self._renew()
         self._putting.start()
