@@ -30,6 +30,7 @@ COMMANDS = {
     "ls": ("timeline.cli.read", "A topic's messages"),
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
+    "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
     "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
     "version": ("timeline.cli.app", "The version of this package"),
 }

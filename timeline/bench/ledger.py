@@ -1,0 +1,70 @@
+"""Who is still to come: every id put is handed out exactly once, with its own payload, never before its due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import numpy as np
+
+from timeline.bench.load import ID_BYTES
+from timeline.columns import Ragged
+
+
+class Ledger:
+    """Ids on their way. At most `window` of them, so that putting never runs far ahead of settling; `total` in all."""
+
+    def __init__(self, total: int, window: int) -> None:
+        self.total, self.window = total, window
+        self.put = self.delivered = self.settled = 0
+        self.wrong: list[str] = []
+        self.finished = asyncio.Event()
+        self._waiting: set[bytes] = set()
+        self._room = asyncio.Event()
+
+    async def admit(self, ids: list[bytes]) -> None:
+        """Notes ids that are about to be put; waits while too many are on their way."""
+        while self.put + len(ids) - self.settled > max(self.window, len(ids)):
+            self._room.clear()
+            await self._room.wait()
+        self.put += len(ids)
+        self._waiting.update(ids)
+
+    def met(self, ids: list[bytes]) -> None:
+        """These were handed to the consumer's code."""
+        before = len(self._waiting)
+        self._waiting.difference_update(ids)
+        if before - len(self._waiting) != len(ids):
+            self.wrong.append(f"{len(ids) - before + len(self._waiting)} deliveries were doubled or never put")
+        self.delivered += len(ids)
+
+    def met_with(self, ids: Ragged, payloads: Ragged) -> None:
+        """The same; also looks at each payload, cut out for the consumer."""
+        listed = ids.tolist()
+        self.met(listed)
+        carried = [payload[:ID_BYTES] for payload in payloads.tolist()]
+        if carried != listed:
+            self.wrong.append("a payload was handed out with another message's id")
+
+    def early(self, ahead_ms: float) -> None:
+        """Something was handed out so long before its due."""
+        self.wrong.append(f"handed out {ahead_ms:.3f} ms before its due")
+
+    def settle(self, count: int, failed: int = 0) -> None:
+        """The broker has answered so many acks."""
+        if failed:
+            self.wrong.append(f"{failed} acks were refused")
+        self.settled += count
+        self._room.set()
+        if self.settled >= self.total:
+            self.finished.set()
+
+    def verdict(self) -> list[str]:
+        """What was wrong, at the end."""
+        lost = [f"{len(self._waiting)} messages were never delivered"] if self._waiting else []
+        return list(dict.fromkeys([*self.wrong, *lost]))
+
+
+def earliest_ahead_ms(due_ms: Iterable[int] | np.ndarray, handed_ms: float) -> float:
+    """By how much the earliest of a batch came before its due; not positive when none did."""
+    return float(np.max(np.asarray(due_ms)) - handed_ms)

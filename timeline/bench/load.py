@@ -1,0 +1,137 @@
+"""Honest load: random ids over all buckets, payloads that say whose they are, others pending over 30 days."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import timeline
+from timeline.bench.processes import CannotMeasure
+from timeline.clock import Clock
+from timeline.columns import Int64, Ragged, UInt64
+from timeline.driver.producer import Producer
+from timeline.model import Status, Topic, TopicSettings, payload_sums
+from timeline.storage_plugins import open_store
+from timeline.storage_plugins.contract import Puts, Store
+
+ID_BYTES = 16
+PENDING_SPREAD_MS = 30 * 86_400_000
+PENDING_FROM_MS = 3_600_000
+"""Pending messages lie from an hour ahead: none comes due while something else is measured."""
+FILL_BATCH = 10_000
+FILL_TASKS = 3
+
+Told = Callable[[int], object]
+"""Called with how many messages were put since it was called last."""
+
+
+def random_ids(count: int) -> Ragged:
+    """`count` random ids of 16 characters, as a column without an object each."""
+    text = os.urandom(ID_BYTES // 2 * count).hex().encode()
+    return Ragged(text, np.arange(count + 1, dtype=np.int64) * ID_BYTES)
+
+
+def random_numbers(count: int) -> UInt64:
+    """`count` random 64-bit numbers."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+def payloads_for(ids: Ragged, size_bytes: int) -> Ragged:
+    """Payloads of `size_bytes`, each beginning with its message's id, so that a mix-up shows."""
+    count = len(ids)
+    if size_bytes < ID_BYTES:
+        raise CannotMeasure(f"payloads are at least {ID_BYTES} bytes here, not {size_bytes}: they carry their id")
+    block = np.full((count, size_bytes), ord("."), dtype=np.uint8)
+    block[:, :ID_BYTES] = np.frombuffer(ids.data, dtype=np.uint8).reshape(count, ID_BYTES)
+    return Ragged(block.tobytes(), np.arange(count + 1, dtype=np.int64) * size_bytes)
+
+
+def pending_dues(count: int, now_ms: int) -> Int64:
+    """Dues spread evenly at random over the next 30 days."""
+    return random_numbers(count).astype(np.int64, copy=True) % np.int64(PENDING_SPREAD_MS) + now_ms + PENDING_FROM_MS
+
+
+def batch_at(count: int, at: Any, size_bytes: int, tags: str | None = None) -> timeline.Batch:
+    """A batch of fresh messages due `at` (milliseconds, one for all or one each)."""
+    ids = random_ids(count)
+    return timeline.Batch(payloads=payloads_for(ids, size_bytes), at=at, ids=ids, tags=tags)
+
+
+async def fill(
+    producer: Producer, count: int, size_bytes: int, told: Told | None = None, tags: str | None = None
+) -> None:
+    """Puts `count` pending messages through a broker, as fast as it takes them."""
+    left = count
+    clock = Clock()
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            size = min(FILL_BATCH, left)
+            left -= size
+            batch = batch_at(size, pending_dues(size, clock.now_ms()), size_bytes, tags)
+            receipts = await producer.produce_many(batch, timeout="60s")
+            receipts.raise_failed()
+            if told is not None:
+                told(size)
+
+    await asyncio.gather(*(work() for _ in range(FILL_TASKS)))
+
+
+def puts_of(batch: timeline.Batch, now_ms: int) -> Puts:
+    """The columns of a batch with absolute dues as a broker hands them to a store."""
+    count = len(batch)
+    none = Ragged.repeat(b"", count)
+    assert batch.ids is not None
+    return Puts(
+        ids=batch.ids,
+        birth=random_numbers(count),
+        due_ms=np.maximum(batch.time_ms, 1),
+        expires_ms=np.zeros(count, dtype=np.int64),
+        groups=Ragged.repeat(b"default", count),
+        tags=batch.tags or none,
+        payload_sum=payload_sums(batch.payloads, None),
+        payloads=batch.payloads,
+        headers=none,
+        move=np.zeros(count, dtype=np.bool_),
+    )
+
+
+async def create_in(store: Store, name: str, **settings: Any) -> Topic:
+    """A topic made directly in a store."""
+    uid = int.from_bytes(os.urandom(8)) >> 1
+    return await store.create_topic(Topic(name, uid, TopicSettings(**settings), 1, Clock().now_ms()))
+
+
+async def fill_store(
+    url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0, overdue: int = 0
+) -> None:
+    """Puts `count` pending messages directly into a store that no broker has open, the first `tagged` of them with the
+    tag "spring", and `overdue` more that are due already. Makes the topic `name`."""
+    store = await open_store(url)
+    try:
+        topic = await create_in(store, name)
+        clock = Clock()
+        for start in range(0, count, FILL_BATCH):
+            size = min(FILL_BATCH, count - start)
+            now_ms = clock.now_ms()
+            batch = batch_at(size, pending_dues(size, now_ms), size_bytes)
+            if start < tagged:
+                batch.tags = Ragged.of([b"spring" if start + at < tagged else b"" for at in range(size)])
+            await _put(store, topic, batch, now_ms)
+            if told is not None:
+                told(size)
+        if overdue:
+            await _put(store, topic, batch_at(overdue, clock.now_ms() - 1_000, size_bytes), clock.now_ms())
+    finally:
+        await store.close()
+
+
+async def _put(store: Store, topic: Topic, batch: timeline.Batch, now_ms: int) -> None:
+    answers = await store.put(topic, now_ms, puts_of(batch, now_ms))
+    if (answers.status != Status.OK.code).any():
+        raise CannotMeasure("the store refused some of the pending messages: is it an empty one?")

@@ -1,0 +1,118 @@
+"""`timeline bench`: how fast this machine's Timeline is, and how late."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from timeline.bench.cycle import APIS, Cycle, run_cycle
+from timeline.bench.figures import Report, machine
+from timeline.bench.processes import CannotMeasure
+from timeline.bench.profile import Profile
+from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
+from timeline.cli.output import Progress, print_json, print_table
+
+HOT_SHOWN = 10
+
+
+@click.group(cls=Suggesting)
+def bench() -> None:
+    """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
+
+    Exit code 1 when something was wrong (a message lost, doubled, early); a missed target is shown, not an error.
+
+    \b
+    Example:
+      timeline bench cycle --store sqlite:// --pending 1000000 --json
+    """
+
+
+def store_option(default: str) -> Callable[..., Any]:
+    """--store, where `sqlite://` without a file means a fresh one."""
+    return click.option(
+        "--store", default=default, show_default=True, metavar="URL", help="sqlite:// alone is a fresh file."
+    )
+
+
+def measured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every scenario takes."""
+    folder = click.option(
+        "--folder", type=click.Path(file_okay=False, path_type=Path), help="Where files go.  [a temporary one]"
+    )
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(folder(function))
+
+
+def conducted(
+    as_json: bool, folder: Path | None, run: Callable[[Path], Coroutine[Any, Any, Report]], profile: bool = False
+) -> int:
+    """Runs one scenario in a folder of its own and tells its report."""
+    on = machine()
+    with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
+        try:
+            report = asyncio.run(run(Path(made)))
+        except CannotMeasure as trouble:
+            raise Failed(REFUSED, trouble.reason) from trouble
+    if as_json:
+        print_json({**report.as_json(), "machine": on})
+    else:
+        tell(report)
+        click.echo(f"\n{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}")
+    return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
+
+
+def tell(report: Report) -> None:
+    """A report as a table, its peers beside it."""
+    told = {target.figure: target for target in report.targets}
+    rows = []
+    for one in (report, *report.beside):
+        for name, value in one.figures.items():
+            target = told.get(name) if one is report else None
+            verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
+            rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
+    print_table(("what", "figure", "value", "target"), rows, right=("value",))
+    for one in (report, *report.beside):
+        for note in one.notes:
+            click.echo(f"{one.scenario}: {note}")
+        for wrong in one.wrong:
+            click.echo(f"{one.scenario}: WRONG: {wrong}")
+
+
+def fresh(store: str, folder: Path, name: str = "bench") -> str:
+    """`sqlite://` alone as the URL of a new file in `folder`; any other URL as it is."""
+    return f"sqlite:///{folder / name}.db" if store in ("sqlite:", "sqlite://", "sqlite:///") else store
+
+
+@bench.command()
+@store_option("memory://")
+@click.option("--api", type=click.Choice(APIS), default="batch", show_default=True, help="How the client works.")
+@click.option("--messages", type=click.IntRange(1), default=500_000, show_default=True)
+@click.option("--batch", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Messages a put.")
+@click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
+@click.option("--payload-bytes", type=click.IntRange(16), default=100, show_default=True)
+@click.option("--profile", "profiled", is_flag=True, help="Sample both processes with py-spy; slows them a little.")
+@measured
+def cycle(as_json: bool, folder: Path | None, profiled: bool, **asked: Any) -> int:
+    """Put → due → leased → pushed → acked, every id and payload checked.
+
+    \b
+    Example:
+      timeline bench cycle --messages 1000000
+    """
+
+    async def run(place: Path) -> Report:
+        with Progress("pending", asked["pending"]) as progress:
+            store = fresh(asked.pop("store"), place)
+            profile = Profile(place) if profiled else None
+            report = await run_cycle(Cycle(store=store, **asked), place, progress.add, profile)
+        if profile is not None:
+            for name, hot in profile.hottest.items():
+                shown = [f"{one.own:.1%} own, {one.whole:.1%} in all: {one.function}" for one in hot[:HOT_SHOWN]]
+                report.notes += [f"{name}: {line}" for line in shown]
+        return report
+
+    return conducted(as_json, folder, run)
