@@ -77,6 +77,7 @@ def test_agenda_does_what_a_sorted_list_does(seed: int, small: bool) -> None:
             patch.setattr(agenda, "FRESH", 4)
             patch.setattr(agenda, "MERGE_MAX", 16)
             patch.setattr(agenda, "MANY_RUNS", 5)
+            patch.setattr(agenda, "SLICE", 2)
         diary = Diary(60)
         for _ in range(60):
             slots = rng.sample(range(60), rng.randint(1, 20))

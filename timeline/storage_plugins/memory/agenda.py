@@ -23,6 +23,8 @@ FRESH = 2048
 MERGE_MAX = 131_072
 """Runs are merged up to this many entries, or a sixteenth of all: a merge takes milliseconds, not more."""
 MANY_RUNS = 48
+SLICE = 64
+"""Entries that are looked at in a run at least, where several runs have something due."""
 FOREVER_MS = np.iinfo(np.int64).max
 
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -257,7 +259,7 @@ class Agenda:
     def _take_block(self, runs: list[_Run], until_ms: int, count: int) -> tuple[Int64, UInt64]:
         """Up to `count` of the first entries of `runs`: a slice of each is looked at, and of those together as many
         are taken as no entry beyond a slice can precede. May be empty when stale ones were met."""
-        size = count if len(runs) == 1 else max(64, 2 * count // len(runs))
+        size = count if len(runs) == 1 else max(SLICE, 2 * count // len(runs))
         ends = [run.at + int(np.searchsorted(run.times[run.at :], until_ms, "right")) for run in runs]
         stops = [min(run.at + size, end) for run, end in zip(runs, ends, strict=True)]
         times = np.concatenate([run.times[run.at : stop] for run, stop in zip(runs, stops, strict=True)])
