@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import timeline
-from tests.driver.broker import Broker
 from timeline import Batch, Message, Status
-
-
-@pytest.fixture
-def served() -> Iterator[str]:
-    """A broker in a thread of its own; answers its address."""
-    broker, loop = Broker(), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(broker.start(), loop).result(10)
-    yield broker.address
-    asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_a_message_goes_round_without_await(served: str) -> None:

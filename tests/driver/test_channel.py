@@ -1,0 +1,112 @@
+"""Addresses, and which one is tried when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import timeline
+from timeline.clock import Clock
+from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline, parse_addresses
+from timeline.driver.topics import settings_of
+from timeline.driver.transport import GrpcTransport
+from timeline.errors import Invalid
+
+
+def test_addresses() -> None:
+    assert parse_addresses("localhost:9000") == ["localhost:9000"]
+    assert parse_addresses("a:1, b:2,a:1") == ["a:1", "b:2"]
+    assert parse_addresses(["[::1]:9000", "10.0.0.1:65535"]) == ["[::1]:9000", "10.0.0.1:65535"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "localhost", "localhost:0", "localhost:65536", "http://localhost:9000", "a:1,,b:2", ":9000", "a b:1", 5],
+)
+def test_what_is_no_address_is_refused_when_connecting(wrong: object) -> None:
+    with pytest.raises((Invalid, TypeError)):
+        timeline.connect(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["", "never", 0, -1, float("nan"), True])
+def test_a_timeout_that_cannot_be_meant_is_refused(wrong: object) -> None:
+    with pytest.raises(Invalid, match="timeout"):
+        timeline.connect("localhost:9000", timeout=wrong)  # type: ignore[arg-type]
+
+
+class _Hands:
+    """A clock whose hands are moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _channel(addresses: str) -> tuple[Channel, _Hands, Clock]:
+    hands = _Hands()
+    clock = Clock(hands, hands)
+    return Channel(parse_addresses(addresses), GrpcTransport, clock, random.Random(1)), hands, clock
+
+
+async def test_it_stays_with_what_works_and_leaves_what_fails() -> None:
+    channel, hands, clock = _channel("a:1,b:1")
+    deadline = Deadline.after(clock, 60_000)
+    channel.worked("a:1")
+    picked = [await channel._pick(deadline) for _ in range(5)]
+    assert {place.address for place in picked if place is not None} == {"a:1"}
+    channel.failed("a:1")
+    place = await channel._pick(deadline)
+    assert place is not None and place.address == "b:1"
+    rests = []
+    for _ in range(20):
+        channel.failed("a:1")
+        rests.append(channel._places["a:1"].rest_until_ms - clock.monotonic_ms())
+    assert max(rests) <= BACKOFF_CAP_MS and rests[-1] >= BACKOFF_CAP_MS / 2 and rests[0] < 100
+    hands.now_s += 10
+    channel.worked("a:1")
+    assert channel._places["a:1"].failures == 0
+
+
+async def test_learned_addresses_come_after_those_that_were_given() -> None:
+    channel, _, clock = _channel("a:1")
+    channel.learn(["a:1", "b:1", "nonsense"])
+    assert channel.known == ["a:1", "b:1"] and channel.several
+    deadline = Deadline.after(clock, 60_000)
+    picked = [await channel._pick(deadline) for _ in range(10)]
+    assert {place.address for place in picked if place is not None} == {"a:1"}
+    channel.leaving("a:1")
+    assert channel._places["a:1"].rest_until_ms == clock.monotonic_ms() + LEAVING_REST_MS
+    place = await channel._pick(deadline)
+    assert place is not None and place.address == "b:1"
+
+
+def test_settings_are_written_as_a_person_does() -> None:
+    given = {"lease": "30s", "horizon": "10d", "buckets": 8, "lease_ahead": "auto", "paused": False, "remember": None}
+    assert settings_of(given) == {
+        "lease_ms": 30_000,
+        "horizon_ms": 864_000_000,
+        "buckets": 8,
+        "lease_ahead_ms": -1,
+        "paused": False,
+    }
+    assert settings_of({"lease_ms": 5}) == {"lease_ms": 5}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mends"),
+    [
+        ({"leese": "1s"}, "did you mean 'lease'"),
+        ({"zzz": 1}, "there are lease"),
+        ({"buckets": "8"}, "whole number"),
+        ({"buckets": True}, "whole number"),
+        ({"paused": 1}, "True or False"),
+        ({"lease": "soon"}, "lease must"),
+        ({"kind": 5}, "text"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], mends: str) -> None:
+    with pytest.raises(Invalid, match=mends):
+        settings_of(wrong)

@@ -1,0 +1,221 @@
+"""What a consumer has in hand: leases that end, credit that goes back, tokens that are told."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from timeline.columns import Ragged
+from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
+from timeline.driver.offset import BrokerClock
+from timeline.wire.frames import Deliver
+
+
+def _load(count: int, ends_ms: float = 1_000.0, name: str = "m", size: int = 10) -> Load:
+    frame = Deliver(
+        leased_ms=1,
+        pushed_ms=1,
+        ids=Ragged.of([f"{name}{n}".encode() for n in range(count)]),
+        birth=np.arange(1, count + 1, dtype=np.uint64),
+        version=np.full(count, 2, dtype=np.int64),
+        due_ms=np.ones(count, dtype=np.int64),
+        scheduled_ms=np.ones(count, dtype=np.int64),
+        lease_until_ms=np.full(count, 1_000, dtype=np.int64),
+        deliveries=np.ones(count, dtype=np.uint32),
+        payload_sum=np.zeros(count, dtype=np.uint64),
+        payloads=Ragged.of([b"x" * size] * count),
+    )
+    return Load(frame, np.full(count, ends_ms))
+
+
+def test_messages_are_handed_out_once_and_in_order() -> None:
+    hand = Hand(10, 1_000)
+    first, second = _load(3), _load(2, name="n")
+    hand.arrive(first)
+    hand.arrive(second)
+    taken = [hand.next(0.0) for _ in range(3)]
+    assert [(load, index) for load, index in filter(None, taken)] == [(first, 0), (first, 1), (first, 2)]
+    batch = hand.next_batch(0.0)
+    assert batch is not None and batch[0] is second and batch[1] is None
+    assert hand.next(0.0) is None and hand.next_batch(0.0) is None
+
+
+def test_a_delivery_whose_lease_has_ended_is_never_handed_out() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(3)
+    load.end_ms[1] = 50.0
+    load.earliest_ms = 50.0
+    hand.arrive(load)
+    taken = [hand.next(60.0), hand.next(60.0), hand.next(60.0)]
+    assert [index for _, index in filter(None, taken)] == [0, 2]
+    assert hand.stats.dropped == 1 and hand.take_owed() == (1, 10)
+    hand.arrive(_load(4, ends_ms=50.0))
+    assert hand.next_batch(50.0) is None and hand.stats.dropped == 5
+
+
+def test_part_of_a_load_is_a_batch_too() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(4)
+    load.end_ms[2] = load.earliest_ms = 50.0
+    hand.arrive(load)
+    hand.next(0.0)
+    taken = hand.next_batch(60.0)
+    assert taken is not None and taken[1] is not None and taken[1].tolist() == [1, 3]
+
+
+def test_credit_goes_back_once_with_the_settle() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(4)
+    hand.arrive(load)
+    assert hand.room() == (6, 960)
+    hand.next_batch(0.0)
+    hand.settle(load, np.array([0, 1]))
+    hand.settle_one(load, 2)
+    assert hand.take_owed() == (3, 30)
+    hand.settle(load, np.array([0, 1]))
+    assert hand.take_owed() == (0, 0)
+    # A new stream: what is not answered yet is in hand until it is sent again.
+    assert hand.room() == (6, 960) and hand.take_owed() == (3, 30)
+    hand.finish(load, np.array([0, 1]))
+    hand.finish_one(load, 2)
+    assert hand.room() == (9, 990) and hand.take_owed() == (0, 0)
+    assert hand.tokens()[0].tolist() == [b"m3"]
+    hand.settle(load, np.array([3]))
+    hand.finish(load, np.array([3]))
+    assert hand.loads == [] and hand.room() == (10, 1_000)
+
+
+def test_what_was_handed_out_and_never_settled_gives_its_credit_back_when_it_is_lost() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(2)
+    hand.arrive(load)
+    hand.next(0.0)
+    hand.sweep(999.0)
+    assert hand.take_owed() == (0, 0)
+    hand.sweep(1_000.0)
+    assert hand.take_owed() == (2, 20)
+    assert (hand.stats.lost, hand.stats.dropped, list(load.lost)) == (1, 1, [1, 1])
+    assert hand.loads == []
+
+
+def test_what_waits_is_extended_at_half_of_its_lease() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(3)
+    load.extend_at_ms = 500.0
+    hand.arrive(load)
+    hand.next(0.0)
+    assert list(hand.to_extend(499.0, 1_000.0)) == []
+    ((asked, at),) = hand.to_extend(500.0, 1_000.0)
+    assert asked is load and at.tolist() == [1, 2]
+    load.extended(at, np.array([2_000, 2_000]), np.array([2_000.0, 2_000.0]))
+    hand.sweep(1_500.0)
+    assert load.state == bytearray([DONE, WAITING, WAITING]) and hand.next(1_500.0) == (load, 1)
+
+
+class HandMachine(RuleBasedStateMachine):
+    """Whatever happens, credit is neither lost nor made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hand = Hand(1_000, 1_000_000)
+        self.loads: list[Load] = []
+        self.now_ms = 0.0
+        self.sent = self.returned = 0
+
+    @rule(count=st.integers(1, 5), lease=st.integers(1, 50), size=st.integers(0, 9))
+    def arrive(self, count: int, lease: int, size: int) -> None:
+        load = _load(count, self.now_ms + lease, f"l{len(self.loads)}-", size)
+        self.loads.append(load)
+        self.hand.arrive(load)
+        self.sent += count
+
+    @rule(by=st.integers(0, 30))
+    def wait(self, by: int) -> None:
+        self.now_ms += by
+
+    @rule()
+    def take(self) -> None:
+        taken = self.hand.next(self.now_ms)
+        if taken is not None:
+            load, index = taken
+            assert load.end_ms[index] > self.now_ms and load.state[index] == HANDED
+
+    @rule()
+    def take_batch(self) -> None:
+        taken = self.hand.next_batch(self.now_ms)
+        if taken is not None:
+            load, at = taken
+            where = np.arange(len(load)) if at is None else at
+            assert len(where) and (load.end_ms[where] > self.now_ms).all()
+
+    @rule()
+    def sweep(self) -> None:
+        self.hand.sweep(self.now_ms)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def settle(self, pick: object) -> None:
+        for load in self.loads:
+            self.hand.settle(load, load.where(HANDED)[: pick.randrange(3)])  # type: ignore[attr-defined]
+
+    @rule()
+    def answered(self) -> None:
+        for load in self.loads:
+            self.hand.finish(load, load.where(SETTLING))
+
+    @rule()
+    def hand_back(self) -> None:
+        self.hand.take_waiting()
+
+    @rule()
+    def send_credit(self) -> None:
+        self.returned += self.hand.take_owed()[0]
+
+    @invariant()
+    def counts_fit(self) -> None:
+        unpaid = sum(load.paid.count(0) for load in self.loads)
+        assert self.sent == unpaid + self.hand.owed_messages + self.returned
+        assert self.hand._unpaid_messages == unpaid
+        assert self.hand._unpaid_bytes == sum(
+            int(load.sizes[np.frombuffer(load.paid, np.uint8) == 0].sum()) for load in self.loads
+        )
+        for load in self.loads:
+            assert load.waiting == load.state.count(WAITING)
+            assert load.open == len(load) - load.state.count(DONE)
+        assert {id(load) for load in self.hand.loads} == {id(load) for load in self.loads if load.open}
+
+
+HandMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestHand = HandMachine.TestCase
+
+
+def test_a_lease_is_placed_by_the_earliest_moment_that_it_can_mean() -> None:
+    clock = BrokerClock()
+    # Broker's time 10,000 is monotonic 500. A question takes 2 ms there and 3 ms back.
+    clock.sent(498.0, 10_000, 503.0)
+    assert clock.monotonic_ms(10_100) <= 600.0
+    assert clock.monotonic_ms(10_100) >= 597.0
+    clock.sent(1_499.9, 11_000, 1_500.1)
+    assert 598.8 <= clock.monotonic_ms(10_100) <= 600.0
+
+
+def test_a_frame_that_lay_in_a_socket_does_not_make_a_lease_longer() -> None:
+    clock = BrokerClock()
+    clock.sent(499.0, 10_000, 501.0)
+    before = clock.monotonic_ms(10_100)
+    clock.arrived(60_000.0, 10_050)
+    assert clock.monotonic_ms(10_100) == before
+
+
+def test_a_step_of_the_brokers_clock_is_followed() -> None:
+    clock = BrokerClock()
+    clock.sent(499.0, 10_000, 501.0)
+    clock.sent(1_499.0, 3_611_000, 1_501.0)  # an hour forward
+    assert -2.0 <= clock.monotonic_ms(3_611_000) - 1_500.0 <= 0.0
+    clock.sent(2_499.0, 12_000, 2_501.0)  # and back
+    assert -2.0 <= clock.monotonic_ms(12_000) - 2_500.0 <= 0.0
+
+
+def test_before_anything_is_known_no_lease_lasts() -> None:
+    assert BrokerClock().monotonic_ms(10**15) == float("-inf")
