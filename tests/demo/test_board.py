@@ -121,6 +121,24 @@ def test_a_failed_call_is_told(plan: Plan, tmp_path: Path) -> None:
     assert [one.kind for one in picture.happenings] == ["trouble"]
 
 
+def test_an_ack_without_an_answer_is_taken_for_done_when_nothing_comes_back(plan: Plan, tmp_path: Path) -> None:
+    StagedDay(plan, tmp_path).play()
+    path = tmp_path / f"gate-3{HISTORY_SUFFIX}"
+    lines = path.read_bytes().splitlines(True)
+    ack = next(number for number, line in enumerate(lines) if b'"operation":"ack"' in line)
+    call = json.loads(lines[ack])
+    answer = next(n for n, line in enumerate(lines) if json.loads(line).get("call") == call["call"] and n != ack)
+    path.write_bytes(b"".join(line for number, line in enumerate(lines) if number != answer))
+    picture = Picture(plan, tmp_path)
+    picture.refresh()
+    left_ms = call["wall_ms"]
+    picture.presume(left_ms + plan.lease_ms)
+    assert not picture.done
+    picture.presume(left_ms + plan.lease_ms + 4_000)
+    picture.presume(left_ms + plan.lease_ms + 5_000)
+    assert picture.done and picture.settled == len(plan.filings)
+
+
 def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "growing"
     tail = Tail(path)

@@ -109,6 +109,11 @@ def other_payload(events: list[Event]) -> None:
     _one(events, "receive").arguments["sum"] += 1
 
 
+def refused_ack(events: list[Event]) -> None:
+    event = _one(events, "ack")
+    event.outcome, event.result = "fail", {"status": "FENCED"}
+
+
 def no_lease_back(events: list[Event]) -> None:
     again = {event.arguments["id"] for event in events if event.arguments.get("deliveries", 1) > 1}
     events[:] = [event for event in events if event.arguments.get("id") not in again and event.operation != "fault"]
@@ -124,7 +129,8 @@ def no_lease_back(events: list[Event]) -> None:
         (same_version_twice, "doubled is"),
         (cancelled_but_went_out, "though they were cancelled"),
         (not_moved, "moved is"),
-        (never_acked, "no gate's ack was answered"),
+        (never_acked, "though no gate acked them"),
+        (refused_ack, "though no gate acked them"),
         (at_another_time, "at another time than the data say"),
         (other_payload, "broken promises"),
         (no_lease_back, "no lease came back from a crash"),
@@ -139,6 +145,12 @@ def test_each_way_of_spoiling_a_day_is_named(
     summary = judged(plan, events)
     assert not summary.well
     assert any(said in sentence for sentence in summary.off), summary.off
+
+
+def test_an_ack_whose_answer_a_crash_swallowed_may_have_counted(plan: Plan, events: list[Event]) -> None:
+    event = _one(events, "ack")
+    event.outcome, event.result, event.returned = "unknown", {}, float("inf")
+    assert judged(plan, events).off == []
 
 
 def test_what_is_left_on_the_timeline_is_off(plan: Plan, events: list[Event]) -> None:

@@ -165,6 +165,7 @@ class Conductor:
             await asyncio.sleep(TICK_S)
             self.clock.observe()
             picture.refresh()
+            picture.presume(self.clock.now())
             self.audience.watch(picture, self.clock.now())
             if not broker.running:
                 raise CannotPlay(f"the broker died with code {broker.process.returncode}: {broker.last_words()}")

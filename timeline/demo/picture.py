@@ -16,6 +16,8 @@ from typing import Any
 from timeline.demo.plan import Filing, Plan
 
 EVENTS_KEPT = 200
+PRESUMED_AFTER_MS = 3_000
+"""How long after its lease ran out a departure whose ack has no answer is taken for gone."""
 
 
 class Stage(StrEnum):
@@ -136,6 +138,21 @@ class Picture:
         for _, path, value in sorted(new, key=lambda one: one[0]):
             self._take(path, value)
 
+    def presume(self, now_ms: float) -> None:
+        """What a gate had asked to ack when it crashed, and nobody was handed since though its lease has long run out,
+        has left: only the answer was lost. (The last scan shows whether that is so.)"""
+        asked = {
+            one["id"]
+            for call in self._calls.values()
+            if call["operation"] == "ack"
+            for one in ([call["arguments"]] if isinstance(call["arguments"], dict) else call["arguments"])
+        }
+        long_ago_ms = now_ms - self.plan.lease_ms - PRESUMED_AFTER_MS
+        for id in asked:
+            departure = self.departures[id]
+            if departure.stage is Stage.BOARDING and departure.changed_ms < long_ago_ms:
+                self._left(departure, now_ms)
+
     @property
     def settled(self) -> int:
         """How many flights have departed or are cancelled."""
@@ -207,6 +224,7 @@ class Picture:
         number = departure.filing.flight.number
         gate.boarding.append(number)
         gate.last = number
+        self.counts["departed"] -= departure.stage is Stage.DEPARTED
         departure.stage, departure.gate, departure.changed_ms = Stage.BOARDING, gate.name, wall_ms
         departure.deliveries = values["deliveries"]
         if values["deliveries"] == 1:
@@ -221,8 +239,12 @@ class Picture:
         if number in gate.boarding:
             gate.boarding.remove(number)
         gate.departed += 1
-        departure.stage, departure.gate, departure.changed_ms = Stage.DEPARTED, gate.name, wall_ms
-        self.counts["departed"] += 1
+        departure.gate = gate.name
+        self._left(departure, wall_ms)
+
+    def _left(self, departure: Departure, wall_ms: float) -> None:
+        self.counts["departed"] += departure.stage is not Stage.DEPARTED
+        departure.stage, departure.changed_ms = Stage.DEPARTED, wall_ms
 
     def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])

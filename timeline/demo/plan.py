@@ -137,7 +137,7 @@ def check_speed(speed: float) -> float:
     if not MIN_SPEED <= speed <= MAX_SPEED:  # NaN too
         raise Invalid(
             f"the speed must be from {MIN_SPEED:g} to {MAX_SPEED:g} times real time, not {speed:g}: "
-            "at 600 a day takes about two minutes, at 6000 about 15 seconds"
+            "at 600 a day takes about two and a half minutes, at 6000 about 20 seconds"
         )
     return speed
 
