@@ -35,7 +35,7 @@ def say(**what: Any) -> None:
 
 def judged(error: timeline.TimelineError) -> tuple[str, dict[str, str]]:
     """(outcome, result) of an error. A lease that is lost or a client that was closed leaves open what happened."""
-    outcome = UNKNOWN if error.code in ("LEASE_LOST", "CLOSED") else outcome_of(error.code)
+    outcome = UNKNOWN if error.code in ("LEASE_LOST", "CLOSED", "SUPERSEDED") else outcome_of(error.code)
     return outcome, {"status": error.code}
 
 

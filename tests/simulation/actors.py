@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from timeline.errors import Closed, LeaseLost, TimelineError
+from timeline.errors import Closed, LeaseLost, Superseded, TimelineError
 from timeline.history import FAIL, OK, UNKNOWN, History, outcome_of
 from timeline.model import encode_headers, payload_sum
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 IDS = 26
 TAGS = ("red", "blue")
 FAR_MS = 3_600_000
-CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED", "FORBIDDEN")
+CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED")
 """With these, no earlier sending of the call happened either."""
 
 
 def judged(error: TimelineError) -> tuple[str, str]:
     """(outcome, status) of an error that a call ended with."""
-    if isinstance(error, Closed | LeaseLost):
+    if isinstance(error, Closed | LeaseLost | Superseded):
         return UNKNOWN, error.code
     return outcome_of(error.code), error.code
 
@@ -248,14 +248,12 @@ def _counted(answer: Any) -> dict[str, Any]:
 class Consumer(Actor):
     """Receives one topic and settles in every way there is, or not at all."""
 
-    sessions = 0
-
     def __init__(self, world: World, id: str, topic: str) -> None:
         world.incarnations += 1
         super().__init__(world, f"{id}.{world.incarnations}")
         self.id, self.topic, self.session = id, topic, world.incarnations
         self.handling: set[asyncio.Task[None]] = set()
-        self.stop = asyncio.Event()
+        self.in_hand: list[tuple[Any, dict[str, Any]]] = []
 
     async def work(self) -> None:
         """Receives until told to stop, or superseded."""
@@ -291,6 +289,11 @@ class Consumer(Actor):
             "sum": payload_sum(delivery.payload, encode_headers(dict(delivery.headers))),
             "deliveries": delivery.deliveries,
         }
+        for before, token in self.in_hand:
+            if before.lost:
+                self.history.note("lost", token)
+        self.in_hand = [(before, token) for before, token in self.in_hand if not before.lost]
+        self.in_hand.append((delivery, noted))
         self.history.note("receive", {**noted, **seen})
         task = asyncio.get_running_loop().create_task(self._handle(delivery, noted))
         self.handling.add(task)

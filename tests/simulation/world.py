@@ -228,7 +228,7 @@ class World:
         for id in ("c1", "c2", "c3"):
             self.start_consumer(id)
         for group in ("a", "a", "b"):
-            self.start_producer(group, 72)
+            self.start_producer(group, 84)
         await self.faults.strike()
         await self.faults.heal()
         await self._quiet()

@@ -46,7 +46,7 @@ def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Viol
             credit[values["consumer"], values["session"]] = values["credit"]
         elif event.operation == "receive" and "session" in values:
             deliveries[values["consumer"], values["session"]].append(event)
-        elif event.operation in ("ack", "release", "bury"):
+        elif event.operation in ("ack", "release", "bury", "lost"):
             key = values["id"], values["birth"], values["version"]
             settled[key] = min(settled.get(key, inf), event.invoked)
     for session, received in deliveries.items():
@@ -57,7 +57,8 @@ def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Viol
 def _over(
     credit: int, received: list[Event], settled: dict[tuple[str, int, int], float], bound_ms: float
 ) -> Iterator[Violation]:
-    """In flight are those received whose lease runs and whose settle was not yet asked for."""
+    """In flight are those received whose lease runs, whose settle was not yet asked for, and which the driver has not
+    given up as lost (it may, when it cannot be sure that the lease still runs)."""
     ends: list[float] = []
     for event in sorted(received, key=lambda one: one.invoked):
         values = event.arguments

@@ -11,6 +11,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | receive | id, consumer, session, birth, version, due_ms, scheduled_ms, lease_until_ms, sum, deliveries | |
 | ack, release, bury | id, consumer, birth, version; release: due_ms or in_ms | status late version |
 | extend | id, consumer, birth, version | status lease_until_ms |
+| lost | id, consumer, birth, version: the driver gave it up | |
 | get | id | status |
 | consume | consumer, session, credit | |
 | topic | name, settings; or name, action = drop | |

@@ -35,11 +35,10 @@ def timing(story: Story) -> Iterator[Violation]:
     for receive in story.receives:
         yield from _early(story, receive)
     for birth, content in story.births.items():
-        life = life_of(story, birth, content)
-        if not story.forgotten:
+        if not story.forgotten and not story.lives_twice(birth, content):
+            life = life_of(story, birth, content)
             yield from _schedules(story, life)
-            if not story.lives_twice(birth, content):
-                yield from _leases(story, life)
+            yield from _leases(story, life)
 
 
 def is_early(receive: Event, bound_ms: float) -> bool:
