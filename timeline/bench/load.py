@@ -19,6 +19,7 @@ from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Puts, Store
 
 ID_BYTES = 16
+TAG = "campaign"
 PENDING_SPREAD_MS = 30 * 86_400_000
 PENDING_FROM_MS = 3_600_000
 """Pending messages lie from an hour ahead: none comes due while something else is measured."""
@@ -110,25 +111,33 @@ async def create_in(store: Store, name: str, **settings: Any) -> Topic:
 async def fill_store(
     url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0, overdue: int = 0
 ) -> None:
-    """Puts `count` pending messages directly into a store that no broker has open, the first `tagged` of them with the
-    tag "spring", and `overdue` more that are due already. Makes the topic `name`."""
+    """Makes the topic `name` in a store that no broker has open, and puts `count` pending messages into it directly,
+    the first `tagged` of them with the tag TAG, and `overdue` more that are due already."""
     store = await open_store(url)
     try:
         topic = await create_in(store, name)
-        clock = Clock()
-        for start in range(0, count, FILL_BATCH):
-            size = min(FILL_BATCH, count - start)
-            now_ms = clock.now_ms()
-            batch = batch_at(size, pending_dues(size, now_ms), size_bytes)
-            if start < tagged:
-                batch.tags = Ragged.of([b"spring" if start + at < tagged else b"" for at in range(size)])
-            await _put(store, topic, batch, now_ms)
-            if told is not None:
-                told(size)
+        await fill_open(store, topic, count, size_bytes, told, tagged)
         if overdue:
-            await _put(store, topic, batch_at(overdue, clock.now_ms() - 1_000, size_bytes), clock.now_ms())
+            now_ms = Clock().now_ms()
+            await _put(store, topic, batch_at(overdue, now_ms - 1_000, size_bytes), now_ms)
     finally:
         await store.close()
+
+
+async def fill_open(
+    store: Store, topic: Topic, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0
+) -> None:
+    """Puts `count` pending messages into a store that this process has open."""
+    clock = Clock()
+    for start in range(0, count, FILL_BATCH):
+        size = min(FILL_BATCH, count - start)
+        now_ms = clock.now_ms()
+        batch = batch_at(size, pending_dues(size, now_ms), size_bytes)
+        if start < tagged:
+            batch.tags = Ragged.of([TAG.encode() if start + at < tagged else b"" for at in range(size)])
+        await _put(store, topic, batch, now_ms)
+        if told is not None:
+            told(size)
 
 
 async def _put(store: Store, topic: Topic, batch: timeline.Batch, now_ms: int) -> None:

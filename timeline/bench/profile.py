@@ -18,6 +18,7 @@ from timeline.bench.processes import CannotMeasure
 
 SAMPLES_PER_S = 250
 LONGEST_S = 3_600
+HOT_SHOWN = 10
 _FRAME = re.compile(r"(.+) \((.+?)(?::\d+)?\)$")
 
 
@@ -50,7 +51,7 @@ class Profile:
             raise CannotMeasure("--profile needs py-spy, which is not installed: pip install py-spy")
         spies = {
             name: await asyncio.create_subprocess_exec(
-                spy, "record", "--native", "--format", "raw", "--rate", str(SAMPLES_PER_S), "--pid", str(pid),
+                spy, "record", "--nonblocking", "--format", "raw", "--rate", str(SAMPLES_PER_S), "--pid", str(pid),
                 "--duration", str(LONGEST_S), "--output", str(self._file(name)),
                 stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             )
@@ -65,6 +66,14 @@ class Profile:
             for name, child in spies.items():
                 await child.wait()
                 self.hottest[name] = hottest(self._file(name)) if self._file(name).exists() else []
+
+    def lines(self) -> list[str]:
+        """The hottest functions of each process, a line each."""
+        return [
+            f"{name}: {one.own:.1%} own, {one.whole:.1%} in all: {one.function}"
+            for name, hot in self.hottest.items()
+            for one in hot[:HOT_SHOWN]
+        ]
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.stacks"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from timeline.bench.bare import run_bare
+from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.profile import Profile
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.output import Progress, print_json, print_table
-
-HOT_SHOWN = 10
 
 
 @click.group(cls=Suggesting)
@@ -82,6 +83,13 @@ def tell(report: Report) -> None:
             click.echo(f"{one.scenario}: WRONG: {wrong}")
 
 
+def compare(report: Report) -> None:
+    """Adds how many times as fast it was as each of what ran beside it."""
+    for other in report.beside:
+        name = f"times_{other.scenario.replace(' ', '_')}"
+        report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
+
+
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
     """`sqlite://` alone as the URL of a new file in `folder`; any other URL as it is."""
     return f"sqlite:///{folder / name}.db" if store in ("sqlite:", "sqlite://", "sqlite:///") else store
@@ -94,9 +102,13 @@ def fresh(store: str, folder: Path, name: str = "bench") -> str:
 @click.option("--batch", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Messages a put.")
 @click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--payload-bytes", type=click.IntRange(16), default=100, show_default=True)
+@click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
+@click.option("--peer", type=click.Choice(["beanstalkd"]), help="Beside it, the same work by this server.")
 @click.option("--profile", "profiled", is_flag=True, help="Sample both processes with py-spy; slows them a little.")
 @measured
-def cycle(as_json: bool, folder: Path | None, profiled: bool, **asked: Any) -> int:
+def cycle(
+    as_json: bool, folder: Path | None, bare: bool, peer: str | None, profiled: bool, store: str, **settings: Any
+) -> int:
     """Put → due → leased → pushed → acked, every id and payload checked.
 
     \b
@@ -105,14 +117,18 @@ def cycle(as_json: bool, folder: Path | None, profiled: bool, **asked: Any) -> i
     """
 
     async def run(place: Path) -> Report:
-        with Progress("pending", asked["pending"]) as progress:
-            store = fresh(asked.pop("store"), place)
-            profile = Profile(place) if profiled else None
-            report = await run_cycle(Cycle(store=store, **asked), place, progress.add, profile)
+        asked = Cycle(store=fresh(store, place), **settings)
+        profile = Profile(place) if profiled else None
+        with Progress("pending", asked.pending) as progress:
+            report = await run_cycle(asked, place, progress.add, profile)
+            if bare:
+                beside = replace(asked, store=fresh(store, place, "bare"))
+                report.beside.append(await run_bare(beside, progress.add))
+        if peer is not None:
+            report.beside += [await run_beanstalkd(asked, kind, place) for kind in KINDS]
+        compare(report)
         if profile is not None:
-            for name, hot in profile.hottest.items():
-                shown = [f"{one.own:.1%} own, {one.whole:.1%} in all: {one.function}" for one in hot[:HOT_SHOWN]]
-                report.notes += [f"{name}: {line}" for line in shown]
+            report.notes += profile.lines()
         return report
 
     return conducted(as_json, folder, run)
