@@ -1,0 +1,134 @@
+"""The checker on what comes again, comes late, or comes too much: S10 to S16, L1, and lives that follow each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.history.scene import LEASE_MS, START_MS, Scene
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_s10_delivered_again_while_its_lease_ran(scene: Scene) -> None:
+    scene.put()
+    scene.receive()
+    scene.wait(10)
+    scene.receive(version=3, consumer="c2")
+    scene.settle("ack", version=3, consumer="c2")
+    verdict = scene.judge()
+    assert {violation.invariant for violation in verdict.violations} == {"S10"}
+    assert verdict.counts["doubled"] == 1 and verdict.counts["redelivered"] == 1
+
+
+@pytest.mark.parametrize("why", ["ran out", "released", "release unanswered", "another session", "buried and revived"])
+def test_s10_redeliveries_that_are_explained(scene: Scene, why: str) -> None:
+    scene.put()
+    scene.receive()
+    version, session, due = 3, 1, 0.0
+    if why == "ran out":
+        scene.wait(LEASE_MS)
+    elif why == "released":
+        scene.settle("release", in_ms=0, result={"status": "OK", "version": 3})
+        version, due = 4, scene.at - 2
+    elif why == "release unanswered":
+        scene.settle("release", outcome="unknown", in_ms=0)
+        version, due = 4, scene.at - 2
+    elif why == "another session":
+        session = 2
+    else:
+        scene.settle("bury")
+        scene.did("revive", id="a", group="g", due_ms=int(START_MS), result={"status": "OK", "version": 3})
+        version = 4
+    scene.receive(version=version, session=session, due=due)
+    scene.settle("ack", version=version)
+    assert scene.judge().holds, scene.judge().summary()
+
+
+def test_s11_leased_again_before_the_end_it_was_extended_to(scene: Scene) -> None:
+    scene.put()
+    scene.receive()
+    until = int(START_MS + 10 * LEASE_MS)
+    scene.settle("extend", more_ms=10 * LEASE_MS, result={"status": "OK", "lease_until_ms": until})
+    scene.wait(2 * LEASE_MS)
+    scene.receive(version=3, consumer="c2")
+    scene.settle("ack", version=3, consumer="c2")
+    assert scene.broken() == {"S11"}
+
+
+def test_s16_a_bulk_shift_applied_twice(scene: Scene) -> None:
+    scene.put(due=10_000, tag="spring")
+    scene.did("move_tag", tag="spring", group="g", by_ms=500, result={})
+    scene.row(version=2, due=10_500)
+    assert scene.broken() == set()
+    scene.rows[0].update(version=3, due_ms=int(START_MS + 11_000), scheduled_ms=int(START_MS + 11_000))
+    assert scene.broken() == {"S16"}
+
+
+def test_a_bulk_cancel_explains_what_is_gone(scene: Scene) -> None:
+    scene.put(due=10_000, tag="spring")
+    scene.did("cancel_tag", tag="other", group="g", result={})
+    assert scene.broken() == {"S8"}
+    scene.did("cancel_tag", tag="spring", group="g", result={}, dry_run=True)
+    assert scene.broken() == {"S8"}
+    scene.did("cancel_tag", tag="spring", group="g", result={})
+    assert scene.broken() == set()
+
+
+def test_l1_what_is_due_and_left_lying(scene: Scene) -> None:
+    scene.put(due=100)
+    scene.row(due=100)
+    scene.wait(1_000)
+    assert scene.broken(liveness_bound_ms=2_000) == set()
+    scene.wait(5_000)
+    assert scene.broken(liveness_bound_ms=2_000) == {"L1"}
+
+
+def test_s12_delivered_too_late_once_all_was_healed(scene: Scene) -> None:
+    scene.put(due=100)
+    scene.wait(5_000)
+    scene.did("healed")
+    scene.wait(1_000)
+    scene.receive(due=100)
+    scene.settle("ack")
+    assert scene.broken(liveness_bound_ms=2_000) == set()
+    assert scene.broken(liveness_bound_ms=900) == {"S12"}
+
+
+def test_s14_more_in_flight_than_credit(scene: Scene) -> None:
+    scene.did("consume", consumer="c1", session=1, credit=1, process="c1")
+    for birth, id in ((11, "a"), (12, "b")):
+        scene.put(id=id)
+        scene.receive(id=id, birth=birth)
+    scene.settle("ack")
+    scene.settle("ack", id="b", birth=12)
+    assert scene.broken() == {"S14"}
+    scene.events[0].arguments["credit"] = 2
+    assert scene.broken() == set()
+
+
+def test_an_id_put_again_after_it_was_acknowledged_is_another_life(scene: Scene) -> None:
+    for birth in (11, 12):
+        scene.put(sum=birth)
+        scene.wait(1)
+        scene.receive(birth=birth, sum=birth)
+        scene.settle("ack", birth=birth)
+        scene.wait(1)
+    assert scene.judge().holds, scene.judge().summary()
+
+
+def test_a_repeated_put_that_met_itself_counts_as_stored(scene: Scene) -> None:
+    scene.put(result={"status": "DUPLICATE", "version": 1})
+    assert scene.broken() == {"S8"}
+    scene.receive()
+    scene.settle("ack")
+    assert scene.broken() == set()
+
+
+def test_at_most_so_many_violations_of_a_kind_are_kept(scene: Scene) -> None:
+    for number in range(50):
+        scene.put(id=f"id{number}")
+    verdict = scene.judge(most=3)
+    assert len(verdict.violations) == 3 and verdict.counts["lost"] == 50
