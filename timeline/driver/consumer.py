@@ -24,7 +24,7 @@ from timeline.driver.session import Session, Wish
 from timeline.driver.settling import AT, SettleDesk
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
-from timeline.model import MAX_REASON_BYTES, Operation
+from timeline.model import MAX_BATCH, MAX_REASON_BYTES, Operation
 
 if TYPE_CHECKING:
     from timeline.driver.handlers import Backoff, Handler
@@ -33,7 +33,8 @@ log = logging.getLogger("timeline.driver")
 
 CREDIT_MESSAGES = 100
 CREDIT_BYTES = 16 * 1024 * 1024
-MAX_CREDIT = 1_000_000
+MAX_CREDIT = MAX_BATCH
+"""What is in hand must fit into one Hello."""
 YIELD_EVERY = 128
 """Deliveries handed out of a full buffer without letting other tasks run."""
 

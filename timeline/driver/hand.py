@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
+from timeline.model import MAX_BATCH
 from timeline.wire.frames import Deliver
 
 WAITING, HANDED, SETTLING, DONE = 0, 1, 2, 3
@@ -278,7 +279,8 @@ class Hand:
         return taken
 
     def tokens(self) -> tuple[Ragged, UInt64, Int64]:
-        """(ids, births, versions) of all that is in hand."""
+        """(ids, births, versions) of all that is in hand; of more than fit into a frame, the newest: the others are
+        then leased again under a higher version, and fenced here."""
         ids: list[Ragged] = [Ragged.of([])]
         births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
         versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
@@ -287,4 +289,5 @@ class Hand:
             ids.append(load.frame.ids.take(at))
             births.append(load.frame.birth[at])
             versions.append(load.frame.version[at])
-        return Ragged.concat(ids), np.concatenate(births), np.concatenate(versions)
+        told = slice(-MAX_BATCH, None)
+        return Ragged.concat(ids)[told], np.concatenate(births)[told], np.concatenate(versions)[told]
