@@ -13,10 +13,17 @@ import click
 
 from timeline.bench.bare import run_bare
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
+from timeline.bench.burst import Burst, run_burst
+from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
+from timeline.bench.lateness import Lateness, run_lateness
+from timeline.bench.memory import Memory, run_memory
+from timeline.bench.payload import Payload, run_payload
 from timeline.bench.processes import CannotMeasure
+from timeline.bench.produce import Produce, run_produce
 from timeline.bench.profile import Profile
+from timeline.bench.restart import Restart, run_restart
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.output import Progress, print_json, print_table
 
@@ -130,5 +137,153 @@ def cycle(
         if profile is not None:
             report.notes += profile.lines()
         return report
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("memory://")
+@click.option("--messages", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--tasks", type=click.IntRange(1), default=100, show_default=True, help="Tasks that put at once.")
+@measured
+def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Single `await p.produce()` from many tasks.
+
+    \b
+    Example:
+      timeline bench produce --store sqlite://
+    """
+
+    async def run(place: Path) -> Report:
+        return await run_produce(Produce(store=fresh(store, place), **settings), place)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("sqlite://")
+@click.option("--rate", type=click.FloatRange(1), default=1_000.0, show_default=True, help="Messages a second.")
+@click.option("--seconds", type=click.FloatRange(0.01), default=60.0, show_default=True, help="Of each run.")
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="The worst one counts.")
+@click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
+@click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
+@click.option("--lease-ahead", type=click.Choice(["auto", "off"]), default="auto", show_default=True)
+@measured
+def lateness(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """From due until handed to the consumer's code, at a steady rate.
+
+    \b
+    Example:
+      timeline bench lateness --pending 1000000 --seconds 60 --runs 3
+    """
+
+    async def run(place: Path) -> Report:
+        asked = Lateness(store=fresh(store, place), **settings)
+        with Progress("pending", asked.pending) as progress:
+            return await run_lateness(asked, place, progress.add)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("memory://")
+@click.option("--messages", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--credit", type=click.IntRange(1, 1_000_000), default=20_000, show_default=True)
+@measured
+def burst(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Many messages due in one millisecond.
+
+    \b
+    Example:
+      timeline bench burst --store sqlite:// --messages 100000
+    """
+
+    async def run(place: Path) -> Report:
+        return await run_burst(Burst(store=fresh(store, place), **settings), place)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("sqlite://")
+@click.option("--large-bytes", type=click.IntRange(1), default=10 * 1024 * 1024, show_default=True)
+@click.option("--small-bytes", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--messages", type=click.IntRange(1), default=20, show_default=True, help="Of each size.")
+@measured
+def payload(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Moves, extends, acks and cancels of large messages against small ones.
+
+    \b
+    Example:
+      timeline bench payload --large-bytes 10485760
+    """
+
+    async def run(place: Path) -> Report:
+        return await run_payload(Payload(store=fresh(store, place), **settings), place)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("sqlite://")
+@click.option("--pending", type=click.IntRange(1), default=1_000_000, show_default=True, help="Tagged ones included.")
+@click.option("--tagged", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Lateness of others.")
+@measured
+def cancel_tag(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Cancel by tag, and how late others are meanwhile.
+
+    \b
+    Example:
+      timeline bench cancel-tag --pending 10000000 --tagged 1000000
+    """
+    if settings["tagged"] > settings["pending"]:
+        raise click.UsageError("--tagged is at most --pending: tagged messages are some of those that are pending")
+
+    async def run(place: Path) -> Report:
+        asked = CancelTag(store=fresh(store, place), **settings)
+        with Progress("pending", asked.pending) as progress:
+            return await run_cancel_tag(asked, place, progress.add)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("sqlite://")
+@click.option("--pending", type=click.IntRange(0), default=1_000_000, show_default=True)
+@click.option("--restarts", type=click.IntRange(1), default=3, show_default=True, help="The slowest one counts.")
+@measured
+def restart(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """From the broker's start until its first delivery.
+
+    \b
+    Example:
+      timeline bench restart --pending 10000000
+    """
+
+    async def run(place: Path) -> Report:
+        asked = Restart(store=fresh(store, place), **settings)
+        with Progress("pending", asked.pending) as progress:
+            return await run_restart(asked, place, progress.add)
+
+    return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("memory://")
+@click.option("--pending", type=click.IntRange(1), default=1_000_000, show_default=True)
+@measured
+def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """What a pending message costs a broker in memory.
+
+    \b
+    Example:
+      timeline bench memory --pending 10000000
+    """
+
+    async def run(place: Path) -> Report:
+        asked = Memory(store=fresh(store, place), **settings)
+        with Progress("pending", asked.pending) as progress:
+            return await run_memory(asked, place, progress.add)
 
     return conducted(as_json, folder, run)

@@ -1,0 +1,142 @@
+"""Lateness: from due until handed to the consumer's code, at a steady rate, open loop.
+
+Three processes: broker, feeder, consumer (this one). Dues are fixed beforehand, times are read on the consumer
+process's clock, of several runs the worst counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import timeline
+from timeline.bench.feeder import NOW, meant_of
+from timeline.bench.figures import Report, Target, latencies, worst
+from timeline.bench.load import Told, fill, fill_store
+from timeline.bench.processes import CannotMeasure, Child, broker
+from timeline.clock import Clock
+
+TOPIC = "lateness"
+LEAD_MS = 2_000
+BEGIN_MS = 4_000
+"""From starting the feeder until the first due: it has to start, connect and put."""
+PATIENCE_S = 60.0
+CREDIT = 10_000
+OBSERVE_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What to run. `in_zero`: put with `in_=0` instead of ahead of time. `lease_ahead`: "auto" or "off"."""
+
+    store: str = "sqlite://"
+    rate: float = 1_000.0
+    seconds: float = 60.0
+    runs: int = 3
+    pending: int = 0
+    in_zero: bool = False
+    lease_ahead: str = "auto"
+    payload_bytes: int = 100
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What `targets.md` asks of it."""
+        never = Target("lateness_min_ms", 0.0, least=True)
+        if self.in_zero or self.lease_ahead == "off":
+            return (Target("lateness_p50_ms", 2.0), never)
+        bounds = {"lateness_p50_ms": 1.0, "lateness_p99_ms": 3.0, "lateness_p99_9_ms": 10.0}
+        return (*(Target(name, bound) for name, bound in bounds.items()), never)
+
+
+@asynccontextmanager
+async def observed() -> AsyncIterator[Clock]:
+    """A clock that is kept with the machine's, as a broker keeps its own."""
+    clock = Clock()
+
+    async def observe() -> None:
+        while True:
+            await asyncio.sleep(OBSERVE_EVERY_S)
+            clock.observe()
+
+    task = asyncio.ensure_future(observe())
+    try:
+        yield clock
+    finally:
+        task.cancel()
+
+
+async def run_lateness(asked: Lateness, folder: Path, told: Told | None = None) -> Report:
+    """So many runs on one broker. Raises CannotMeasure."""
+    in_memory = asked.store.startswith("memory:")
+    if asked.pending and not in_memory:
+        await fill_store(asked.store, TOPIC, asked.pending, asked.payload_bytes, told)
+    runs: list[dict[str, float]] = []
+    wrong: list[str] = []
+    async with broker(folder, asked.store) as (child, address), observed() as clock:
+        async with timeline.Timeline(address, "30s", clock=clock) as client:
+            await client.create_topic(TOPIC)
+            await client.update_topic(TOPIC, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
+            if asked.pending and in_memory:
+                await fill(client.producer(TOPIC), asked.pending, asked.payload_bytes, told)
+        for _ in range(asked.runs):
+            async with timeline.Timeline(address, "30s", clock=clock) as client:
+                count = max(1, int(asked.rate * asked.seconds))
+                used_s = child.cpu_s()
+                run, trouble = await measured_run(client, clock, asked, address, folder, count)
+            run["broker_cpu_us_per_message"] = (child.cpu_s() - used_s) * 1e6 / count
+            runs.append(run)
+            wrong += trouble
+    figures = {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))}
+    figures["lateness_min_ms"] = min(run["lateness_min_ms"] for run in runs)
+    p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
+    return Report("lateness", asdict(asked), figures, asked.targets, wrong, notes=[f"p99 of each run: {p99s} ms"])
+
+
+async def start_feeder(folder: Path, address: str, start_ms: int, count: int, rate: float, lead: str) -> Child:
+    """The process that puts."""
+    arguments = (address, TOPIC, str(start_ms), str(count), str(rate), lead)
+    return await Child.start("feeder", folder, sys.executable, "-m", "timeline.bench.feeder", *arguments)
+
+
+async def measured_run(
+    client: timeline.Timeline, clock: Clock, asked: Lateness, address: str, folder: Path, count: int
+) -> tuple[dict[str, float], list[str]]:
+    """One run of `count` messages: its figures and what was wrong."""
+    lead = NOW if asked.in_zero else str(LEAD_MS)
+    feeder = await start_feeder(folder, address, clock.now_ms() + BEGIN_MS, count, asked.rate, lead)
+    late_ms: list[float] = []
+    since_meant_ms: list[float] = []
+    seen: set[str] = set()
+    doubled = 0
+    consumer = client.consumer(TOPIC, credit=CREDIT)
+    try:
+        async with asyncio.timeout(BEGIN_MS / 1000 + count / asked.rate + PATIENCE_S):
+            async for d in consumer:
+                handed_ms = clock.now()
+                late_ms.append(handed_ms - d.due_ms)
+                since_meant_ms.append(handed_ms - meant_of(d.payload))
+                doubled += d.id in seen
+                seen.add(d.id)
+                d.ack_soon()
+                if len(late_ms) == count:
+                    break
+        fed = json.loads(await feeder.line())
+    except TimeoutError:
+        raise CannotMeasure(f"{count - len(late_ms)} of {count} messages never came: {feeder.last_words()}") from None
+    finally:
+        await consumer.aclose()
+        await feeder.end()
+    wrong = [f"{doubled} messages were delivered twice"] if doubled else []
+    if fed["put"] != count:
+        wrong.append(f"{count - fed['put']} puts were refused: {fed['refused']}")
+    if (ahead_ms := -min(late_ms)) > 0:
+        wrong.append(f"handed out {ahead_ms:.3f} ms before its due")
+    figures = latencies(late_ms)
+    if asked.in_zero:
+        figures |= latencies(since_meant_ms, "since_call")
+    return {**figures, "messages": float(count), "feeder_behind_ms": fed["behind_ms"]}, wrong
