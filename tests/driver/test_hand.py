@@ -81,7 +81,7 @@ def test_credit_goes_back_once_with_the_settle() -> None:
     hand.finish(load, np.array([0, 1]))
     hand.finish_one(load, 2)
     assert hand.room() == (9, 990) and hand.take_owed() == (0, 0)
-    assert hand.tokens()[0].tolist() == [b"m3"]
+    assert hand.tokens(0.0)[0].tolist() == [b"m3"]
     hand.settle(load, np.array([3]))
     hand.finish(load, np.array([3]))
     assert hand.loads == [] and hand.room() == (10, 1_000)
@@ -219,3 +219,16 @@ def test_a_step_of_the_brokers_clock_is_followed() -> None:
 
 def test_before_anything_is_known_no_lease_lasts() -> None:
     assert BrokerClock().monotonic_ms(10**15) == float("-inf")
+
+
+def test_what_was_given_up_counts_as_in_hand_until_its_lease_has_surely_ended() -> None:
+    hand = Hand(10, 1_000)
+    load = _load(2)
+    longest_ms = float((load.frame.lease_until_ms - load.frame.pushed_ms).max())
+    load.end_ms[:] = load.earliest_ms = 50.0
+    hand.arrive(load)
+    hand.next(0.0)
+    hand.sweep(60.0)
+    assert hand.loads == [] and hand.stats.lost == 1 and hand.stats.dropped == 1
+    assert hand.tokens(60.0)[0].tolist() == [b"m0"]
+    assert hand.tokens(60.0 + longest_ms)[0].tolist() == []

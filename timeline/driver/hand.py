@@ -116,6 +116,7 @@ class Hand:
         self._unpaid_messages = self._unpaid_bytes = 0
         self._loads: dict[int, Load] = {}
         self._queue: deque[Load] = deque()
+        self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
 
     def arrive(self, load: Load) -> None:
         """A load came."""
@@ -258,7 +259,16 @@ class Hand:
             at = np.flatnonzero(ended)
             if len(at):
                 self.stats.lost += len(at)
+                self._give_up(load, at, now_ms)
                 self.lose(load, at)
+
+    def _give_up(self, load: Load, at: Indexes, now_ms: float) -> None:
+        """Remembers what was taken from a person's code because its lease may have ended: the earliest end that it can
+        have is past, the true one perhaps not. Until then the token still counts as in hand, so that the broker does
+        not send again what only we gave up."""
+        frame = load.frame
+        longest_ms = float((frame.lease_until_ms[at] - frame.pushed_ms).max())
+        self._given_up.append((now_ms + longest_ms, frame.ids.take(at), frame.birth[at], frame.version[at]))
 
     def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[Load, Indexes]]:
         """Messages that wait and are at half of their lease; asked again half a lease later."""
@@ -278,9 +288,10 @@ class Hand:
         self._queue.clear()
         return taken
 
-    def tokens(self) -> tuple[Ragged, UInt64, Int64]:
-        """(ids, births, versions) of all that is in hand; of more than fit into a frame, the newest: the others are
-        then leased again under a higher version, and fenced here."""
+    def tokens(self, now_ms: float) -> tuple[Ragged, UInt64, Int64]:
+        """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now."""
+        while self._given_up and self._given_up[0][0] <= now_ms:
+            self._given_up.popleft()
         ids: list[Ragged] = [Ragged.of([])]
         births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
         versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
@@ -289,5 +300,8 @@ class Hand:
             ids.append(load.frame.ids.take(at))
             births.append(load.frame.birth[at])
             versions.append(load.frame.version[at])
-        told = slice(-MAX_BATCH, None)
-        return Ragged.concat(ids)[told], np.concatenate(births)[told], np.concatenate(versions)[told]
+        for _, given_ids, given_births, given_versions in self._given_up:
+            ids.append(given_ids)
+            births.append(given_births)
+            versions.append(given_versions)
+        return Ragged.concat(ids)[:MAX_BATCH], np.concatenate(births)[:MAX_BATCH], np.concatenate(versions)[:MAX_BATCH]

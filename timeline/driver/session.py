@@ -179,7 +179,7 @@ class Session:
         await asyncio.wait({reader}, timeout=PARTING_MS / 1000.0)
 
     def _hello(self) -> Hello:
-        ids, birth, version = self._hand.tokens()
+        ids, birth, version = self._hand.tokens(self._link.clock.monotonic_ms())
         messages, nbytes = self._hand.room()
         return Hello(
             topic=self.wish.topic,
