@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -18,7 +19,11 @@ REFRESH_AT_MOST_MS = 1_000.0
 
 
 class Catalog:
-    """Topics by name. `on_change(before, after)` is called for each record that appeared, changed or went."""
+    """Topics by name. `on_change(before, after)` is called for each record that appeared, changed or went.
+
+    One call of the store at a time: records that were read before a create or drop and applied after it would take
+    the new topic away again, or bring the dropped one back.
+    """
 
     def __init__(
         self,
@@ -30,6 +35,7 @@ class Catalog:
         self._store, self._clock, self._random_bits, self._on_change = store, clock, random_bits, on_change
         self._topics: dict[str, Topic] = {}
         self._read_at_ms = -REFRESH_AT_MOST_MS
+        self._turn = asyncio.Lock()
 
     def all(self) -> list[Topic]:
         """The records as cached, by name."""
@@ -37,6 +43,10 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Reads all records again."""
+        async with self._turn:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         self._read_at_ms = self._clock.monotonic_ms()
         stored = {topic.name: topic for topic in await self._store.call("topics", self._store.store.topics())}
         for name in [*self._topics, *stored]:
@@ -54,26 +64,34 @@ class Catalog:
     async def find(self, name: str) -> Topic | None:
         """The record of `name`, None when there is no such topic."""
         topic = self._topics.get(name)
-        if topic is None and self._clock.monotonic_ms() - self._read_at_ms >= REFRESH_AT_MOST_MS:
-            await self.refresh()
-            topic = self._topics.get(name)
-        return topic
+        if topic is not None:
+            return topic
+        async with self._turn:
+            # Whoever waited here for another's reading is answered from it.
+            if name not in self._topics and self._clock.monotonic_ms() - self._read_at_ms >= REFRESH_AT_MOST_MS:
+                await self._refresh()
+            return self._topics.get(name)
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
         """Creates `name`, or answers what stands if its settings agree. Raises Invalid, or TopicConflict."""
         settings = replace(TopicSettings(), **_known(given)).check()
         uid = self._random_bits(63) or 1
         asked = Topic(check_topic_name(name), uid, settings, 1, self._clock.now_ms())
-        topic = await self._store.call("create_topic", self._store.store.create_topic(asked))
-        self._replace(self._topics.get(name), topic)
-        return topic
+        async with self._turn:
+            topic = await self._store.call("create_topic", self._store.store.create_topic(asked))
+            self._replace(self._topics.get(name), topic)
+            return topic
 
     async def update(self, name: str, given: Mapping[str, int | str | bool], revision: int) -> Topic | None:
         """Changes the settings given; None when there is no such topic. `revision` 0: whatever stands. Raises Invalid
         (a fixed setting among them) or TopicConflict."""
         known = _known(given)
+        async with self._turn:
+            return await self._update(name, known, revision)
+
+    async def _update(self, name: str, known: dict[str, Any], revision: int) -> Topic | None:
         for _ in range(5):
-            await self.refresh()
+            await self._refresh()
             topic = self._topics.get(name)
             if topic is None:
                 return None
@@ -95,12 +113,13 @@ class Catalog:
 
     async def drop(self, name: str) -> Topic | None:
         """Drops `name`; answers the record that stood, None when there was none."""
-        await self.refresh()
-        topic = self._topics.get(name)
-        if topic is None or not await self._store.call("drop_topic", self._store.store.drop_topic(topic)):
-            return None
-        self._replace(topic, None)
-        return topic
+        async with self._turn:
+            await self._refresh()
+            topic = self._topics.get(name)
+            if topic is None or not await self._store.call("drop_topic", self._store.store.drop_topic(topic)):
+                return None
+            self._replace(topic, None)
+            return topic
 
 
 def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:
