@@ -17,7 +17,7 @@ from timeline.broker.late import Hindrances, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.logs import JsonLines, TextLines
 from timeline.broker.rate import Rate
-from timeline.broker.roster import Consumer, Health, Roster, grants_for
+from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
@@ -34,6 +34,7 @@ def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limi
         heard_ms=0.0,
         wake=lambda: None,
         abort=lambda: None,
+        outboxes=Outboxes(1 << 30, lambda: None),
         dealing=True,
     )
 
@@ -96,7 +97,7 @@ async def test_leaving_hands_back_parcels_and_still_sends_answers_and_the_word_t
     consumer = make_consumer("a")
     parcel = make_parcel([5])
     consumer.push(parcel)
-    assert consumer.outbox_bytes == 1
+    assert consumer.outbox_bytes == parcel.frame_bytes > 1
     assert consumer.leave(LeavingReason.DRAINING, "drain") == [parcel]
     assert consumer.outbox_bytes == 0
     word = await consumer.next()
@@ -109,7 +110,7 @@ def test_grants_share_a_round_and_let_an_idle_consumer_take_one_large_message():
     busy, idle = make_consumer("busy", 3, 10), make_consumer("idle", 1_000_000, 1 << 40)
     busy.spend(1, 4)
     grants = grants_for([busy, idle], Limits(), most=50)
-    assert [(g.holder, g.count, g.alone) for g in grants] == [(b"busy", 2, False), (b"idle", 50, True)]
+    assert [(g.holder, g.count, g.alone) for g in grants] == [(b"busy", 2, False), (b"idle", 48, True)]
     assert grants[0].max_bytes == 6
     assert grants[1].max_bytes == Limits().lease_bytes // 2
 
@@ -158,11 +159,48 @@ def test_hindrances_name_the_cause_that_covered_most():
     hindrances.now(Cause.NO_CREDIT, 1_400)
     hindrances.now(None, 1_500)
     hindrances.span(Cause.STORE_SLOW, 1_500, 1_600)
-    assert hindrances.why(1_100, 1_600) is Cause.NO_CONSUMER
-    assert hindrances.why(1_380, 1_500) is Cause.NO_CREDIT
-    assert hindrances.why(1_500, 1_700) is Cause.STORE_SLOW
-    assert hindrances.why(200, 1_050) is Cause.BROKER_DOWN
-    assert hindrances.why(1_700, 1_900) is Cause.UNEXPLAINED
+    late = hindrances.why(np.array([1_100, 1_500, 200, 1_650]), 1_600)
+    assert late.tolist() == [Cause.NO_CONSUMER, Cause.STORE_SLOW, Cause.BROKER_DOWN, Cause.UNEXPLAINED]
+    assert hindrances.why(np.array([1_380]), 1_500).tolist() == [Cause.NO_CREDIT]
+
+
+def test_a_flickering_hindrance_does_not_push_out_the_past():
+    hindrances = Hindrances(started_ms=0)
+    hindrances.span(Cause.STORE_SLOW, 0, 1_000)
+    for at in range(1_000, 4_000, 2):
+        hindrances.now(Cause.NO_CREDIT, at)
+        hindrances.now(None, at + 1)
+    assert hindrances.why(np.array([100]), 1_100).tolist() == [Cause.STORE_SLOW]
+
+
+def test_a_round_is_bounded_over_all_and_shared_evenly():
+    consumers = [make_consumer(f"c{at}", messages) for at, messages in enumerate((1_000, 1, 1_000))]
+    assert [grant.count for grant in grants_for(consumers, Limits(), most=11)] == [5, 1, 5]
+    assert [grant.count for grant in grants_for(consumers, Limits(), most=10)] == [5, 1, 4]
+    assert [grant.holder for grant in grants_for(consumers, Limits(), most=2)] == [b"c0", b"c1"]
+    consumers[0].spend(2_000, 0)
+    assert grants_for(consumers[:1], Limits(), most=5) == []
+
+
+def test_a_consumer_wakes_its_dealer_when_it_is_well_again_or_takes_what_waits():
+    limits, woken, freed = Limits(outbox_bytes=100), [], []
+    consumer = make_consumer("a", limits=limits)
+    consumer.wake, consumer.outboxes = lambda: woken.append(1), Outboxes(150, lambda: freed.append(1))
+    consumer.heard(1.0)
+    assert not woken
+    consumer.heard(limits.heartbeat_ms * limits.heartbeats_missed + 2.0)
+    assert woken == [1]
+    consumer.sending_since_ms = consumer.heard_ms
+    consumer.sent(consumer.heard_ms + limits.heartbeat_ms + 1)
+    assert woken == [1, 1]
+    consumer.lapsed(0.0), consumer.lapsed(0.0), consumer.lapsed(0.0)
+    consumer.settled()
+    assert woken == [1, 1, 1]
+    for _ in range(2):
+        consumer.push(make_parcel([0]))
+    assert (consumer.outbox_bytes > 150, consumer.outboxes.full) == (True, True)
+    assert consumer.withdraw()
+    assert (woken, freed, consumer.outboxes.bytes) == ([1] * 4, [1], 0)
 
 
 def test_late_ring_is_bounded_and_filters():

@@ -193,9 +193,11 @@ def refused(count: int, status: Status, why: str) -> Answers:
     return answers
 
 
-def earliest(answers: Answers, due_ms: Int64, wanted: Bools | None = None) -> int | None:
-    """The earliest due among what was answered OK; None: nothing was."""
+def earliest(answers: Answers, due_ms: Int64, wanted: Bools | None = None, unsure: bool = False) -> int | None:
+    """The earliest due among what was answered OK (`unsure`: or UNKNOWN); None: nothing was."""
     good = answers.status == Status.OK.code
+    if unsure:
+        good = good | (answers.status == Status.UNKNOWN.code)
     if wanted is not None:
         good = good & wanted
     return int(due_ms[good].min()) if good.any() else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.admission import admit_settles, earliest
+from timeline.broker.admission import admit_settles
 from timeline.broker.parcel import Parcel, content_sizes
 from timeline.broker.roster import Consumer, grants_for
 from timeline.columns import Ragged
@@ -59,8 +59,10 @@ class ConsumeStream:
         topic = await self._node.topic(hello.topic)
         if topic is None:
             raise TransportError(Fault.NO_TOPIC, f"there is no topic {hello.topic!r}: create it first")
-        consumer = self._consumer(hello, topic)
+        if self._node.not_ready:  # since the stream was opened: nobody would tell this one to leave
+            raise TransportError(Fault.NOT_READY, self._node.not_ready)
         dealer = self._node.dealer(topic)
+        consumer = self._consumer(hello, topic, dealer)
         sender = self._node.tasks.spawn(self._send_all(consumer), f"sending to {hello.consumer}")
         before = dealer.roster.join(consumer)
         try:
@@ -70,8 +72,10 @@ class ConsumeStream:
             await self._resume(hello, consumer, dealer, topic)
             consumer.dealing = True
             dealer.wake()
-            await self._receive_all(consumer, topic)
+            await self._receive_all(consumer, dealer, topic)
+            # The consumer has said its last word: it is dealt nothing more, and what it asked is still answered.
             dealer.part_with(consumer, consumer.withdraw())
+            await asyncio.gather(*self._settling)
             consumer.finish()
             await sender
         finally:
@@ -80,7 +84,7 @@ class ConsumeStream:
             for task in self._settling:
                 task.cancel()
 
-    def _consumer(self, hello: Hello, topic: Topic) -> Consumer:
+    def _consumer(self, hello: Hello, topic: Topic, dealer: Dealer) -> Consumer:
         settings = topic.settings
         if not 0 <= hello.lease_ms <= settings.max_lease_ms:
             raise Invalid(f"lease must be at most the topic's max_lease, {settings.max_lease_ms} ms")
@@ -95,8 +99,9 @@ class ConsumeStream:
             credit_bytes=hello.credit_bytes,
             limits=self._node.limits,
             heard_ms=self._node.clock.monotonic_ms(),
-            wake=self._node.dealer(topic).wake,
+            wake=dealer.wake,
             abort=self._stream.cancel,
+            outboxes=self._node.outboxes,
         )
 
     def _welcome(self, consumer: Consumer, topic: Topic) -> Welcome:
@@ -132,6 +137,7 @@ class ConsumeStream:
                 missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
                 sizes = content_sizes(rows)[missing]
                 room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
+                await consumer.room_for_parcels()
                 if len(room):
                     await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
                 if len(room) < len(missing):
@@ -165,10 +171,10 @@ class ConsumeStream:
         consumer.spend(len(parcel), int(parcel.sizes.sum()))
         dealer.give(consumer, parcel)
 
-    async def _receive_all(self, consumer: Consumer, topic: Topic) -> None:
+    async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
-            consumer.heard_ms = self._node.clock.monotonic_ms()
+            consumer.heard(self._node.clock.monotonic_ms())
             try:
                 frame = decode(data)
             except UnknownFrame:
@@ -179,17 +185,14 @@ class ConsumeStream:
                     consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):
                 await self._room.acquire()
-                task = asyncio.get_running_loop().create_task(self._settle(frame, consumer, topic))
+                task = self._node.tasks.spawn(self._settle(frame, consumer, topic), "answering a settle")
                 self._settling.add(task)
                 task.add_done_callback(self._settled)
             elif isinstance(frame, Leaving):
                 # It takes nothing more: once it reads the same word back, it knows all that was sent to it.
-                dealer = self._node.dealer(topic)
                 dealer.part_with(consumer, consumer.leave(frame.reason, frame.text))
             else:
                 raise Invalid(f"a consumer sends Credit, Settle and Leaving, not {type(frame).__name__}")
-        # The consumer has said its last word: what it asked is still answered.
-        await asyncio.gather(*self._settling)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.discard(task)
@@ -206,7 +209,7 @@ class ConsumeStream:
         self._note(frame, whole, consumer, topic)
 
     def _note(self, frame: Settle, answers: Answers, consumer: Consumer, topic: Topic) -> None:
-        """Counts, and tells the dealer when something comes due again."""
+        """Counts what was answered; a consumer that settles is well."""
         node = self._node
         good = answers.status == Status.OK.code
         if good.any():
@@ -215,9 +218,6 @@ class ConsumeStream:
             node.count(Operation(operation), answers.status[frame.operation == operation])
         if answers.late.any():
             node.metrics.count("timeline_late_acks_total", node.metrics.topic(topic.name), by=int(answers.late.sum()))
-        due_ms = earliest(answers, answers.due_ms, frame.operation == Operation.RELEASE)
-        if due_ms is not None:
-            node.hint(topic, due_ms)
         buried = int(good[frame.operation == Operation.BURY].sum())
         if buried:
             node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), "consumer", by=buried)
@@ -245,7 +245,7 @@ class ConsumeStream:
             except TransportError:
                 return  # the stream is over: its reader sees that too, and ends
             finally:
-                consumer.sending_since_ms = None
+                consumer.sent(node.clock.monotonic_ms())
             if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
                 await self._stream.close()
                 return

@@ -1,6 +1,7 @@
 """The dealer of one topic: sleeps until exactly the next due, leases what its consumers have credit for, pushes.
 
-One loop owns the topic's time. `_obstacle` says what keeps it from dealing now, `_round` leases and deals once.
+One loop leases: `_obstacle` says what keeps it from dealing now, `_round` leases and deals once. What was leased ahead
+of its time has a timer of its own, so that no store call stands between a message and its due.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.parcel import Parcel
 from timeline.broker.rate import Rate
-from timeline.broker.roster import Consumer, Roster, grants_for
+from timeline.broker.roster import Consumer, Outboxes, Roster, grants_for
 from timeline.broker.settling import Settling
 from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
 from timeline.model import LEASE_AHEAD_AUTO, Operation, Status, Topic, payload_sums
-from timeline.storage_plugins.contract import Leased, Settles, StoreError
+from timeline.storage_plugins.contract import Grant, Leased, Settles, StoreError
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
 LAST_RETRY_MS = 1_000.0
 FRUITLESS_MS = 100.0
-UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code)
+SETTLE_TRIES = 5
+UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code, Status.THROTTLED.code)
 
 
 class Dealer:
@@ -50,7 +52,7 @@ class Dealer:
         random_bits: Callable[[int], int],
         tasks: Tasks,
         buckets: Callable[[Topic], Sequence[int] | None],
-        outboxes: Callable[[], int],
+        outboxes: Outboxes,
     ) -> None:
         self.topic = topic
         self.roster = Roster(limits)
@@ -62,6 +64,8 @@ class Dealer:
         self._wake = asyncio.Event()
         self._next_due_ms: int | None = 0
         self._hinted_ms: int | None = None
+        self._never_ahead_ms: int | None = None
+        self._held_timer: asyncio.TimerHandle | None = None
         self._retry_ms = 0.0
         self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
@@ -72,14 +76,11 @@ class Dealer:
         self.task: asyncio.Task[None] | None = None
         self.handed_back = asyncio.Event()
         self.handed_back.set()
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """When the next message comes due, as far as is known."""
-        return self._next_due_ms
+        self._between_rounds = asyncio.Event()
+        self._between_rounds.set()
 
     def wake(self) -> None:
-        """Something changed: credit, settings, consumers."""
+        """There is more credit, or a consumer is well again."""
         self._fruitless_until_ms = 0.0
         self._wake.set()
 
@@ -94,24 +95,33 @@ class Dealer:
     def update(self, topic: Topic) -> None:
         """The topic's record changed."""
         self.topic = topic
-        self._next_due_ms = 0
-        self._wake.set()
+        self.look()
+
+    def look(self) -> None:
+        """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out. Counts
+        as a hint too, so that a round under way, which began before, does not have the last word."""
+        self._hinted_ms = self._next_due_ms = 0
+        self._retry_at_ms = 0.0
+        self.wake()
 
     async def run(self) -> None:
         """Deals until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
-        while True:
-            try:
-                self._push_due()
-                wait_ms = self._wait_ms()
-                if wait_ms > 0:
-                    await self._sleep(wait_ms)
-                else:
-                    await self._round()
-            except StoreError as trouble:
-                self._back_off(trouble)
-            except Exception:
-                log.exception("dealer of topic %r stumbled and goes on", self.topic.name)
-                self._back_off(None)
+        try:
+            while True:
+                try:
+                    wait_ms = self._wait_ms()
+                    if wait_ms > 0:
+                        await self._sleep(wait_ms)
+                    else:
+                        await self._round()
+                except StoreError as trouble:
+                    self._back_off(trouble)
+                except Exception:
+                    log.exception("dealer of topic %r stumbled and goes on", self.topic.name)
+                    self._back_off(None)
+        finally:
+            if self._held_timer is not None:
+                self._held_timer.cancel()
 
     def _back_off(self, trouble: StoreError | None) -> None:
         self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
@@ -122,13 +132,9 @@ class Dealer:
             log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
 
     async def _sleep(self, wait_ms: float) -> None:
-        """Sleeps, but no longer than until the next held message is due, or until something changes."""
-        held_ms = self._held.next_due_ms()
-        if held_ms is not None:
-            wait_ms = min(wait_ms, held_ms - self._clock.now())
-        if wait_ms > 0 and not self._wake.is_set():
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(wait_ms / 1000.0, self._wake.set)
+        """Sleeps until something changes, but no longer than `wait_ms`."""
+        if not self._wake.is_set():
+            timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
@@ -138,32 +144,27 @@ class Dealer:
     def _wait_ms(self) -> float:
         """How long until there is something to lease; 0: now. Says on the way what hinders, for the late ring."""
         mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
-        until_sweep_ms = max(1.0, self._sweep_at_ms - mono_ms)
         cause, wait_ms = self._obstacle(mono_ms)
-        overdue = self._next_due_ms is not None and self._next_due_ms <= now
-        self._hindrances.now(cause if overdue else None, int(now))
+        self._hindrances.now(cause, int(now))
         if wait_ms is not None:
-            return min(wait_ms, until_sweep_ms)
-        if mono_ms >= self._sweep_at_ms:
-            return 0.0
-        if self._next_due_ms is None:
-            return until_sweep_ms
-        return min(until_sweep_ms, self._next_due_ms - self._ahead_ms() - now)
+            return wait_ms
+        until_sweep_ms = self._sweep_at_ms - mono_ms
+        if self._next_due_ms is None or until_sweep_ms <= 0:
+            return max(0.0, until_sweep_ms)
+        ahead_ms = 0 if self._next_due_ms == self._never_ahead_ms else self._ahead_ms()
+        return min(until_sweep_ms, self._next_due_ms - ahead_ms - now)
 
     def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
         """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
         if not self._leasing or self.topic.settings.paused:
-            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
             return Cause.PAUSED, float(self._limits.sweep_every_ms)
         if mono_ms < self._retry_at_ms:
             return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
-            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
             return Cause.NO_CONSUMER, float(self._limits.sweep_every_ms)
-        if not self.roster.ready(mono_ms) or self._outboxes() >= self._limits.outboxes_bytes:
+        if not self.roster.ready(mono_ms) or self._outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
-            self._sweep_at_ms = max(self._sweep_at_ms, mono_ms + 1.0)
             return Cause.NO_CREDIT, max(1.0, float(wait_ms))
         if mono_ms < self._fruitless_until_ms:
             return Cause.NO_CREDIT, self._fruitless_until_ms - mono_ms
@@ -181,19 +182,34 @@ class Dealer:
 
     async def _round(self) -> None:
         """Leases once for whoever has credit, and deals what came."""
-        mono_ms, now_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        mono_ms = self._clock.monotonic_ms()
         topic, consumers = self.topic, self.roster.ready(mono_ms)
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, self._limits.lease_messages)
         grants = grants_for(consumers, self._limits, most)
-        sweeping = mono_ms >= self._sweep_at_ms
-        if sweeping:
-            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+        consumers = consumers[: len(grants)]
+        self._between_rounds.clear()
+        try:
+            leased, done_ms = await self._lease(topic, grants, mono_ms)
+            self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
+            self._account(leased, mono_ms)
+            if len(leased.rows):
+                self._deal(leased, consumers, done_ms)
+        finally:
+            self._between_rounds.set()
+        # A store that never waits must not keep others from their turn.
+        await asyncio.sleep(0)
+
+    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int]:
+        """One call of the store, what it says of the next due, and when it returned."""
+        now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
-        if sweeping and buckets is not None:
-            # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
-            buckets, overdue_ms = None, self._limits.stranded_after_ms
-        ahead_ms = now_ms + self._ahead_ms()
+        if mono_ms >= self._sweep_at_ms:
+            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+            if buckets is not None:
+                # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
+                buckets, overdue_ms = None, self._limits.stranded_after_ms
         known_ms, self._hinted_ms = self._next_due_ms, None
+        ahead_ms = now_ms + self._ahead_ms()
         leased = await self._store.lease_due(topic, buckets, now_ms, ahead_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
@@ -202,19 +218,21 @@ class Dealer:
         told_ms = known_ms if overdue_ms else leased.next_due_ms
         times = [due for due in (told_ms, self._hinted_ms) if due is not None]
         self._next_due_ms = min(times, default=None)
-        self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
-        self._account(leased, mono_ms)
-        if len(leased.rows):
-            self._deal(leased, consumers, done_ms)
-        elif (
-            self._next_due_ms is not None
-            and self._next_due_ms <= done_ms
-            and not (leased.expired or len(leased.buried))
-        ):
-            # What is due is larger than anybody's credit in bytes: wait for more credit instead of asking in circles.
+        if not overdue_ms:
+            self._note_fruitless(leased, now_ms, mono_ms)
+        return leased, done_ms
+
+    def _note_fruitless(self, leased: Leased, now_ms: int, mono_ms: float) -> None:
+        """When a round leased nothing, another like it would not either: say until when not to ask again."""
+        self._never_ahead_ms = None
+        if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
+            return
+        if leased.next_due_ms <= now_ms:
+            # What is due is larger than anybody's credit in bytes: wait for more credit.
             self._fruitless_until_ms = mono_ms + FRUITLESS_MS
-        # A store that never waits must not keep others from their turn.
-        await asyncio.sleep(0)
+        else:
+            # It may be a lease that is about to run out, which nobody may have ahead of its time.
+            self._never_ahead_ms = leased.next_due_ms
 
     def _account(self, leased: Leased, mono_ms: float) -> None:
         """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
@@ -272,7 +290,7 @@ class Dealer:
             "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
         )
         settles = parcel.settles(Operation.BURY, self._random_bits, reason=reason)
-        self._tasks.spawn(self._settle_all(settles), "burying")
+        self._settle_soon(settles, "burying")
         consumer.refund(parcel)
 
     def give(self, consumer: Consumer, parcel: Parcel) -> None:
@@ -283,16 +301,27 @@ class Dealer:
         ahead = parcel.was_due_ms > self._clock.now_ms()
         if ahead.any():
             self._held.add(consumer, parcel.where(ahead))
-            self._wake.set()
+            self._set_timer()
             parcel = parcel.where(~ahead)
         if len(parcel):
             self._push(consumer, parcel)
 
+    def _set_timer(self) -> None:
+        """For the earliest of what is held."""
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        due_ms = self._held.next_due_ms()
+        if due_ms is not None:
+            wait_s = max(0.0, due_ms - self._clock.now()) / 1000.0
+            self._held_timer = asyncio.get_running_loop().call_later(wait_s, self._push_due)
+
     def _push_due(self) -> None:
         """Pushes what was leased ahead and is due now."""
-        now_ms = self._clock.now_ms()
-        for consumer, parcel in self._held.due(now_ms):
-            self.give(consumer, parcel)
+        try:
+            for consumer, parcel in self._held.due(self._clock.now_ms()):
+                self.give(consumer, parcel)
+        finally:
+            self._set_timer()
 
     def _push(self, consumer: Consumer, parcel: Parcel) -> None:
         """Queues `parcel`, which is due, for its consumer, and notes how late it is."""
@@ -320,25 +349,36 @@ class Dealer:
 
     def hand_back(self, parcels: list[Parcel]) -> None:
         """Returns leases that no person's code has seen."""
-        parcels = [parcel for parcel in parcels if len(parcel)]
         for parcel in parcels:
-            self._tasks.spawn(self._settle_all(parcel.unseen(self._random_bits)), "handing back")
+            if len(parcel):
+                self._settle_soon(parcel.unseen(self._random_bits), "handing back")
+
+    def _settle_soon(self, settles: Settles, why: str) -> None:
+        """Counted from now on, not from when the task starts: whoever waits for `handed_back` means these too."""
+        self._handing_back += 1
+        self.handed_back.clear()
+        self._tasks.spawn(self._settle_all(settles), why)
 
     async def _settle_all(self, settles: Settles) -> None:
         """Settles for the broker itself; tries again while the outcome is not known, since operation ids make that
         harmless. What cannot be settled runs out by its lease."""
-        self._handing_back += 1
-        self.handed_back.clear()
         try:
-            for _ in range(3):
+            wait_ms = FIRST_RETRY_MS
+            for _ in range(SETTLE_TRIES):
                 answers = await self._settling.settle(self.topic, settles)
                 if not np.isin(answers.status, UNSURE).any():
                     break
-            self.hint(self._clock.now_ms())
+                await asyncio.sleep(wait_ms / 1000.0)
+                wait_ms *= 3
         finally:
             self._handing_back -= 1
             if self._handing_back == 0:
                 self.handed_back.set()
+
+    async def quiet(self) -> None:
+        """Returns when no lease call is under way and what was to go back has gone back."""
+        await self._between_rounds.wait()
+        await self.handed_back.wait()
 
     def abort_stalled(self) -> None:
         """Ends the streams of consumers that have not taken a frame for too long."""

@@ -65,7 +65,7 @@ class Gateway:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._calls = 0
+        self._under_way: set[asyncio.Task[bytes]] = set()
         self.producers: dict[ProduceStream, None] = {}  # in order of arrival, so that a run can be repeated
         self.streams = 0
         self._ended = asyncio.Event()
@@ -84,18 +84,23 @@ class Gateway:
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
         self._check_ready()
-        if self._calls >= self._node.limits.calls_in_flight:
+        if len(self._under_way) >= self._node.limits.calls_in_flight:
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
-        self._calls += 1
+        # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
+        # reach the dealer, a topic that was created its catalog.
+        call = asyncio.get_running_loop().create_task(self._call(method, frame))
+        self._under_way.add(call)
+        call.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(call)
+
+    async def _call(self, method: str, frame: bytes) -> bytes:
         try:
             return await self._answer(method, frame)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, str(bad)) from bad
-        finally:
-            self._calls -= 1
 
     async def _answer(self, method: str, data: bytes) -> bytes:
         if method == "Mutate":
@@ -189,7 +194,7 @@ class Gateway:
                 status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
                 answers = refused(len(mutations), status, str(trouble))
             if asked.operation in (Operation.MOVE, Operation.REVIVE):
-                due_ms = earliest(answers, answers.due_ms)
+                due_ms = earliest(answers, mutations.due_ms, unsure=True)
                 if due_ms is not None:
                     node.hint(topic, due_ms)
         whole = refusals.merge(answers)

@@ -7,12 +7,14 @@ the store's commit.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from timeline.broker.admission import earliest
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
@@ -20,6 +22,8 @@ from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Puts, StoreError, StoreUnavailable
+
+log = logging.getLogger("timeline.broker")
 
 
 @dataclass(slots=True)
@@ -32,14 +36,15 @@ class _Waiting:
 
 
 class Intake:
-    """The queue of puts of one broker. `deadline_ms` is monotonic: what did not start by then is not put."""
+    """The queue of puts of one broker. `deadline_ms` is monotonic: what did not start by then is not put.
+    `hint(topic, due_ms)` is told of what was stored, or may have been, whether or not its producer still waits."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks,
+        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int], None],
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
-        self._limits, self._metrics, self._tasks = limits, metrics, tasks
+        self._limits, self._metrics, self._tasks, self._hint = limits, metrics, tasks, hint
         self._queue: deque[_Waiting] = deque()
         self._messages = 0
         self.bytes = 0
@@ -102,16 +107,26 @@ class Intake:
         if not started:
             return
         together = concat([waiting.puts for waiting in started])
-        try:
-            answers = await self._store.put(started[0].topic, self._now_ms(), together)
-        except StoreError as trouble:
-            nothing = isinstance(trouble, StoreUnavailable)
-            answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
-            answers.details[0] = str(trouble)
+        answers = await self._put(started[0].topic, together)
         start = 0
         for waiting in started:
             self._answer(waiting, answers.part(start, start + len(waiting.puts)))
             start += len(waiting.puts)
+
+    async def _put(self, topic: Topic, puts: Puts) -> Answers:
+        try:
+            answers = await self._store.put(topic, self._now_ms(), puts)
+        except StoreError as trouble:
+            nothing = isinstance(trouble, StoreUnavailable)
+            answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
+            answers.details[0] = str(trouble)
+        if len(answers) != len(puts):
+            log.error("the storage plugin answered %d of %d puts", len(answers), len(puts))
+            answers = Answers.blank(len(puts), Status.UNKNOWN)
+        due_ms = earliest(answers, puts.due_ms, unsure=True)
+        if due_ms is not None:
+            self._hint(topic, due_ms)
+        return answers
 
     def _answer(self, waiting: _Waiting, answers: Answers) -> None:
         self._messages -= len(waiting.puts)

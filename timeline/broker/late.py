@@ -11,6 +11,7 @@ from timeline.columns import Bools, Int64, Ragged, UInt8
 from timeline.wire.frames import Cause, LateList
 
 SPANS_KEPT = 256
+FLICKER_MS = 1
 
 
 class Hindrances:
@@ -26,30 +27,40 @@ class Hindrances:
         """From now on dealing is hindered by `cause`; None: by nothing."""
         if cause is self._cause:
             return
-        if self._cause is not None and now_ms > self._since_ms:
-            self._spans.append((self._since_ms, now_ms, self._cause))
+        if self._cause is not None:
+            self.span(self._cause, self._since_ms, now_ms)
         self._cause, self._since_ms = cause, now_ms
 
     def span(self, cause: Cause, since_ms: int, until_ms: int) -> None:
-        """A hindrance that is known only now that it is over (a slow store call)."""
-        if until_ms > since_ms:
-            self._spans.append((since_ms, until_ms, cause))
+        """A hindrance that is over. What only flickered counts as one span, so that many do not push out the past."""
+        if until_ms <= since_ms:
+            return
+        if self._spans:
+            before_ms, last_ms, last = self._spans[-1]
+            if last is cause and 0 <= since_ms - last_ms <= FLICKER_MS:
+                self._spans[-1] = (before_ms, until_ms, cause)
+                return
+        self._spans.append((since_ms, until_ms, cause))
 
-    def why(self, due_ms: int, pushed_ms: int) -> Cause:
-        """The cause that covered most of due..pushed."""
-        overlaps: dict[Cause, int] = {}
+    def why(self, due_ms: Int64, pushed_ms: int) -> UInt8:
+        """For each due, the cause that covered most of due..pushed."""
         spans = [*self._spans]
         if self._cause is not None:
             spans.append((self._since_ms, pushed_ms, self._cause))
-        if due_ms < self._started_ms:
-            spans.append((due_ms, self._started_ms, Cause.BROKER_DOWN))
+        first_ms = int(due_ms.min())
+        if first_ms < self._started_ms:
+            spans.append((first_ms, self._started_ms, Cause.BROKER_DOWN))
+        covered: dict[Cause, Int64] = {}
         for since_ms, until_ms, cause in spans:
-            overlap = min(until_ms, pushed_ms) - max(since_ms, due_ms)
-            if overlap > 0:
-                overlaps[cause] = overlaps.get(cause, 0) + overlap
-        if not overlaps:
-            return Cause.UNEXPLAINED
-        return max(overlaps, key=lambda cause: overlaps[cause])
+            if until_ms > first_ms:
+                overlap = np.maximum(min(until_ms, pushed_ms) - np.maximum(due_ms, since_ms), 0)
+                covered[cause] = covered[cause] + overlap if cause in covered else overlap
+        causes = np.full(len(due_ms), Cause.UNEXPLAINED, dtype=np.uint8)
+        most = np.zeros(len(due_ms), dtype=np.int64)
+        for cause, overlap in covered.items():
+            causes[overlap > most] = cause
+            most = np.maximum(most, overlap)
+        return causes
 
 
 @dataclass(slots=True)
@@ -113,9 +124,7 @@ class LateRing:
 
 def causes(hindrances: Hindrances, due_ms: Int64, pushed_ms: int, produced_late: Bools, ran_out: Bools) -> UInt8:
     """The cause of each late delivery: redelivered, produced late, or what hindered the dealer at its time."""
-    answer = np.empty(len(due_ms), dtype=np.uint8)
-    for due in np.unique(due_ms).tolist():
-        answer[due_ms == due] = hindrances.why(due, pushed_ms)
+    answer = hindrances.why(due_ms, pushed_ms)
     answer[produced_late] = Cause.PRODUCED_LATE
     answer[ran_out] = Cause.LEASE_RAN_OUT
     return answer

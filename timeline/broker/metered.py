@@ -3,10 +3,11 @@ store's health known from what calls answer."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from timeline.metrics import Metrics
 from timeline.model import Answers, Rows, Topic
@@ -29,7 +30,8 @@ HELD_PAGE = 500
 
 
 class MeteredStore:
-    """Wraps a `Store`. `down`: why the store cannot be used, empty while it can."""
+    """Wraps a `Store`. `down`: why the store cannot be used, empty while it can. Only a `check` that succeeds clears
+    it: on a full disk reads and settles go on, and would call the store well between two puts that fail."""
 
     def __init__(self, store: Store, monotonic_ms: Callable[[], float], metrics: Metrics) -> None:
         self.store = store
@@ -37,11 +39,19 @@ class MeteredStore:
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
         self._lease_ms: deque[float] = deque(maxlen=P99_OF)
+        self._under_way: set[asyncio.Task[Any]] = set()
         self.lease_p99_ms = 0.0
 
-    async def call(self, name: str, work: Awaitable[T]) -> T:
+    async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
-        an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened."""
+        an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened. Whoever waits
+        may be cancelled; a store's call that has begun runs to its end."""
+        task = asyncio.get_running_loop().create_task(self._measured(name, work))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _measured(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         started_ms = self._monotonic_ms()
         outcome = "OK"
         try:
@@ -52,15 +62,15 @@ class MeteredStore:
                 self.down = refused.reason or refused.code
             raise
         except Exception as broken:
+            # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else.
             outcome = "UNKNOWN"
-            self.down = f"{type(broken).__name__}: {broken}"
             log.exception("the storage plugin raised what its contract does not allow, in %s", name)
-            raise StoreUnknown(self.down) from broken
-        else:
-            self.down = ""
-            return answer
+            raise StoreUnknown(f"{type(broken).__name__}: {broken}") from broken
         finally:
             self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
+        if name == "check":
+            self.down = ""
+        return answer
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         return await self.call("put", self.store.put(topic, now_ms, puts))

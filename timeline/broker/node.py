@@ -19,7 +19,7 @@ from timeline.broker.intake import Intake
 from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
-from timeline.broker.roster import Health
+from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
@@ -32,6 +32,7 @@ from timeline.wire.frames import LeavingReason
 
 log = logging.getLogger("timeline.broker")
 STARTING = "the broker is starting"
+SHOWN = (Health.HEALTHY, Health.SILENT, Health.STALLED, Health.SET_ASIDE)
 DRAINING = "the broker is draining: use another one, or wait until it is back"
 
 
@@ -61,8 +62,11 @@ class Node:
         self.store = MeteredStore(store, clock.monotonic_ms, self.metrics)
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
-        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks)
-        self.settling = Settling(self.store, clock.now_ms, self.limits, self.tasks)
+        self.intake = Intake(
+            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
+        )
+        self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, self.hint)
+        self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)
         self.service = Gateway(self)
         self._random_bits = random_bits
@@ -83,7 +87,7 @@ class Node:
             log.warning("store: %s", warning)
         await self.catalog.refresh()
         await self.membership.start(Member(self.name, self.address))
-        self.membership.on_change(self._wake_all)
+        self.membership.on_change(self._look_all)
         self._state = ""
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
@@ -107,9 +111,10 @@ class Node:
         for dealer in dealers:
             dealer.stop_leasing()
             dealer.dismiss(LeavingReason.DRAINING, DRAINING)
-        producers = list(self.service.producers)
-        await asyncio.gather(*(stream.leave(DRAINING) for stream in producers), return_exceptions=True)
-        await asyncio.gather(*(dealer.handed_back.wait() for dealer in dealers))
+        for stream in list(self.service.producers):
+            # Not waited for: who does not read holds up nobody.
+            self.tasks.spawn(stream.leave(DRAINING), "parting with a producer")
+        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
         while self.service.streams and loop.time() < until_s:
@@ -167,7 +172,7 @@ class Node:
             random_bits=self._random_bits,
             tasks=self.tasks,
             buckets=self._buckets,
-            outboxes=self.outbox_bytes,
+            outboxes=self.outboxes,
         )
         dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {after.name}")
 
@@ -182,21 +187,19 @@ class Node:
     def _buckets(self, topic: Topic) -> Sequence[int] | None:
         return self.membership.buckets(topic.uid, topic.settings.buckets)
 
-    def outbox_bytes(self) -> int:
-        """Payload bytes waiting to be pushed, in all."""
-        return sum(
-            consumer.outbox_bytes for dealer in self._dealers.values() for consumer in dealer.roster.consumers.values()
-        )
-
     def _wake_all(self) -> None:
         for dealer in self._dealers.values():
             dealer.wake()
+
+    def _look_all(self) -> None:
+        for dealer in self._dealers.values():
+            dealer.look()
 
     def _crashed(self, name: str, error: BaseException) -> None:
         self.metrics.count("timeline_task_crashes_total", name.split(" ")[0])
 
     async def _every(self, period_ms: int, work: Callable[[], object]) -> None:
-        """Calls `work` again and again; trouble of the store is its own next round's business."""
+        """Calls `work` again and again; what goes wrong in one round is logged, and the next one comes all the same."""
         while True:
             await asyncio.sleep(period_ms / 1000.0)
             try:
@@ -205,13 +208,16 @@ class Node:
                     await done
             except StoreError as trouble:
                 log.warning("store trouble: %s", trouble)
+            except Exception as error:
+                log.exception("%s stumbled and goes on", work)
+                self._crashed(work.__name__, error)
 
     def _observe(self) -> None:
-        """Looks at the wall clock, and at consumers that stopped reading."""
+        """Looks at the wall clock, at consumers that stopped reading, and at whatever needs no store to be measured."""
         self.clock.observe()
-        self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         for dealer in self._dealers.values():
             dealer.abort_stalled()
+        self._measure()
 
     async def _check_store(self) -> None:
         """While the store is down, asks whether it is back; a broker that comes back deals at once."""
@@ -222,7 +228,7 @@ class Node:
         except StoreUnavailable:
             return
         log.info("the store is back")
-        self._wake_all()
+        self._look_all()
 
     async def _sweep(self) -> None:
         """Removes what is over, topic by topic."""
@@ -235,26 +241,35 @@ class Node:
                     name = self.metrics.topic(topic.name)
                     self.metrics.count("timeline_expired_total", name, by=swept.expired)
                 more = swept.more
-        await self._measure()
+                await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
+        await self._count()
 
-    async def _measure(self) -> None:
-        """Sets the gauges that need looking."""
+    def _measure(self) -> None:
+        """Sets the gauges that need no store."""
         mono_ms = self.clock.monotonic_ms()
         self.metrics.gauge("timeline_ready", 0 if self.not_ready else 1)
+        self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
-        self.metrics.gauge("timeline_outbox_bytes", self.outbox_bytes())
-        for dealer in list(self._dealers.values()):
-            topic, now_ms = dealer.topic, self.clock.now_ms()
-            name = self.metrics.topic(topic.name)
-            edges = np.array([0, now_ms + 1, MAX_TIME_MS + 1], dtype=np.int64)
-            depth = await self.store.call("count_due", self.store.store.count_due(topic, edges))
-            self.metrics.gauge("timeline_messages_depth", int(depth[0]), name, "available")
-            self.metrics.gauge("timeline_messages_depth", int(depth[1]), name, "waiting")
-            next_due = await self.store.call("next_due", self.store.store.next_due(topic, None, -1))
-            self.metrics.gauge("timeline_next_due_timestamp_seconds", (next_due or 0) / 1000.0, name)
+        self.metrics.gauge("timeline_outbox_bytes", self.outboxes.bytes)
+        for dealer in self._dealers.values():
+            name = self.metrics.topic(dealer.topic.name)
             consumers = list(dealer.roster.consumers.values())
-            for health in Health:
-                many = sum(1 for consumer in consumers if consumer.health(mono_ms) is health)
-                self.metrics.gauge("timeline_consumers", many, name, health.value)
+            states = [consumer.health(mono_ms) for consumer in consumers]
+            for health in SHOWN:
+                self.metrics.gauge("timeline_consumers", states.count(health), name, health.value)
             self.metrics.gauge("timeline_leases_in_flight", sum(c.in_flight for c in consumers), name)
             self.metrics.gauge("timeline_credit_messages", sum(max(0, c.credit_messages) for c in consumers), name)
+
+    async def _count(self) -> None:
+        """Sets the gauges that the store knows."""
+        for dealer in list(self._dealers.values()):
+            topic, now_ms = dealer.topic, self.clock.now_ms()
+            edges = np.array([0, now_ms + 1, MAX_TIME_MS + 1], dtype=np.int64)
+            depth = await self.store.call("count_due", self.store.store.count_due(topic, edges))
+            next_due = await self.store.call("next_due", self.store.store.next_due(topic, None, -1))
+            if self._dealers.get(topic.uid) is not dealer:
+                continue  # dropped meanwhile: its series are gone and stay so
+            name = self.metrics.topic(topic.name)
+            self.metrics.gauge("timeline_messages_depth", int(depth[0]), name, "available")
+            self.metrics.gauge("timeline_messages_depth", int(depth[1]), name, "waiting")
+            self.metrics.gauge("timeline_next_due_timestamp_seconds", (next_due or 0) / 1000.0, name)

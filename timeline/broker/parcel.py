@@ -42,11 +42,16 @@ class Parcel:
         """Bytes of payload and headers of each row: what counts against a consumer's credit."""
         return content_sizes(self.rows)
 
+    @property
+    def frame_bytes(self) -> int:
+        """About what it takes on the wire, and in memory until it gets there."""
+        rows = self.rows
+        return int(self.sizes.sum()) + rows.ids.nbytes + rows.tags.nbytes + len(self) * MESSAGE_OVERHEAD_BYTES
+
     def frames(self, most_messages: int) -> Iterator[Parcel]:
         """Cut so that each part makes a Deliver frame of about AIM_BYTES at most."""
         count = len(self)
-        total = int(self.sizes.sum()) + self.rows.ids.nbytes + self.rows.tags.nbytes + count * MESSAGE_OVERHEAD_BYTES
-        if count <= most_messages and total <= AIM_BYTES:
+        if count <= most_messages and self.frame_bytes <= AIM_BYTES:
             yield self
             return
         ends = np.cumsum(self.sizes + self.rows.ids.sizes + self.rows.tags.sizes + MESSAGE_OVERHEAD_BYTES)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from timeline.broker.admission import admit_puts, earliest, refused
+from timeline.broker.admission import admit_puts, refused
 from timeline.model import Answers, Operation, Status
-from timeline.wire import Leaving, LeavingReason, Produce, Produced, Stream, UnknownFrame, decode_as, encode
+from timeline.storage_plugins.contract import StoreError
+from timeline.wire import (
+    Leaving,
+    LeavingReason,
+    Produce,
+    Produced,
+    Stream,
+    TransportError,
+    UnknownFrame,
+    decode_as,
+    encode,
+)
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
@@ -35,7 +47,7 @@ class ProduceStream:
                 except UnknownFrame:
                     continue  # of a newer minor: not for us
                 await self._room.acquire()
-                task = asyncio.get_running_loop().create_task(self._answer(frame))
+                task = self._node.tasks.spawn(self._answer(frame), "answering a put")
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)
             await asyncio.gather(*self._under_way)
@@ -47,8 +59,7 @@ class ProduceStream:
         try:
             answers = await put(self._node, frame)
             wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
-            async with self._sending:
-                await self._stream.send(encode(Produced(frame.request, answers, wait_ms)))
+            await self._send(Produced(frame.request, answers, wait_ms))
         finally:
             self._room.release()
 
@@ -56,8 +67,12 @@ class ProduceStream:
         """Tells the producer to go elsewhere; what is under way is still answered."""
         if not self._leaving:
             self._leaving = True
-            async with self._sending:
-                await self._stream.send(encode(Leaving(LeavingReason.DRAINING, text)))
+            await self._send(Leaving(LeavingReason.DRAINING, text))
+
+    async def _send(self, frame: Produced | Leaving) -> None:
+        async with self._sending:
+            with contextlib.suppress(TransportError):  # the stream is over: its reader sees that too, and ends
+                await self._stream.send(encode(frame))
 
 
 def _asks_to_wait(answers: Answers) -> bool:
@@ -70,7 +85,10 @@ async def put(node: Node, frame: Produce) -> Answers:
     started_ms = node.clock.monotonic_ms()
     if node.not_ready:
         return refused(count, Status.UNAVAILABLE, node.not_ready)
-    topic = await node.topic(frame.topic)
+    try:
+        topic = await node.topic(frame.topic)
+    except StoreError as trouble:
+        return refused(count, Status.UNAVAILABLE, str(trouble))
     if topic is None:
         return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
     refusals, puts = admit_puts(frame, topic, node.clock.now())
@@ -78,9 +96,6 @@ async def put(node: Node, frame: Produce) -> Answers:
     if len(puts):
         deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
         answers = await node.intake.put(topic, puts, deadline_ms)
-        due_ms = earliest(answers, puts.due_ms)
-        if due_ms is not None:
-            node.hint(topic, due_ms)
     whole = refusals.merge(answers)
     node.count(Operation.PUT, whole.status)
     return whole

@@ -25,6 +25,26 @@ class Health(StrEnum):
     GONE = "gone"
 
 
+class Outboxes:
+    """What waits to be pushed, over all consumers of a broker. `freed` is called when there is room again."""
+
+    def __init__(self, limit_bytes: int, freed: Callable[[], None]) -> None:
+        self._limit_bytes, self._freed = limit_bytes, freed
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be leased for anybody."""
+        return self.bytes >= self._limit_bytes
+
+    def add(self, bytes_: int) -> None:
+        """So much more waits; negative: less."""
+        was_full = self.full
+        self.bytes += bytes_
+        if was_full and not self.full:
+            self._freed()
+
+
 @dataclass(slots=True)
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
@@ -40,6 +60,7 @@ class Consumer:
     heard_ms: float
     wake: Callable[[], None]
     abort: Callable[[], None]
+    outboxes: Outboxes
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
     outbox_bytes: int = 0
     room_bytes: int = 0
@@ -74,10 +95,23 @@ class Consumer:
             return Health.GONE
         if now_ms - self.heard_ms > self.limits.heartbeat_ms * self.limits.heartbeats_missed:
             return Health.SILENT
-        stalled = self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms
-        if stalled:
+        if self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms:
             return Health.STALLED
         return Health.SET_ASIDE if now_ms < self.set_aside_until_ms else Health.HEALTHY
+
+    def heard(self, now_ms: float) -> None:
+        """A frame of it arrived."""
+        before = self.health(now_ms)
+        self.heard_ms = now_ms
+        if before is Health.SILENT:
+            self.wake()
+
+    def sent(self, now_ms: float) -> None:
+        """It took what was sent."""
+        before = self.health(now_ms)
+        self.sending_since_ms = None
+        if before is Health.STALLED:
+            self.wake()
 
     def add_credit(self, messages: int, bytes_: int) -> None:
         """The consumer has room for more."""
@@ -101,8 +135,16 @@ class Consumer:
         """Queues a frame, or a parcel to be made into one when its turn comes."""
         self.outbox.append(item)
         if isinstance(item, Parcel):
-            self.outbox_bytes += int(item.sizes.sum())
+            self._weigh(item.frame_bytes)
         self._ready.set()
+
+    def _weigh(self, bytes_: int) -> None:
+        was_full = self.outbox_bytes >= self.limits.outbox_bytes
+        self.outbox_bytes += bytes_
+        self.outboxes.add(bytes_)
+        if was_full and self.outbox_bytes < self.limits.outbox_bytes:
+            self._room.set()
+            self.wake()
 
     async def next(self) -> Frame | Parcel | None:
         """What to send next; None once it is finished and all that was queued is sent."""
@@ -113,7 +155,7 @@ class Consumer:
             await self._ready.wait()
         item = self.outbox.popleft()
         if isinstance(item, Parcel):
-            self.outbox_bytes -= int(item.sizes.sum())
+            self._weigh(-item.frame_bytes)
         if len(self.outbox) < self.limits.answers_waiting:
             self._room.set()
         return item
@@ -124,14 +166,20 @@ class Consumer:
             self._room.clear()
             await self._room.wait()
 
+    async def room_for_parcels(self) -> None:
+        """Returns when its outbox may take more parcels."""
+        while self.outbox_bytes >= self.limits.outbox_bytes and not self.gone:
+            self._room.clear()
+            await self._room.wait()
+
     def withdraw(self) -> list[Parcel]:
         """Nothing more is pushed to it; answers the parcels that were not sent. Answers it waits for stay queued."""
         unsent = [item for item in self.outbox if isinstance(item, Parcel)]
         kept = [item for item in self.outbox if not isinstance(item, Parcel)]
         self.outbox.clear()
         self.outbox.extend(kept)
-        self.outbox_bytes = 0
         self.gone = True
+        self._weigh(-self.outbox_bytes)
         self._room.set()
         return unsent
 
@@ -160,11 +208,13 @@ class Consumer:
     def settled(self) -> None:
         """It settled something: it is well."""
         self.lapses = self.set_asides = 0
-        self.set_aside_until_ms = 0.0
+        if self.set_aside_until_ms:
+            self.set_aside_until_ms = 0.0
+            self.wake()
 
 
 class Roster:
-    """A topic's consumers, by id. `changed` is called when one joins, leaves or has more credit."""
+    """A topic's consumers, by id."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -208,15 +258,30 @@ class Roster:
 
 
 def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Grant]:
-    """What may be leased for each in one round: their credit, within the round's bounds; `most` over all."""
-    share = max(1, limits.lease_bytes // max(1, len(consumers)))
+    """What may be leased in one round: each one's credit, at most `most` and `limits.lease_bytes` over all. Answers a
+    grant for each of the first so many consumers; those behind them have none this time."""
+    share_bytes = max(1, limits.lease_bytes // max(1, len(consumers)))
+    counts = _shares([consumer.credit_messages for consumer in consumers], min(most, limits.lease_messages))
     return [
         Grant(
             holder=consumer.id,
-            count=min(consumer.credit_messages, limits.lease_messages, most),
+            count=count,
             lease_ms=consumer.lease_ms,
-            max_bytes=max(0, min(consumer.credit_bytes, share)),
+            max_bytes=max(0, min(consumer.credit_bytes, share_bytes)),
             alone=consumer.idle,
         )
-        for consumer in consumers
+        for consumer, count in zip(consumers, counts, strict=True)
+        if count
     ]
+
+
+def _shares(credit: list[int], most: int) -> list[int]:
+    """`most` messages split as evenly as credit allows, at least one each; where there are fewer, to the first."""
+    if most < len(credit):
+        return [1] * most + [0] * (len(credit) - most)
+    shares = [0] * len(credit)
+    order = sorted(range(len(credit)), key=lambda at: (credit[at], -at))
+    for rank, at in enumerate(order):
+        shares[at] = max(0, min(credit[at], most // (len(order) - rank)))
+        most -= shares[at]
+    return shares

@@ -6,29 +6,35 @@ While one store call of a topic is in flight the next batch forms: group commit 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
+from timeline.broker.admission import earliest
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
 from timeline.columns import Ragged
-from timeline.model import Answers, Status, Topic
+from timeline.metrics import Metrics
+from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreError, StoreUnavailable
 
+log = logging.getLogger("timeline.broker")
 Waiting = tuple[Settles, "asyncio.Future[Answers]"]
 
 
 class Settling:
-    """The queue of settles of one broker, a lane a topic."""
+    """The queue of settles of one broker, a lane a topic. `hint(topic, due_ms)` is told of what was released, or may
+    have been, whether or not its consumer still waits."""
 
-    def __init__(self, store: MeteredStore, now_ms: Callable[[], int], limits: Limits, tasks: Tasks) -> None:
-        self._store = store
-        self._now_ms = now_ms
-        self._limits = limits
-        self._tasks = tasks
+    def __init__(
+        self, store: MeteredStore, now_ms: Callable[[], int],
+        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int], None],
+    ) -> None:  # fmt: skip
+        self._store, self._now_ms, self._hint = store, now_ms, hint
+        self._limits, self._metrics, self._tasks = limits, metrics, tasks
         self._lanes: dict[int, deque[Waiting]] = {}
         self._waiting = 0
         self._idle = asyncio.Event()
@@ -39,7 +45,8 @@ class Settling:
         what may wait, THROTTLED."""
         if len(settles) == 0:
             return Answers.blank(0)
-        if self._waiting + len(settles) > self._limits.settles_waiting:
+        if self._waiting and self._waiting + len(settles) > self._limits.settles_waiting:
+            self._metrics.count("timeline_throttled_total", "settling", by=len(settles))
             return Answers.blank(len(settles), Status.THROTTLED)
         future: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self._waiting += len(settles)
@@ -72,11 +79,21 @@ class Settling:
 
     async def _call(self, topic: Topic, parts: list[Settles]) -> Answers:
         together = concat(parts)
+        now_ms = self._now_ms()
         try:
-            return await self._store.settle(topic, self._now_ms(), together)
+            answers = await self._store.settle(topic, now_ms, together)
         except StoreError as trouble:
             nothing = isinstance(trouble, StoreUnavailable)
-            return Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
+            answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
+            answers.details[0] = str(trouble)
+        if len(answers) != len(together):
+            log.error("the storage plugin answered %d of %d settles", len(answers), len(together))
+            answers = Answers.blank(len(together), Status.UNKNOWN)
+        dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
+        due_ms = earliest(answers, dues_ms, together.operation == Operation.RELEASE, unsure=True)
+        if due_ms is not None:
+            self._hint(topic, due_ms)
+        return answers
 
     async def idle(self) -> None:
         """Returns when nothing is waiting."""
