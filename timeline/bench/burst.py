@@ -20,6 +20,7 @@ from timeline.driver.delivery import DeliveryBatch
 
 TOPIC = "burst"
 PUT_BATCH = 10_000
+LEAD_MS = 1_500
 LEAD_S_A_MESSAGE = 1 / 20_000
 TRIES = 3
 PATIENCE_S = 120.0
@@ -48,7 +49,7 @@ class Burst:
 async def run_burst(asked: Burst, folder: Path) -> Report:
     """One burst, from its due until the last ack is answered. Raises CannotMeasure."""
     async with broker(folder, asked.store) as (_, address), observed() as clock:
-        lead_ms = 3_000 + int(asked.messages * LEAD_S_A_MESSAGE * 1000)
+        lead_ms = LEAD_MS + int(asked.messages * LEAD_S_A_MESSAGE * 1000)
         for attempt in range(TRIES):
             # A topic each time, so that what was put too late for an instant is not met again.
             topic = f"{TOPIC}-{attempt}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import timeline
 from timeline.bench.figures import Report, Target
-from timeline.bench.lateness import BEGIN_MS, TOPIC, Lateness, measured_run, observed
+from timeline.bench.lateness import TOPIC, Lateness, measured_run, observed
 from timeline.bench.load import TAG, Told, fill, fill_store
 from timeline.bench.processes import broker
 from timeline.model import Status
@@ -47,9 +47,9 @@ async def run_cancel_tag(asked: CancelTag, folder: Path, told: Told | None = Non
             await fill(producer, untagged, asked.payload_bytes, told)
             await fill(producer, asked.tagged, asked.payload_bytes, told, TAG)
         before, wrong = await measured_run(client, clock, other, address, folder, count)
-        meanwhile = asyncio.ensure_future(measured_run(client, clock, other, address, folder, count))
-        # The walk begins in the middle of what is measured; the feeder's first due is BEGIN_MS after its start.
-        await asyncio.sleep(BEGIN_MS / 1000 + asked.seconds / 4)
+        begun = asyncio.Event()
+        meanwhile = asyncio.ensure_future(measured_run(client, clock, other, address, folder, count, begun))
+        await asyncio.wait({meanwhile, asyncio.ensure_future(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
         start_ms = clock.monotonic_ms()
         progress = await producer.cancel_tag(TAG, timeout=WALK_TIMEOUT)
         took_s = (clock.monotonic_ms() - start_ms) / 1000

@@ -1,8 +1,9 @@
-"""The process that puts, in an open loop: `python -m timeline.bench.feeder ADDRESS TOPIC START_MS COUNT RATE LEAD_MS`.
+"""The process that puts, in an open loop: `python -m timeline.bench.feeder ADDRESS TOPIC COUNT RATE LEAD_MS`.
 
-Message i is due at START_MS + i · 1000 / RATE, fixed beforehand, and is put by a call of its own LEAD_MS before that,
-however the ones before it fare. LEAD_MS `now`: each is put with `in_=0` at that very time instead. Its payload says at
-which time it was meant. Prints one JSON line at the end: how many were put, how many were refused, how late puts began.
+It prints `ready` once it is connected, and reads START_MS from its standard input. Message i is due at
+START_MS + i · 1000 / RATE, fixed beforehand, and is put by a call of its own LEAD_MS before that, however the ones
+before it fare. LEAD_MS `now`: each is put with `in_=0` at that very time instead. Its payload says at which time it was
+meant. Prints one JSON line at the end: how many were put, what was refused, how far behind its plan it fell.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from timeline.clock import Clock
 from timeline.errors import TimelineError
 
 NOW = "now"
+READY = "ready"
 FILLER = b"." * 80
 OBSERVE_EVERY_MS = 250.0
 
@@ -31,7 +33,7 @@ def meant_of(payload: bytes) -> int:
     return int(payload[:20])
 
 
-async def feed(address: str, topic: str, start_ms: int, count: int, rate_per_s: float, lead_ms: float | None) -> None:
+async def feed(address: str, topic: str, count: int, rate_per_s: float, lead_ms: float | None) -> None:
     """See above."""
     clock = Clock()
     ids = [id.decode() for id in random_ids(count)]
@@ -40,6 +42,8 @@ async def feed(address: str, topic: str, start_ms: int, count: int, rate_per_s: 
     async with timeline.connect(address, timeout="10s") as client, asyncio.TaskGroup() as calls:
         producer = client.producer(topic)
         await client.topics()  # the connection stands before the first put
+        print(READY, flush=True)
+        start_ms = int(sys.stdin.readline())
 
         async def put(id: str, due_ms: int) -> None:
             try:
@@ -65,9 +69,9 @@ async def feed(address: str, topic: str, start_ms: int, count: int, rate_per_s: 
 
 def main() -> None:
     """Reads the arguments and feeds."""
-    address, topic, start_ms, count, rate_per_s, lead_ms = sys.argv[1:]
+    address, topic, count, rate_per_s, lead_ms = sys.argv[1:]
     lead = None if lead_ms == NOW else float(lead_ms)
-    asyncio.run(feed(address, topic, int(start_ms), int(count), float(rate_per_s), lead))
+    asyncio.run(feed(address, topic, int(count), float(rate_per_s), lead))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from timeline.bench.processes import CannotMeasure, Child, broker
 from timeline.clock import Clock
 
 TOPIC = "lateness"
-LEAD_MS = 2_000
-BEGIN_MS = 4_000
-"""From starting the feeder until the first due: it has to start, connect and put."""
+BEGIN_MS = 250
+"""From telling the feeder to begin until its first put."""
 PATIENCE_S = 60.0
 CREDIT = 10_000
 OBSERVE_EVERY_S = 0.25
@@ -32,7 +31,7 @@ OBSERVE_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What to run. `in_zero`: put with `in_=0` instead of ahead of time. `lease_ahead`: "auto" or "off"."""
+    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto" or "off"."""
 
     store: str = "sqlite://"
     rate: float = 1_000.0
@@ -41,6 +40,7 @@ class Lateness:
     pending: int = 0
     in_zero: bool = False
     lease_ahead: str = "auto"
+    lead_ms: int = 2_000
     payload_bytes: int = 100
 
     @property
@@ -97,25 +97,39 @@ async def run_lateness(asked: Lateness, folder: Path, told: Told | None = None) 
     return Report("lateness", asdict(asked), figures, asked.targets, wrong, notes=[f"p99 of each run: {p99s} ms"])
 
 
-async def start_feeder(folder: Path, address: str, start_ms: int, count: int, rate: float, lead: str) -> Child:
-    """The process that puts."""
-    arguments = (address, TOPIC, str(start_ms), str(count), str(rate), lead)
-    return await Child.start("feeder", folder, sys.executable, "-m", "timeline.bench.feeder", *arguments)
+async def start_feeder(folder: Path, address: str, count: int, asked: Lateness) -> Child:
+    """The process that puts, connected and waiting for the time to begin."""
+    lead = NOW if asked.in_zero else str(asked.lead_ms)
+    command = (sys.executable, "-m", "timeline.bench.feeder", address, TOPIC, str(count), str(asked.rate), lead)
+    feeder = await Child.start("feeder", folder, *command)
+    try:
+        await feeder.line()
+    except BaseException:
+        await feeder.end()
+        raise
+    return feeder
 
 
 async def measured_run(
-    client: timeline.Timeline, clock: Clock, asked: Lateness, address: str, folder: Path, count: int
+    client: timeline.Timeline,
+    clock: Clock,
+    asked: Lateness,
+    address: str,
+    folder: Path,
+    count: int,
+    begun: asyncio.Event | None = None,
 ) -> tuple[dict[str, float], list[str]]:
-    """One run of `count` messages: its figures and what was wrong."""
-    lead = NOW if asked.in_zero else str(LEAD_MS)
-    feeder = await start_feeder(folder, address, clock.now_ms() + BEGIN_MS, count, asked.rate, lead)
+    """One run of `count` messages: its figures and what was wrong. `begun` is set with the first delivery."""
+    feeder = await start_feeder(folder, address, count, asked)
+    ahead_ms = 0 if asked.in_zero else asked.lead_ms
+    feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
     late_ms: list[float] = []
     since_meant_ms: list[float] = []
     seen: set[str] = set()
     doubled = 0
     consumer = client.consumer(TOPIC, credit=CREDIT)
     try:
-        async with asyncio.timeout(BEGIN_MS / 1000 + count / asked.rate + PATIENCE_S):
+        async with asyncio.timeout(ahead_ms / 1000 + count / asked.rate + PATIENCE_S):
             async for d in consumer:
                 handed_ms = clock.now()
                 late_ms.append(handed_ms - d.due_ms)
@@ -123,6 +137,8 @@ async def measured_run(
                 doubled += d.id in seen
                 seen.add(d.id)
                 d.ack_soon()
+                if begun is not None:
+                    begun.set()
                 if len(late_ms) == count:
                     break
         fed = json.loads(await feeder.line())
@@ -134,8 +150,8 @@ async def measured_run(
     wrong = [f"{doubled} messages were delivered twice"] if doubled else []
     if fed["put"] != count:
         wrong.append(f"{count - fed['put']} puts were refused: {fed['refused']}")
-    if (ahead_ms := -min(late_ms)) > 0:
-        wrong.append(f"handed out {ahead_ms:.3f} ms before its due")
+    if (early_ms := -min(late_ms)) > 0:
+        wrong.append(f"handed out {early_ms:.3f} ms before its due")
     figures = latencies(late_ms)
     if asked.in_zero:
         figures |= latencies(since_meant_ms, "since_call")

@@ -109,17 +109,25 @@ async def create_in(store: Store, name: str, **settings: Any) -> Topic:
 
 
 async def fill_store(
-    url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0, overdue: int = 0
+    url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0
 ) -> None:
     """Makes the topic `name` in a store that no broker has open, and puts `count` pending messages into it directly,
-    the first `tagged` of them with the tag TAG, and `overdue` more that are due already."""
+    the first `tagged` of them with the tag TAG."""
     store = await open_store(url)
     try:
         topic = await create_in(store, name)
         await fill_open(store, topic, count, size_bytes, told, tagged)
-        if overdue:
-            now_ms = Clock().now_ms()
-            await _put(store, topic, batch_at(overdue, now_ms - 1_000, size_bytes), now_ms)
+    finally:
+        await store.close()
+
+
+async def put_overdue(url: str, name: str, size_bytes: int) -> None:
+    """Puts one message that is due already into the topic `name` of a store that no broker has open."""
+    store = await open_store(url)
+    try:
+        topic = next(topic for topic in await store.topics() if topic.name == name)
+        now_ms = Clock().now_ms()
+        await _put(store, topic, batch_at(1, now_ms - 1_000, size_bytes), now_ms)
     finally:
         await store.close()
 

@@ -77,6 +77,11 @@ class Child:
             raise CannotMeasure(f"{self.name} ended with code {self.process.returncode}: {self.last_words()}")
         return said.decode().strip()
 
+    def tell(self, line: str) -> None:
+        """A line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+
     async def end(self) -> None:
         """Asks it to end, and kills it when it does not."""
         if self.process.returncode is None:

@@ -1,0 +1,54 @@
+"""`timeline bench` on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from timeline.cli.app import run
+
+SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_each_scenario_explains_itself(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", scenario, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "Example:" in told
+    assert "--json" in told
+
+
+def test_a_mistyped_scenario_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cylce"]) == 2
+    assert "Did you mean cycle?" in capsys.readouterr().err
+
+
+def test_more_tagged_than_pending_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cancel-tag", "--pending", "10", "--tagged", "11"]) == 2
+    assert "--tagged is at most --pending" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cycle", "--messages", "2000", "--batch", "500", "--bare", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["scenario"] == "cycle"
+    assert told["settings"]["messages"] == 2000
+    assert told["figures"]["times_bare_store"] > 0
+    assert told["machine"]["cores"] >= 1
+    assert [other["scenario"] for other in told["beside"]] == ["bare store"]
+
+
+@pytest.mark.processes
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cycle", "--store", "sqlite://", "--messages", "1000", "--batch", "500"]) == 0
+    told = capsys.readouterr().out
+    assert "rate_per_s" in told
+    assert "≥ 40,000" in told
+
+
+@pytest.mark.processes
+def test_a_store_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cycle", "--store", "sqllite:///x", "--messages", "10"]) == 4
+    assert "sqlite" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Figures, targets, and what the sampled stacks say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from timeline.bench.figures import Report, Target, latencies, machine, worst
+from timeline.bench.profile import hottest
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "held"),
+    [
+        (Target("rate", 100, least=True), 100, True),
+        (Target("rate", 100, least=True), 99.9, False),
+        (Target("late", 3), 3, True),
+        (Target("late", 3), 3.1, False),
+    ],
+)
+def test_a_target_is_held_or_not(target: Target, value: float, held: bool) -> None:
+    assert target.held(value) is held
+
+
+def test_percentiles() -> None:
+    found = latencies([float(value) for value in range(1, 1001)])
+    assert found["lateness_min_ms"] == 1
+    assert found["lateness_max_ms"] == 1000
+    assert found["lateness_p50_ms"] == pytest.approx(500.5)
+    assert found["lateness_p99_ms"] == pytest.approx(990, abs=1)
+    assert found["lateness_p99_9_ms"] == pytest.approx(999, abs=1)
+
+
+def test_the_worst_run_counts() -> None:
+    assert worst([{"p99": 1.0}, {"p99": 7.0}, {"p99": 3.0}], "p99") == {"p99": 7.0}
+
+
+def test_a_report_for_machines() -> None:
+    target = Target("rate_per_s", 10, least=True)
+    peer = Report("peer", {}, {"rate_per_s": 2.0})
+    report = Report("cycle", {"messages": 5}, {"rate_per_s": 12.34567}, (target,), beside=[peer])
+    told = json.loads(json.dumps(report.as_json()))
+    assert told["figures"] == {"rate_per_s": 12.3457}
+    assert told["targets"] == [{"figure": "rate_per_s", "bound": 10, "least": True, "held": True}]
+    assert told["beside"][0]["scenario"] == "peer"
+
+
+def test_the_machine_is_said() -> None:
+    assert {"cpu", "cores", "load_1min", "python", "system"} <= set(machine())
+
+
+def test_the_hottest_functions(tmp_path: Path) -> None:
+    file = tmp_path / "broker.stacks"
+    file.write_text(
+        "main (timeline/__main__.py:3);put (/x/lib/python3.11/site-packages/timeline/store.py:10) 6\n"
+        "main (timeline/__main__.py:3);put (/x/lib/python3.11/site-packages/timeline/store.py:12) 3\n"
+        "main (timeline/__main__.py:4) 1\n"
+    )
+    first, second = hottest(file)
+    assert (first.function, first.own, first.whole) == ("put (timeline/store.py)", 0.9, 0.9)
+    assert (second.function, second.own, second.whole) == ("main (timeline/__main__.py)", 0.1, 1.0)

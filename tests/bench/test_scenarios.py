@@ -1,0 +1,101 @@
+"""Each scenario in small, with real processes: what it measured was right, and it says what it promises to say. How
+fast it was is nobody's business here."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from timeline.bench.bare import run_bare
+from timeline.bench.beanstalkd import KINDS, SERVERS, run_beanstalkd
+from timeline.bench.burst import Burst, run_burst
+from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.cycle import APIS, Cycle, run_cycle
+from timeline.bench.figures import Report
+from timeline.bench.lateness import Lateness, run_lateness
+from timeline.bench.memory import Memory, run_memory
+from timeline.bench.payload import OPERATIONS, Payload, run_payload
+from timeline.bench.processes import CannotMeasure
+from timeline.bench.produce import Produce, run_produce
+from timeline.bench.restart import Restart, run_restart
+
+pytestmark = pytest.mark.processes
+
+LATENESS = {f"lateness_{short}_ms" for short in ("min", "p50", "p99", "p99_9", "max")}
+
+
+def _well(report: Report, *figures: str) -> None:
+    assert report.wrong == []
+    assert set(figures) <= set(report.figures)
+    assert {target.figure for target in report.targets} <= set(report.figures)
+    assert all(value == value for value in report.figures.values())  # no NaN
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_cycle(store: str, api: str, tmp_path: Path) -> None:
+    asked = Cycle(store, api, messages=2_500, batch=400, pending=700, warm_up=300)
+    _well(await run_cycle(asked, tmp_path), "rate_per_s", "broker_cpu_us_per_message", "client_cpu_us_per_message")
+
+
+async def test_a_cycle_smaller_than_a_batch(tmp_path: Path) -> None:
+    _well(await run_cycle(Cycle(messages=1, batch=5_000, warm_up=0), tmp_path), "rate_per_s")
+
+
+async def test_bare(store: str) -> None:
+    _well(await run_bare(Cycle(store, messages=2_500, batch=400, pending=500, warm_up=300)), "rate_per_s")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
+    if shutil.which("beanstalkd") is None and not any(Path(path).exists() for path in SERVERS):
+        pytest.skip("beanstalkd is not installed")
+    report = await run_beanstalkd(Cycle(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
+    _well(report, "rate_per_s")
+    assert report.notes == [KINDS[kind]]
+
+
+async def test_produce(store: str, tmp_path: Path) -> None:
+    _well(await run_produce(Produce(store, messages=1_500, tasks=50), tmp_path), "rate_per_s", "answer_p99_ms")
+
+
+@pytest.mark.parametrize(("in_zero", "lease_ahead"), [(False, "auto"), (True, "auto"), (False, "off")])
+async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: Path) -> None:
+    small = Lateness(store, rate=500, seconds=0.4, runs=1, pending=300, lead_ms=200)
+    asked = replace(small, in_zero=in_zero, lease_ahead=lease_ahead)
+    report = await run_lateness(asked, tmp_path)
+    _well(report, *LATENESS)
+    assert report.figures["messages"] == 200
+    assert report.figures["lateness_min_ms"] >= 0
+
+
+async def test_burst(store: str, tmp_path: Path) -> None:
+    report = await run_burst(Burst(store, messages=3_000, credit=1_000), tmp_path)
+    _well(report, "drained_s", "first_late_ms", *LATENESS)
+    assert report.figures["lateness_min_ms"] >= 0
+
+
+async def test_payload(store: str, tmp_path: Path) -> None:
+    report = await run_payload(Payload(store, large_bytes=300_000, messages=2), tmp_path)
+    _well(report, *(f"{what}_ratio" for what in OPERATIONS))
+
+
+async def test_cancel_tag(store: str, tmp_path: Path) -> None:
+    asked = CancelTag(store, pending=3_000, tagged=1_000, rate=200, seconds=0.5)
+    _well(await run_cancel_tag(asked, tmp_path), "rate_per_s", "p99_before_ms", "p99_during_ms")
+
+
+async def test_restart(tmp_path: Path) -> None:
+    report = await run_restart(Restart(f"sqlite:///{tmp_path / 'bench.db'}", pending=500, restarts=2), tmp_path)
+    _well(report, "first_delivery_s", "listening_s")
+
+
+async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None:
+    with pytest.raises(CannotMeasure, match="keeps nothing"):
+        await run_restart(Restart("memory://"), tmp_path)
+
+
+async def test_memory(store: str, tmp_path: Path) -> None:
+    _well(await run_memory(Memory(store, pending=2_000), tmp_path), "broker_resident_mib")
