@@ -16,6 +16,7 @@ from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.contract import Store
 from timeline.sync import make_membership
 from timeline.wire import (
     Credit,
@@ -195,12 +196,10 @@ def statuses(answer: Any) -> list[Status]:
 
 
 @asynccontextmanager
-async def broker(
-    store: str = "memory://", limits: Limits | None = None, clock: Clock | None = None
-) -> AsyncIterator[Link]:
+async def broker(store: str | Store = "memory://", limits: Limits | None = None) -> AsyncIterator[Link]:
     """A started broker with topic "t"."""
     node = Node(
-        store=make_store(store),
+        store=make_store(store) if isinstance(store, str) else store,
         clock=Clock(),
         membership=make_membership("local://"),
         random_bits=random.Random(1).getrandbits,

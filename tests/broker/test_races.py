@@ -1,0 +1,249 @@
+"""What happens between two awaits: a store's answer on its way while somebody leaves, crashes, changes or drops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from tests.broker.link import Link, broker, statuses
+from tests.broker.slow import SlowStore
+from timeline.broker.limits import Limits
+from timeline.columns import Ragged
+from timeline.model import Operation, State, Status
+from timeline.wire import Deliver, Leaving, LeavingReason, Produce, Scan, ScanPage, TopicAction, decode_as, encode
+
+PATIENT = Limits(sweep_every_ms=3_600_000, heartbeat_ms=3_600_000)
+"""Nothing is found by looking again: what is delivered was told of."""
+
+
+async def states(link: Link, state: State) -> list[bytes]:
+    ids: list[bytes] = []
+    async for data in link.node.service.unary_stream("Scan", encode(Scan("t", states=(state,)))):
+        ids += decode_as(data, ScanPage).rows.ids.tolist()
+    return sorted(ids)
+
+
+def one_put(id: str) -> Produce:
+    return Produce(
+        request=1,
+        topic="t",
+        group="default",
+        ids=Ragged.of([id.encode()]),
+        birth=np.array([7], dtype=np.uint64),
+        time_ms=np.zeros(1, dtype=np.int64),
+        flags=np.ones(1, dtype=np.uint8),
+        payloads=Ragged.of([b"x"]),
+    )
+
+
+async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        store.hold("put")
+        pipe = link.open("Produce")
+        pipe.up(one_put("a"))
+        await store.arrived("put")
+        pipe.cancel()
+        await asyncio.wait([pipe.task])
+        store.release("put")
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+async def test_what_a_consumer_released_that_is_gone_is_dealt_at_once():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        first = await link.consume("first", credit=1)
+        await link.put(["a"])
+        got = await first.down(Deliver)
+        second = await link.consume("second")
+        store.hold("settle")
+        settling = asyncio.ensure_future(link.settle(first, got, Operation.RELEASE, 0))
+        await store.arrived("settle")
+        first.cancel()
+        await asyncio.wait([first.task])
+        settling.cancel()
+        store.release("settle")
+        assert (await second.down(Deliver)).ids.tolist() == [b"a"]
+
+
+async def test_a_move_whose_caller_gave_up_still_reaches_the_dealer():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        await link.put(["a"], in_ms=3_600_000)
+        store.hold("mutate")
+        moving = asyncio.ensure_future(link.mutate(Operation.MOVE, ["a"]))
+        await store.arrived("mutate")
+        moving.cancel()
+        store.release("mutate")
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+async def test_a_put_to_a_topic_that_cannot_be_looked_up_is_unavailable_not_unanswered():
+    store = SlowStore()
+    async with broker(store) as link:
+        store.refuse = {"topics"}
+        link.node.catalog._read_at_ms = -1e9
+        assert statuses(await link.put(["a"], topic="unknown")) == [Status.UNAVAILABLE]
+
+
+async def test_records_read_before_a_create_do_not_take_the_topic_away():
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("topics")
+        reading = asyncio.ensure_future(link.node.catalog.refresh())
+        await store.arrived("topics")
+        creating = asyncio.ensure_future(link.topic(TopicAction.CREATE, "new"))
+        await asyncio.sleep(0)
+        store.release("topics")
+        await asyncio.gather(reading, creating)
+        assert [topic.name for topic in link.node.catalog.all()] == ["new", "t"]
+
+
+async def test_records_read_before_a_drop_do_not_bring_the_topic_back():
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("topics")
+        reading = asyncio.ensure_future(link.node.catalog.refresh())
+        await store.arrived("topics")
+        dropping = asyncio.ensure_future(link.topic(TopicAction.DROP))
+        await asyncio.sleep(0)
+        store.release("topics")
+        await asyncio.gather(reading, dropping)
+        assert link.node.catalog.all() == []
+
+
+async def test_two_who_ask_for_an_unknown_topic_wait_for_one_reading():
+    store = SlowStore()
+    async with broker(store) as link:
+        link.node.catalog._topics.clear()
+        link.node.catalog._read_at_ms = -1e9
+        store.hold("topics")
+        finding = [asyncio.ensure_future(link.node.topic("t")) for _ in range(2)]
+        await store.arrived("topics")
+        store.release("topics")
+        assert [topic is not None and topic.name for topic in await asyncio.gather(*finding)] == ["t", "t"]
+        assert store.calls["topics"] == 2  # at the start, and now
+
+
+async def test_settings_that_change_while_a_round_is_under_way_are_looked_at():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, redelivery_backoff_ms=3_600_000)
+        first = await link.consume("first", lease_ms=20, credit=1)
+        await link.put(["a"])
+        await first.down(Deliver)
+        second = await link.consume("second")
+        store.hold("lease_due")
+        await link.put(["b"])
+        await store.arrived("lease_due")
+        await link.topic(TopicAction.UPDATE, redelivery_backoff_ms=0)
+        store.release("lease_due")
+        got = []
+        while len(got) < 2:
+            got += (await second.down(Deliver)).ids.tolist()
+        assert sorted(got) == [b"a", b"b"]
+
+
+async def test_a_lease_that_nears_its_end_is_waited_for_not_asked_for_again_and_again():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        first = await link.consume("first", lease_ms=250, credit=1)
+        await link.put(["a"])
+        await first.down(Deliver)
+        second = await link.consume("second")
+        assert (await second.down(Deliver)).ids.tolist() == [b"a"]
+        assert store.calls["lease_due"] < 12
+
+
+async def test_what_was_leased_ahead_goes_out_though_a_lease_call_hangs():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        consumer = await link.consume()
+        await link.put(["a"], in_ms=150)
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        store.hold("lease_due")
+        await link.put(["b"], in_ms=3_000)
+        await store.arrived("lease_due")
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+        store.release("lease_due")
+
+
+async def test_what_a_lease_call_brings_while_draining_goes_back():
+    store = SlowStore()
+    async with broker(store, Limits(drain_streams_ms=60_000)) as link:
+        consumer = await link.consume()
+        await link.put(["seen"])
+        await consumer.down(Deliver)  # what the dealer asked for on its own is answered
+        store.hold("lease_due")
+        await link.put(["a"])
+        while await states(link, State.LEASED) != [b"a", b"seen"]:
+            await asyncio.sleep(0)
+        draining = asyncio.ensure_future(link.node.drain(60_000))
+        assert isinstance(await consumer.down(), Leaving)
+        await consumer.close()
+        store.release("lease_due")
+        await draining
+        assert store.calls["settle"] == 1
+
+
+async def test_a_producer_that_does_not_read_does_not_hold_up_a_drain():
+    async with broker(limits=Limits(drain_streams_ms=50)) as link:
+        pipe = link.open("Produce")
+        pipe.flowing.clear()
+        pipe.up(one_put("a"))
+        while await states(link, State.AVAILABLE) != [b"a"]:
+            await asyncio.sleep(0)
+        await link.node.drain(3_600_000)
+        assert link.node.not_ready
+
+
+async def test_a_session_waits_for_what_the_one_before_hands_back():
+    store = SlowStore()
+    async with broker(store) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        await link.consume(session=1)
+        await link.put(["a"], in_ms=3_600)
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        second = await link.consume(session=2)
+        while not (link.node._dealers and store.calls["settle"]):
+            await asyncio.sleep(0)
+        dealer = next(iter(link.node._dealers.values()))
+        while not dealer.roster.consumers[b"c"].dealing:
+            await asyncio.sleep(0)
+        # One settle: it was handed back, and there was nothing left to be let again.
+        assert store.calls["settle"] == 1
+        assert second.task is not None
+
+
+async def test_a_consumer_that_parts_from_a_dropped_topic_hurts_nobody():
+    async with broker() as link:
+        consumer = await link.consume()
+        consumer.flowing.clear()
+        await link.topic(TopicAction.DROP)
+        consumer.up(Leaving(LeavingReason.DRAINING))
+        consumer.flowing.set()
+        assert isinstance(await consumer.down(Leaving), Leaving)
+        await asyncio.wait([consumer.task])
+        assert consumer.task.cancelled() or consumer.task.exception() is None
+
+
+async def test_a_full_disk_stays_not_ready_though_reads_and_settles_go_on():
+    store = SlowStore()
+    async with broker(store) as link:
+        consumer = await link.consume()
+        await link.put(["a"])
+        got = await consumer.down(Deliver)
+        store.refuse = {"put", "check"}
+        assert statuses(await link.put(["b"])) == [Status.UNAVAILABLE]
+        assert statuses(await link.settle(consumer, got, Operation.ACK)) == [Status.OK]
+        assert "put is refused" in link.node.not_ready
+        store.refuse = set()
+        await link.node._check_store()
+        assert link.node.not_ready == ""
