@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Actor:
             self.history.answer(started, outcome, self._told(status, started[0].invoked))
             return None
         result = told(answer)
+        if outcome_of(result["status"]) == FAIL:
+            result |= self._told(result["status"], started[0].invoked)
         self.history.answer(started, outcome_of(result["status"]), result)
         return answer
 
@@ -83,6 +86,7 @@ class Producer(Actor):
         self.count = 0
         self.producers: dict[str, Any] = {}
         self.last_payload: dict[str, bytes] = {}
+        self.recent: dict[str, deque[str]] = {topic: deque(maxlen=6) for topic in world.topics}
 
     async def work(self, calls: int) -> None:
         """Makes so many calls, some at once, some after a while."""
@@ -106,6 +110,11 @@ class Producer(Actor):
     def _id(self) -> str:
         return f"id{self.rng.randrange(IDS):02}"
 
+    def _known(self, topic: str) -> str:
+        """Rather an id that this producer has put of late."""
+        recent = self.recent[topic]
+        return self.rng.choice(recent) if recent and self.rng.random() < 0.7 else self._id()
+
     def _time(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """A time to ask for: (arguments of the call, of the history)."""
         draw = self.rng.random()
@@ -120,6 +129,7 @@ class Producer(Actor):
         """A message to put: (arguments of the call, of the history)."""
         id, (when, noted) = self._id(), self._time()
         self.count += 1
+        self.recent[topic].append(id)
         payload = f"{self.name}:{self.count}".encode()
         if self.rng.random() < 0.08:
             payload = self.last_payload.get(topic + id, payload)
@@ -166,13 +176,13 @@ class Producer(Actor):
         self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
 
     async def move(self, topic: str) -> None:
-        id, (when, noted) = self._id(), self._time()
+        id, (when, noted) = self._known(topic), self._time()
         extra = {"if_version": self.rng.randrange(1, 4)} if self.rng.random() < 0.15 else {}
         noted = {"topic": topic, "id": id, "group": self.group, **noted, **extra}
         await self.noted("move", noted, lambda: self.producers[topic].move(id, **when, **extra), receipt)
 
     async def cancel(self, topic: str) -> None:
-        id, extra = self._id(), {"leased": True} if self.rng.random() < 0.3 else {}
+        id, extra = self._known(topic), {"leased": True} if self.rng.random() < 0.3 else {}
         noted = {"topic": topic, "id": id, "group": self.group, **extra}
         await self.noted("cancel", noted, lambda: self.producers[topic].cancel(id, **extra), receipt)
 
@@ -214,7 +224,7 @@ class Producer(Actor):
         return self.rng.choice(found) if found else None
 
     async def look(self, topic: str) -> None:
-        id = self._id()
+        id = self._known(topic)
 
         def told(found: Any) -> dict[str, Any]:
             return {"status": "NOT_FOUND" if found is None else "OK"}
@@ -348,6 +358,7 @@ class Consumer(Actor):
                     result[name] = getattr(answer, name)
             return result
 
+        self.in_hand = [(before, token) for before, token in self.in_hand if token is not noted]
         await self.noted(operation, noted, call, told)
 
 

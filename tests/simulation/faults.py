@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PHASE_S = 14.0
 HOUR_S = 3_600.0
+REPEATED = 0.05
+"""Chance that a call is done twice, as by a driver whose answer got lost."""
 
 
 class Faults:
@@ -35,12 +37,14 @@ class Faults:
         """The first phase. A tenth of the seeds has no fault at all."""
         world, rng = self.world, self.rng
         until_s = world.loop.time() + PHASE_S
+        faultless = rng.random() < 0.1
+        world.network.repeat_chance = 0.0 if faultless else REPEATED
         kinds: list[Callable[[], Awaitable[None]]] = [
             self._crash_broker, self._crash_broker, self._drain_broker, self._pause_broker, self._crash_consumer,
             self._pause_consumer, self._supersede, self._crash_producer, self._bad_wire, self._one_way,
             self._bad_store, self._store_down, self._slow_store, self._step_clock,
         ]  # fmt: skip
-        chosen = rng.sample(kinds, rng.randrange(0, 7)) if rng.random() > 0.1 else []
+        chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
         at = sorted(rng.uniform(0.2, PHASE_S - 3.0) for _ in chosen)
         start_s = world.loop.time()
         striking: list[asyncio.Task[None]] = []
@@ -136,9 +140,9 @@ class Faults:
         self._note("bad wire")
         network = world.network
         network.slowest_s = rng.choice((0.05, 0.4))
-        network.cut_chance, network.repeat_chance = rng.choice((0.0, 0.02, 0.05)), rng.choice((0.0, 0.2))
+        network.cut_chance, network.repeat_chance = rng.choice((0.0, 0.02, 0.05)), rng.choice((REPEATED, 0.2))
         await world.timer.wait(rng.uniform(1.0, 4.0))
-        network.slowest_s, network.cut_chance, network.repeat_chance = 0.002, 0.0, 0.0
+        network.slowest_s, network.cut_chance, network.repeat_chance = 0.002, 0.0, REPEATED
 
     async def _one_way(self) -> None:
         world, rng = self.world, self.rng

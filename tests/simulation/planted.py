@@ -11,11 +11,12 @@ import numpy as np
 from timeline.broker.intake import Intake
 from timeline.broker.node import Node
 from timeline.columns import Ragged
-from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
+from timeline.model import Answers, Operation, Rows, State, Status, Topic, bucket_of
 from timeline.storage_plugins.contract import Grant, Leased, Mutations, Puts, ScanFilter, Settles, TagMutation, TagStep
 from timeline.storage_plugins.memory import MemoryStore
 
 OK = Status.OK.code
+ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 
 
 class _Planted(MemoryStore):
@@ -160,9 +161,13 @@ class ForgetsCalls(_Planted):
 
 
 class EagerIntake(Intake):
-    """Answers a put before the store has it."""
+    """Answers OK for ids that are free, and stores them afterwards; asks the store for all others."""
 
     async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
+        inner = self._store.store.inner  # type: ignore[attr-defined]
+        there = await inner.scan(topic, 0, ScanFilter(ALL, ids=puts.ids), b"", 100_000, False)
+        if len(there.rows) or topic.settings.remember_ms:
+            return await super().put(topic, puts, deadline_ms)
         self._tasks.spawn(self._later(topic, puts, deadline_ms), "eager put")
         answers = Answers.blank(len(puts))
         answers.version[:], answers.due_ms = 1, puts.due_ms.copy()

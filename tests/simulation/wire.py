@@ -320,13 +320,14 @@ async def _serve_stream(connection: Connection, service: Service, method: str, p
 
 async def _serve_unary(connection: Connection, service: Service, method: str, times: int) -> None:
     frame = await connection.up.take()
-    answers: list[Any] = []
     for _ in range(times):
         try:
-            answers.append(await service.unary(method, frame))
+            answer: Any = await service.unary(method, frame)
         except TransportError as fault:
-            answers.append(fault)
-    connection.down.put(answers[0])
+            answer = fault
+    if times > 1:
+        connection.network.answers_lost[connection.client.name] = connection.network.loop.time()
+    connection.down.put(answer)
     connection.maybe_cut()
 
 

@@ -42,6 +42,8 @@ from timeline.history.tokens import tokens
 
 DOUBLED = ("S2", "S10", "S11")
 LOST = ("S8", "L1")
+UNANSWERED = ("commit", "fault", "healed", "consume", "lost")
+"""Lines that are no questions."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ def _count(events: list[Event], clock_bound_ms: float) -> tuple[dict[str, int], 
             counts["early"] += is_early(event, clock_bound_ms)
             continue
         status = event.result.get("status") or {"ok": "OK", "unknown": "UNKNOWN"}.get(event.outcome, "FAIL")
-        if event.operation not in ("commit", "fault", "healed"):
+        if event.operation not in UNANSWERED:
             statuses[event.operation, status] += 1
         if event.happened and event.operation in names and status != "DUPLICATE":
             counts[names[event.operation]] += 1

@@ -149,7 +149,9 @@ class Story:
         in monotonic ms. Expiry, retention and a dropped topic come without an event."""
         for event in self.settles:
             gone = event.operation == "ack" and event.may_have_happened
-            if (gone or expired(event)) and self._concerns(event, storer):
+            # A release past the expiry removes the message; its answer may have got lost.
+            past = event.operation == "release" and not event.happened and event.may_have_happened and self.expiries
+            if (gone or past or expired(event)) and self._concerns(event, storer):
                 yield event.invoked, event.effect_until, event
         for event in self.mutations:
             if (event.operation in REMOVERS and event.may_have_happened) or expired(event):
