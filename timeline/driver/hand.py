@@ -237,16 +237,16 @@ class Hand:
 
     def room(self) -> tuple[int, int]:
         """Credit for a new stream, besides what is in hand. What is being settled counts as in hand until it is sent
-        again: that credit is owed anew."""
-        self.owed_messages = self.owed_bytes = 0
+        again: that credit is owed anew, but never more than there is besides what is held."""
+        messages = nbytes = 0
         for load in self._loads.values():
             at = load.where(SETTLING)
-            self.owed_messages += len(at)
-            self.owed_bytes += int(load.sizes[at].sum())
-        return (
-            max(0, self.credit_messages - self._unpaid_messages - self.owed_messages),
-            max(0, self.credit_bytes - self._unpaid_bytes - self.owed_bytes),
-        )
+            messages += len(at)
+            nbytes += int(load.sizes[at].sum())
+        free_messages = max(0, self.credit_messages - self._unpaid_messages)
+        free_bytes = max(0, self.credit_bytes - self._unpaid_bytes)
+        self.owed_messages, self.owed_bytes = min(messages, free_messages), min(nbytes, free_bytes)
+        return free_messages - self.owed_messages, free_bytes - self.owed_bytes
 
     def sweep(self, now_ms: float) -> None:
         """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
