@@ -311,6 +311,17 @@ async def test_topics_are_created_once_and_conflicts_are_named():
         assert (await link.topic(TopicAction.DROP, "nope")).status == Status.NOT_FOUND.code
 
 
+async def test_a_topic_that_was_tuned_since_is_no_conflict_for_whoever_did_not_ask_for_it():
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, remember_ms=5_000)
+        again = await link.topic(TopicAction.CREATE, lease_ms=30_000)
+        assert again.status == Status.OK.code
+        assert again.topics[0].settings.remember_ms == 5_000
+        conflict = await link.topic(TopicAction.CREATE, remember_ms=6_000)
+        assert conflict.status == Status.EXISTS.code
+        assert "remember_ms is 5000, not 6000" in conflict.detail
+
+
 async def test_forecast_counts_what_is_to_come():
     async with broker() as link:
         await link.put(["a", "b"], in_ms=90_000)

@@ -73,12 +73,17 @@ class Catalog:
             return self._topics.get(name)
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
-        """Creates `name`, or answers what stands if its settings agree. Raises Invalid, or TopicConflict."""
+        """Creates `name`; where it stands already, answers that if it agrees with the settings given, so that what an
+        operator tuned since is no conflict for whoever did not ask for it. Raises Invalid, or TopicConflict."""
         settings = replace(TopicSettings(), **_known(given)).check()
         uid = self._random_bits(63) or 1
         asked = Topic(check_topic_name(name), uid, settings, 1, self._clock.now_ms())
         async with self._turn:
-            topic = await self._store.call("create_topic", self._store.store.create_topic(asked))
+            try:
+                topic = await self._store.call("create_topic", self._store.store.create_topic(asked))
+            except TopicConflict:
+                await self._refresh()
+                topic = _agreeing(self._topics.get(name), _known(given))
             self._replace(self._topics.get(name), topic)
             return topic
 
@@ -120,6 +125,19 @@ class Catalog:
                 return None
             self._replace(topic, None)
             return topic
+
+
+def _agreeing(topic: Topic | None, given: Mapping[str, Any]) -> Topic:
+    """The topic that stands, when it has the settings given; else TopicConflict naming those that differ."""
+    if topic is None:
+        raise TopicConflict("the topic was created and dropped at this moment: try again")
+    other = {
+        name: getattr(topic.settings, name) for name, value in given.items() if getattr(topic.settings, name) != value
+    }
+    if other:
+        differ = ", ".join(f"{name} is {value}, not {given[name]}" for name, value in other.items())
+        raise TopicConflict(f"topic {topic.name!r} exists with other settings: {differ}; change them by a topic update")
+    return topic
 
 
 def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:

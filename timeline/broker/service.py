@@ -172,11 +172,14 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     try:
         probes_at = probes.start()
         await server.start()
-        if announce is not None:
-            announce(config.listen, probes_at)
+
+        def opened() -> None:
+            if announce is not None:
+                announce(config.listen, probes_at)
+
         watching = asyncio.ensure_future(_watch_health(servicer, node))
         try:
-            if await _open(node, stopping):
+            if await _open(node, stopping, opened):
                 log.info("ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
                 await stopping.wait()
                 log.info("draining", extra={"grace_ms": config.grace_ms})
@@ -196,19 +199,26 @@ def _bind(server: Any, listen: str) -> int:
         raise OSError(f"cannot listen on {listen}: the port is taken or the address is not this machine's") from taken
 
 
-async def _open(node: Node, stopping: asyncio.Event) -> bool:
-    """Starts the node, trying again while the store is out of reach; False when told to stop meanwhile."""
+async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None]) -> bool:
+    """Starts the node, trying again while the store is out of reach; False when told to stop meanwhile. Announces once
+    the first try is over, so that a store that is refused never looks like a broker that serves."""
+    tries = 0
     while not stopping.is_set():
         try:
             await node.start()
         except StoreUnavailable as trouble:
             log.warning("the store cannot be reached yet: %s", trouble)
+            tries += 1
+            if tries == 1:
+                announce()
             node.store.down = trouble.reason
             try:
                 await asyncio.wait_for(stopping.wait(), RETRY_OPEN_S)
             except TimeoutError:
                 continue
         else:
+            if tries == 0:
+                announce()
             return True
     await node.stop()
     return False

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from timeline.errors import Closed, Invalid, TimelineError, Unavailable, Unknown
+from timeline.errors import Closed, Exists, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
@@ -133,7 +133,9 @@ def explain(error: TimelineError) -> str:
     said = error.reason or error.advice
     about = f" {error.id!r}" if error.id is not None else ""
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
-    advice = f"; {error.advice}" if error.reason and error.advice and error.advice not in said else ""
+    # What NOT_FOUND and EXISTS advise is about a message; without an id it is a topic that they speak of.
+    fits = error.id is not None or not isinstance(error, Exists | NotFound)
+    advice = f"; {error.advice}" if error.reason and fits and error.advice not in said else ""
     return f"{code}{said}{'' if isinstance(error, Invalid) else advice}".replace("\n", " ")
 
 

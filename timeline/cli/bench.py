@@ -40,6 +40,11 @@ def bench() -> None:
     """
 
 
+profile_option = click.option(
+    "--profile", "profiled", is_flag=True, help="Sample broker and client with py-spy; slows them a little."
+)
+
+
 def store_option(default: str) -> Callable[..., Any]:
     """--store, where `sqlite://` without a file means a fresh one."""
     return click.option(
@@ -111,7 +116,7 @@ def fresh(store: str, folder: Path, name: str = "bench") -> str:
 @click.option("--payload-bytes", type=click.IntRange(16), default=100, show_default=True)
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
 @click.option("--peer", type=click.Choice(["beanstalkd"]), help="Beside it, the same work by this server.")
-@click.option("--profile", "profiled", is_flag=True, help="Sample both processes with py-spy; slows them a little.")
+@profile_option
 @measured
 def cycle(
     as_json: bool, folder: Path | None, bare: bool, peer: str | None, profiled: bool, store: str, **settings: Any
@@ -168,8 +173,9 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 @click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
 @click.option("--lease-ahead", type=click.Choice(["auto", "off"]), default="auto", show_default=True)
+@profile_option
 @measured
-def lateness(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **settings: Any) -> int:
     """From due until handed to the consumer's code, at a steady rate.
 
     \b
@@ -180,7 +186,11 @@ def lateness(as_json: bool, folder: Path | None, store: str, **settings: Any) ->
     async def run(place: Path) -> Report:
         asked = Lateness(store=fresh(store, place), **settings)
         with Progress("pending", asked.pending) as progress:
-            return await run_lateness(asked, place, progress.add)
+            profile = Profile(place) if profiled else None
+            report = await run_lateness(asked, place, progress.add, profile)
+        if profile is not None:
+            report.notes += profile.lines()
+        return report
 
     return conducted(as_json, folder, run)
 

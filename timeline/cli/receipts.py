@@ -44,8 +44,14 @@ def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str
             code = exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
-            again = " (it was there already)" if receipt.status is Status.DUPLICATE else ""
-            click.echo(f"{receipt.id} {done}{due}{again}")
+            if receipt.status is not Status.DUPLICATE:
+                click.echo(f"{receipt.id} {done}{due}")
+            elif receipt.settled:
+                click.echo(
+                    f"{receipt.id} not {done} again: it was delivered or cancelled before, and the topic remembers"
+                )
+            else:
+                click.echo(f"{receipt.id} {done}{due} (it was there already, and stays as it is)")
     return code if count == 1 or not failed else SOME_FAILED
 
 

@@ -54,12 +54,8 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
 def refusal(fault: TransportError) -> TimelineError:
     """The error for a fault of REFUSALS."""
     if fault.fault is Fault.NO_TOPIC:
-        return NotFound(_sentence(fault))
-    return Invalid(_sentence(fault))
-
-
-def _sentence(fault: TransportError) -> str:
-    return fault.reason.partition(": ")[2] or fault.reason
+        return NotFound(fault.reason)
+    return Invalid(fault.reason)
 
 
 @dataclass(slots=True)
@@ -204,7 +200,7 @@ class Channel:
             except TransportError as fault:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                why = self._trouble = f"{place.address}: {_sentence(fault)}"
+                why = self._trouble = f"{place.address}: {fault.reason}"
                 self.failed(place.address)
             else:
                 self._current = place.address
@@ -225,7 +221,7 @@ class Channel:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
                 unsure = unsure or fault.fault not in NOTHING_HAPPENED
-                why = self._trouble = f"{place.address}: {_sentence(fault)}"
+                why = self._trouble = f"{place.address}: {fault.reason}"
                 self.failed(place.address)
             else:
                 self.worked(place.address)
