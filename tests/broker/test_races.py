@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
@@ -247,3 +248,24 @@ async def test_a_full_disk_stays_not_ready_though_reads_and_settles_go_on():
         store.refuse = set()
         await link.node._check_store()
         assert link.node.not_ready == ""
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_session_that_holds_many_gets_each_again_once(kind, tmp_path):
+    count = 1_200  # more than a page of what is held
+    async with broker("memory://" if kind == "memory" else f"sqlite:///{tmp_path}/t.db") as link:
+        first = await link.consume(session=1, credit=count)
+        await link.put([f"m{at}" for at in range(count)])
+        taken = 0
+        while taken < count:
+            taken += len((await first.down(Deliver)).birth)
+        second = await link.consume(session=2, credit=10 * count)
+        again: list[tuple[bytes, int]] = []
+        while len(again) < count:
+            got = await second.down(Deliver)
+            again += zip(got.ids.tolist(), got.version.tolist(), strict=True)
+        await link.put(["last"])
+        got = await second.down(Deliver)
+        assert len(set(again)) == len({id for id, _ in again}) == count
+        assert {version for _, version in again} == {3}
+        assert got.ids.tolist() == [b"last"]

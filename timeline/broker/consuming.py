@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 log = logging.getLogger("timeline.broker")
+Token = tuple[bytes, int, int]
 
 
 class ConsumeStream:
@@ -129,8 +130,8 @@ class ConsumeStream:
         """What the id holds beyond the tokens in hand is leased again at version + 1 and pushed: nobody else may have
         it until its lease runs out."""
         node = self._node
-        await dealer.handed_back.wait()
-        in_hand = set(zip(hello.ids.tolist(), hello.birth.tolist(), hello.version.tolist(), strict=True))
+        await dealer.back.settled.wait()
+        in_hand = _tokens(hello)
         try:
             async for rows in node.store.held(topic, node.clock.now_ms(), consumer.id):
                 tokens = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
@@ -139,13 +140,15 @@ class ConsumeStream:
                 room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
                 await consumer.room_for_parcels()
                 if len(room):
-                    await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
+                    # A store may walk leases by their end: what is let again here lies ahead on the same walk.
+                    in_hand |= await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
                 if len(room) < len(missing):
                     return  # no credit for more: the rest comes back when its lease runs out
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
 
-    async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+    async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> set[Token]:
+        """Leases `rows` again and gives them to their holder; answers their new tokens."""
         node, count = self._node, len(rows)
         end_ms = node.clock.now_ms() + consumer.lease_ms
         none = np.zeros(count, dtype=np.uint64)
@@ -163,13 +166,14 @@ class ConsumeStream:
         answers = await node.settling.settle(topic, settles)
         good = np.flatnonzero(answers.status == Status.OK.code)
         if len(good) == 0:
-            return
+            return set()
         rows = rows.take(good)
         rows.version, rows.due_ms = answers.version[good], answers.due_ms[good]
         rows.deliveries = rows.deliveries + np.uint32(1)
         parcel = Parcel(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
         consumer.spend(len(parcel), int(parcel.sizes.sum()))
         dealer.give(consumer, parcel)
+        return _tokens(rows)
 
     async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
         while (data := await self._stream.receive()) is not None:
@@ -249,3 +253,8 @@ class ConsumeStream:
             if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
                 await self._stream.close()
                 return
+
+
+def _tokens(of: Hello | Rows) -> set[Token]:
+    """(id, birth, version) of each."""
+    return set(zip(of.ids.tolist(), of.birth.tolist(), of.version.tolist(), strict=True))

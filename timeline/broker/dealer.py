@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from timeline.broker.handback import HandBack
 from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing, causes
 from timeline.broker.limits import Limits
@@ -24,16 +25,14 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import LEASE_AHEAD_AUTO, Operation, Status, Topic, payload_sums
-from timeline.storage_plugins.contract import Grant, Leased, Settles, StoreError
+from timeline.model import LEASE_AHEAD_AUTO, Topic, payload_sums
+from timeline.storage_plugins.contract import Grant, Leased, StoreError
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
 LAST_RETRY_MS = 1_000.0
 FRUITLESS_MS = 100.0
-SETTLE_TRIES = 5
-UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code, Status.THROTTLED.code)
 
 
 class Dealer:
@@ -56,8 +55,8 @@ class Dealer:
     ) -> None:
         self.topic = topic
         self.roster = Roster(limits)
-        self._store, self._settling, self._clock, self._limits = store, settling, clock, limits
-        self._metrics, self._late, self._random_bits, self._tasks = metrics, late, random_bits, tasks
+        self._store, self._clock, self._limits = store, clock, limits
+        self._metrics, self._late = metrics, late
         self._buckets, self._outboxes = buckets, outboxes
         self._held = Held()
         self._rate = Rate()
@@ -72,10 +71,8 @@ class Dealer:
         self._fruitless_until_ms = 0.0
         self._leasing = True
         self._hindrances = Hindrances(clock.now_ms())
-        self._handing_back = 0
         self.task: asyncio.Task[None] | None = None
-        self.handed_back = asyncio.Event()
-        self.handed_back.set()
+        self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
         self._between_rounds = asyncio.Event()
         self._between_rounds.set()
 
@@ -289,14 +286,13 @@ class Dealer:
         self._metrics.count(
             "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
         )
-        settles = parcel.settles(Operation.BURY, self._random_bits, reason=reason)
-        self._settle_soon(settles, "burying")
+        self.back.bury(parcel, reason)
         consumer.refund(parcel)
 
     def give(self, consumer: Consumer, parcel: Parcel) -> None:
         """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone."""
         if consumer.gone or not self._leasing:
-            self.hand_back([parcel])
+            self.back.unseen([parcel])
             return
         ahead = parcel.was_due_ms > self._clock.now_ms()
         if ahead.any():
@@ -347,38 +343,10 @@ class Dealer:
             cause = causes(self._hindrances, due_ms[late], pushed_ms, produced_late, parcel.again[late])
             self._late.add(self.topic.name, consumer.id, rows.ids.take(late), due_ms[late], cause, pushed_ms)
 
-    def hand_back(self, parcels: list[Parcel]) -> None:
-        """Returns leases that no person's code has seen."""
-        for parcel in parcels:
-            if len(parcel):
-                self._settle_soon(parcel.unseen(self._random_bits), "handing back")
-
-    def _settle_soon(self, settles: Settles, why: str) -> None:
-        """Counted from now on, not from when the task starts: whoever waits for `handed_back` means these too."""
-        self._handing_back += 1
-        self.handed_back.clear()
-        self._tasks.spawn(self._settle_all(settles), why)
-
-    async def _settle_all(self, settles: Settles) -> None:
-        """Settles for the broker itself; tries again while the outcome is not known, since operation ids make that
-        harmless. What cannot be settled runs out by its lease."""
-        try:
-            wait_ms = FIRST_RETRY_MS
-            for _ in range(SETTLE_TRIES):
-                answers = await self._settling.settle(self.topic, settles)
-                if not np.isin(answers.status, UNSURE).any():
-                    break
-                await asyncio.sleep(wait_ms / 1000.0)
-                wait_ms *= 3
-        finally:
-            self._handing_back -= 1
-            if self._handing_back == 0:
-                self.handed_back.set()
-
     async def quiet(self) -> None:
         """Returns when no lease call is under way and what was to go back has gone back."""
         await self._between_rounds.wait()
-        await self.handed_back.wait()
+        await self.back.settled.wait()
 
     def abort_stalled(self) -> None:
         """Ends the streams of consumers that have not taken a frame for too long."""
@@ -392,7 +360,7 @@ class Dealer:
     def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
         """`consumer` goes: what was not sent to it goes back."""
         self.roster.leave(consumer)
-        self.hand_back(self._held.of(consumer) + unsent)
+        self.back.unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
     def stop_leasing(self) -> None:
@@ -400,13 +368,13 @@ class Dealer:
         self._leasing = False
         for consumer, parcel in self._held.everything():
             consumer.refund(parcel)
-            self.hand_back([parcel])
+            self.back.unseen([parcel])
         self._wake.set()
 
     def dismiss(self, reason: LeavingReason, text: str) -> None:
         """Tells every consumer of the topic to leave and hands back what was not pushed."""
         for consumer in list(self.roster.consumers.values()):
-            self.hand_back(self._held.of(consumer) + consumer.leave(reason, text))
+            self.back.unseen(self._held.of(consumer) + consumer.leave(reason, text))
         self._wake.set()
 
 
