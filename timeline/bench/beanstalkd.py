@@ -31,6 +31,7 @@ KINDS = {
 """How it is started → what that is worth."""
 SERVERS = ("/usr/bin/beanstalkd", "/usr/sbin/beanstalkd")
 RESERVES_AHEAD = 2_000
+SYNCED_MESSAGES = 5_000
 CONNECT_TRIES = 200
 
 
@@ -151,8 +152,8 @@ class _Worker(asyncio.Protocol):
 
 async def run_beanstalkd(asked: Cycle, kind: str, folder: Path) -> Report:
     """The cycle's work done by beanstalkd, started as `kind` of KINDS. Raises CannotMeasure."""
-    if kind == "fsync":  # a sync each is so slow that a twentieth says as much
-        asked = replace(asked, messages=max(1, asked.messages // 20), warm_up=asked.warm_up // 20)
+    if kind == "fsync":  # a sync each is so slow that fewer say as much
+        asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
     async with running(kind, folder) as (child, port):
         if asked.warm_up:
             await _turn(asked, port, min(asked.warm_up, asked.messages))

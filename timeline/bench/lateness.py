@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from timeline.bench.feeder import NOW, meant_of
 from timeline.bench.figures import Report, Target, latencies, worst
 from timeline.bench.load import Told, fill, fill_store
 from timeline.bench.processes import CannotMeasure, Child, broker
+from timeline.bench.profile import Profile
 from timeline.clock import Clock
 
 TOPIC = "lateness"
@@ -70,19 +71,25 @@ async def observed() -> AsyncIterator[Clock]:
         task.cancel()
 
 
-async def run_lateness(asked: Lateness, folder: Path, told: Told | None = None) -> Report:
+async def run_lateness(
+    asked: Lateness, folder: Path, told: Told | None = None, profile: Profile | None = None
+) -> Report:
     """So many runs on one broker. Raises CannotMeasure."""
     in_memory = asked.store.startswith("memory:")
     if asked.pending and not in_memory:
         await fill_store(asked.store, TOPIC, asked.pending, asked.payload_bytes, told)
     runs: list[dict[str, float]] = []
     wrong: list[str] = []
-    async with broker(folder, asked.store) as (child, address), observed() as clock:
+    async with AsyncExitStack() as stack:
+        child, address = await stack.enter_async_context(broker(folder, asked.store))
+        clock = await stack.enter_async_context(observed())
         async with timeline.Timeline(address, "30s", clock=clock) as client:
             await client.create_topic(TOPIC)
             await client.update_topic(TOPIC, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
             if asked.pending and in_memory:
                 await fill(client.producer(TOPIC), asked.pending, asked.payload_bytes, told)
+        if profile is not None:
+            await stack.enter_async_context(profile.of({"broker": child.pid, "consumer": profile.own_pid}))
         for _ in range(asked.runs):
             async with timeline.Timeline(address, "30s", clock=clock) as client:
                 count = max(1, int(asked.rate * asked.seconds))
