@@ -129,7 +129,7 @@ def _schedule(
         return
     sums = {0.0}
     for event in shifts:
-        sums |= {total + event.arguments["by_ms"] for total in sums}
+        sums |= {total + by_ms for total in sums for by_ms in _may_add(event, [one.by for one in before] + shifts)}
     if any(one.fits(scheduled_ms - total) for one in standing for total in sums):
         return
     twice = {total + event.arguments["by_ms"] for total in sums for event in shifts}
@@ -140,6 +140,17 @@ def _schedule(
         yield story.violation("S1", f"scheduled at {scheduled_ms}, before what was asked", *sources, shown)
     else:
         yield story.violation("S7", f"scheduled at {scheduled_ms}, which is not what was asked last", *sources, shown)
+
+
+def _may_add(shift: Event, schedulers: list[Event]) -> list[float]:
+    """By how much a bulk shift may move a message: once. Where another call for the message came while it went on, its
+    repeat may be new to the message, which remembers its last call only."""
+    by_ms = float(shift.arguments["by_ms"])
+    between = (
+        other is not shift and other.invoked <= shift.effect_until and other.effect_until >= shift.invoked
+        for other in schedulers
+    )
+    return [by_ms, 2 * by_ms] if any(between) else [by_ms]
 
 
 def _leases(story: Story, life: Life) -> Iterator[Violation]:
