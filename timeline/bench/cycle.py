@@ -40,7 +40,7 @@ class Cycle:
     store: str = "memory://"
     api: str = "batch"
     messages: int = 500_000
-    batch: int = 5_000
+    batch: int = 2_000
     pending: int = 0
     payload_bytes: int = 100
     warm_up: int = 20_000

@@ -111,7 +111,7 @@ def fresh(store: str, folder: Path, name: str = "bench") -> str:
 @store_option("memory://")
 @click.option("--api", type=click.Choice(APIS), default="batch", show_default=True, help="How the client works.")
 @click.option("--messages", type=click.IntRange(1), default=500_000, show_default=True)
-@click.option("--batch", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Messages a put.")
+@click.option("--batch", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Messages a put.")
 @click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--payload-bytes", type=click.IntRange(16), default=100, show_default=True)
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
