@@ -182,5 +182,4 @@ class EagerNode(Node):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        clock = self.clock
-        self.intake = EagerIntake(self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks)
+        self.intake.__class__ = EagerIntake

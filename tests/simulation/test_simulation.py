@@ -12,7 +12,7 @@ from tests.simulation.coverage import missing
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
 from tests.simulation.world import World
 
-FEW = 30
+FEW = 12
 MANY = 2_000
 LEAST_OPERATIONS = 300
 
