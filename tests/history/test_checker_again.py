@@ -67,6 +67,15 @@ def test_s16_a_bulk_shift_applied_twice(scene: Scene) -> None:
     assert scene.broken() == {"S16"}
 
 
+def test_s16_a_shift_that_another_call_overlapped_may_be_new_to_the_message_when_repeated(scene: Scene) -> None:
+    scene.put(due=10_000, tag="spring")
+    scene.did("move_tag", tag="spring", group="g", by_ms=500, result={}, took=50)
+    scene.at -= 20
+    scene.did("move_tag", tag="spring", group="g", by_ms=100, result={})
+    scene.row(version=4, due=11_100)
+    assert scene.broken() == set()
+
+
 def test_a_bulk_cancel_explains_what_is_gone(scene: Scene) -> None:
     scene.put(due=10_000, tag="spring")
     scene.did("cancel_tag", tag="other", group="g", result={})
