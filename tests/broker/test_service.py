@@ -135,6 +135,24 @@ async def test_bad_frames_and_another_major_are_refused_with_the_reason(tmp_path
         decode_as(await transport.unary("Ping", encode(Ping(0.0)), 5), Pong)
 
 
+async def test_a_stream_refused_while_it_is_being_answered_ends_with_the_reason(tmp_path: Path):
+    """gRPC sends no status beside a write: whoever refuses has to wait for it."""
+    none = np.zeros(0, dtype=np.uint64)
+    hello = encode(Hello("t", "c", 1, 0, 1, 1, Ragged.of([]), none, none.astype(np.int64)))
+    async with serving(tmp_path, "--store", "memory://") as broker:
+        transport = await broker.ready()
+        await transport.unary("Topics", encode(Topics(TopicAction.CREATE, "t")), 5)
+        for _ in range(20):
+            stream = await transport.stream("Consume", 5)
+            await stream.send(hello)
+            await stream.send(hello)
+            assert isinstance(decode(await stream.receive() or b""), Welcome)
+            with pytest.raises(TransportError) as refused:
+                await asyncio.wait_for(stream.receive(), 10)
+            assert refused.value.fault is Fault.REFUSED_FRAME
+            assert "not Hello" in refused.value.reason
+
+
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     _, said = await process.communicate()
     assert process.returncode is not None

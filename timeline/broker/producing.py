@@ -48,6 +48,7 @@ class ProduceStream:
                     continue  # of a newer minor: not for us
                 await self._room.acquire()
                 task = self._node.tasks.spawn(self._answer(frame), "answering a put")
+                del frame, data
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)
             await asyncio.gather(*self._under_way)
@@ -57,9 +58,10 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce) -> None:
         try:
-            answers = await put(self._node, frame)
+            answers, request = await put(self._node, frame), frame.request
+            del frame  # its payloads must not wait for a producer who does not read
             wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
-            await self._send(Produced(frame.request, answers, wait_ms))
+            await self._send(Produced(request, answers, wait_ms))
         finally:
             self._room.release()
 

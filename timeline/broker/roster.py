@@ -161,8 +161,9 @@ class Consumer:
         return item
 
     async def room(self) -> None:
-        """Returns when it has taken enough of its answers for more to be made: who does not read is not read."""
-        while len(self.outbox) >= self.limits.answers_waiting and not self.gone:
+        """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
+        not."""
+        while len(self.outbox) >= self.limits.answers_waiting:
             self._room.clear()
             await self._room.wait()
 

@@ -48,19 +48,27 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 RETRY_OPEN_S = 1.0
+LAST_WRITE_S = 1.0
+"""How long a call that ends waits for what is being written: who does not read by then hears no reason."""
 
 
 class _ServerStream:
-    """A two-way gRPC call as a `wire.Stream`."""
+    """A two-way gRPC call as a `wire.Stream`.
+
+    gRPC goes on with a write whose caller was cancelled, and sends no status beside it: the call would neither go on
+    nor end. So a write is a task of its own, and whoever ends the call waits for it (`written`).
+    """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._task = asyncio.current_task()
+        self._writing: asyncio.Future[None] | None = None
         self.closed = False
 
     async def send(self, frame: bytes) -> None:
+        self._writing = asyncio.ensure_future(self._context.write(frame))
         try:
-            await self._context.write(frame)
+            await asyncio.shield(self._writing)
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
             raise TransportError(Fault.BROKEN, str(over)) from over
 
@@ -70,6 +78,19 @@ class _ServerStream:
         except (grpc.RpcError, grpc.aio.BaseError) as over:
             raise TransportError(Fault.BROKEN, str(over)) from over
         return None if data is grpc.aio.EOF else data
+
+    async def written(self) -> None:
+        """Returns when nothing is being written. Raises CancelledError, which breaks the call off, when the peer does
+        not take it."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing], timeout=LAST_WRITE_S)
+            if not self._writing.done():
+                raise asyncio.CancelledError
+
+    def drop(self) -> None:
+        """Gives up what is being written: gRPC breaks a call off when nobody holds it any more."""
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def close(self) -> None:
         """Ends the call in order: its handler stops where it stands and answers OK."""
@@ -126,10 +147,13 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
                 await self._service.stream(method, stream, context.peer())
             except TransportError as fault:
                 if fault.fault is not Fault.BROKEN:
+                    await stream.written()
                     await _abort(context, fault)
             except asyncio.CancelledError:
                 if not stream.closed:
                     raise
+            finally:
+                stream.drop()
 
         return serve
 
