@@ -9,16 +9,19 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import timeline
 from tests.faults.worker import TOPIC
 from timeline.clock import Clock
-from timeline.history import History, HistoryFile, Verdict, check, dump_store, read_history
+from timeline.history import FAIL, Event, HistoryFile, Verdict, check, dump_store, read_history
 from timeline.storage_plugins import make_store
 
 LEASE_MS = 3_000
+CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED")
+"""With these, no earlier sending of the call happened either."""
 CLOCK_BOUND_MS = 5.0
 """All processes read one machine's clock; each carries it on by itself from its start."""
 PATIENCE_S = 100.0
@@ -116,6 +119,7 @@ class Machine:
         self.broker = await Child.start("broker", self.folder / "broker.log", "-m", "timeline", "serve", *flags)
         self.children.append(self.broker)
         await self.broker.until(lambda told: "listen" in told)
+        self.note("start", process="broker")
 
     async def create_topic(self, **settings: Any) -> None:
         async with timeline.connect(self.address, timeout="30s") as client:
@@ -153,7 +157,7 @@ class Machine:
         for consumer in self.consumers.values():
             consumer.tell()
         async with asyncio.timeout(PATIENCE_S), timeline.connect(self.address, timeout="30s") as client:
-            while [row async for row in client.scan(TOPIC, state="living", limit=1)]:
+            while [row async for row in client.scan(TOPIC, state=("waiting", "available", "leased"), limit=1)]:
                 await self._news()
 
     async def _news(self) -> None:
@@ -173,9 +177,20 @@ class Machine:
             self.broker.signal(signal.SIGTERM)
             assert await self.broker.wait() == 0
 
-    def history(self) -> list[Any]:
+    def history(self) -> list[Event]:
+        """What all processes did. A call that failed and went on while a broker ended and came back may have been done
+        before its answer was lost, and says so."""
         self.faults.flush()
-        return read_history(sorted(self.folder.glob("*.jsonl")))
+        events = read_history(sorted(self.folder.glob("*.jsonl")))
+        faults = [event for event in events if event.operation == "fault" and event.arguments["process"] == "broker"]
+        for end, start in pairwise(faults):
+            if start.arguments["what"] != "start":
+                continue
+            for event in events:
+                failed = event.outcome == FAIL and event.result.get("status") not in CERTAIN
+                if failed and event.invoked <= start.invoked and event.returned >= end.invoked:
+                    event.result["repeated"] = True
+        return events
 
     async def judge(self) -> Verdict:
         """What the checker says of the histories and of what the store's file still has."""
@@ -220,4 +235,4 @@ async def machine(folder: Path) -> AsyncIterator[Machine]:
         await made.finish()
 
 
-__all__ = ["History", "Machine", "machine"]
+__all__ = ["Machine", "machine"]
