@@ -140,6 +140,38 @@ async def test_a_call_that_was_cancelled_is_not_sent() -> None:
     assert line.next() is None
 
 
+async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothing_behind() -> None:
+    line = Line(build_puts, Clock(), random.Random(1))
+    overdue = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 0.0)) for n in range(10)]
+    cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    await line.work.wait()
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert {answer.status for answer in await asyncio.gather(*overdue)} == {Status.UNAVAILABLE.code}
+    assert not line.waiting
+    await line.idle()
+
+
+async def test_a_line_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
+    line, clock = Line(build_puts, Clock(), random.Random(1)), Clock()
+    waiting = asyncio.ensure_future(line.single(_entry(b"waits"), 100, 60_000))
+    await line.work.wait()
+    cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    given_up, wanted = _parcel(Operation.PUT, 3, clock), _parcel(Operation.PUT, 2, clock)
+    line.add(given_up)
+    line.add(wanted)
+    given_up.sink.answer(given_up, None, _answers(*[Status.UNAVAILABLE] * 3))
+    line.forget_unwanted()
+    taken = [line.next(), line.next()]
+    assert [parcel.columns["ids"].tolist() for _, parcel in filter(None, taken)] == [[b"0", b"1"], [b"waits"]]
+    assert line.next() is None
+    line.drop()
+    assert (await waiting).status == Status.UNKNOWN.code
+
+
 def test_frames_are_cut_at_their_aim() -> None:
     sizes = np.array([10, 10, 10, 500, 10, 10])
     assert [(cut.start, cut.stop) for cut in cuts_of(sizes, 100, 1_000)] == [(0, 3), (3, 4), (4, 6)]

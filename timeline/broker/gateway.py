@@ -100,7 +100,7 @@ class Gateway:
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
-            raise TransportError(Fault.REFUSED_FRAME, str(bad)) from bad
+            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
 
     async def _answer(self, method: str, data: bytes) -> bytes:
         if method == "Mutate":
@@ -155,7 +155,7 @@ class Gateway:
         except WireError as bad:
             raise self._refusal(method, bad) from bad
         except Invalid as bad:
-            raise TransportError(Fault.REFUSED_FRAME, str(bad)) from bad
+            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         finally:

@@ -69,6 +69,27 @@ class Line:
             return await single.future
         finally:
             timer.cancel()
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Single calls whose callers gave up while nothing could be sent leave nothing behind."""
+        if self._forming and self._forming[0][1].future.done():
+            while self._forming and self._forming[0][1].future.done():
+                self._forming.popleft()
+            self._check_idle()
+
+    def forget_unwanted(self) -> None:
+        """Forgets all that nobody waits for any more. Whoever owns the line says so while nothing can be sent, or an
+        outage would gather what was asked for during all of it."""
+        self._forming = deque(entry for entry in self._forming if not entry[1].future.done())
+        parcels, self._waiting = self._waiting, deque()
+        for parcel in parcels:
+            wanted = parcel.sink.wants(parcel)
+            if wanted is None or len(wanted):
+                self._waiting.append(parcel)
+            else:
+                _forget(parcel)
+        self._check_idle()
 
     def _expire(self, single: Single) -> None:
         single.expire(self.trouble)

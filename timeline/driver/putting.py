@@ -102,6 +102,7 @@ class Putting:
                 continue
             except TimelineError as trouble:
                 self.line.trouble = trouble.reason
+                self.line.forget_unwanted()
                 continue  # each call has its own deadline, and goes again until then
             conversation = await self._converse(opened)
             self._conclude(opened.address, conversation)
