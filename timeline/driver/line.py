@@ -48,6 +48,10 @@ class Line:
         """Whether something waits to be sent."""
         return bool(self._waiting or self._forming)
 
+    def can_go(self, form: bool) -> bool:
+        """Whether `next` would find something; single calls that gathered count when they may `form` a parcel."""
+        return bool(self._waiting or (form and self._forming))
+
     @property
     def aboard(self) -> int:
         """Parcels sent and not answered."""

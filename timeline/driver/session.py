@@ -118,6 +118,7 @@ class Session:
             self.failure = Unavailable(f"the consumer failed: {error!r}")
         self._task = None
         if self.failure is not None:
+            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
             self.desk.line.refuse_all(Status.UNAVAILABLE, str(self.failure))
         self.arrived()
 
@@ -200,9 +201,10 @@ class Session:
         if now_ms >= stream.tick_ms:
             self._tick(stream, now_ms)
         line = self.desk.line
-        while not stream.over:
-            self.desk.gather(QUIET_TIMEOUT_MS)
-            taken = line.next(form=line.aboard < SINGLES_ABOARD) if line.aboard < FRAMES_ABOARD else None
+        while not stream.over and line.aboard < FRAMES_ABOARD:
+            form = line.aboard < SINGLES_ABOARD
+            self.desk.gather(QUIET_TIMEOUT_MS, at_once=line.can_go(form) or not self.taking)
+            taken = line.next(form=form)
             if taken is None:
                 break
             request, parcel = taken
@@ -385,7 +387,7 @@ class Session:
         task = self._task
         self.stop_taking()
         if task is not None:
-            self.desk.gather(QUIET_TIMEOUT_MS)
+            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
             self.desk.line.work.set()
             await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
             task.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Indexes, Ragged
+from timeline.driver.gathering import Gathering
 from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
 from timeline.driver.line import Line
 from timeline.driver.link import Link
@@ -94,7 +95,7 @@ class SettleDesk:
         self._broker_clock = broker_clock
         self._on_error = on_error
         self.line = Line(_build, link.clock, link.random)
-        self._soon: list[Load] = []
+        self._gathered = Gathering(hand, link.clock, self.line.work.set)
         self._quiet: list[Quiet] = []
 
     async def one(
@@ -150,37 +151,29 @@ class SettleDesk:
 
     def soon(self, load: Load, index: int) -> None:
         """An ack that nobody waits for."""
-        if load.state[index] != DONE:
-            load.state[index] = SETTLING  # its credit goes back, and is counted, when the frame is made
-        if not load.soon:
-            self._soon.append(load)
-            self.line.work.set()
-        load.soon.append(index)
+        self._gathered.add(load, index)
 
     def soon_all(self, load: Load, at: Indexes) -> None:
         """The same for many of a load."""
-        for index in at.tolist():
-            self.soon(load, index)
+        self._gathered.add_all(load, at)
 
     @property
     def gathering(self) -> bool:
         """Whether acks that nobody waits for are yet to be sent."""
-        return bool(self._soon)
+        return bool(self._gathered)
 
-    def gather(self, timeout_ms: float) -> None:
-        """Makes parcels of all that `soon` named so far."""
+    def gather(self, timeout_ms: float, *, at_once: bool) -> None:
+        """Makes parcels of the acks that nobody waits for, when it is time for them, or `at_once`."""
+        if not (self._gathered.ripe or at_once):
+            return
         parts: list[tuple[Load, Indexes]] = []
         count = 0
-        for load in self._soon:
-            at = np.array(load.soon, dtype=np.intp)
-            load.soon.clear()
-            self.hand.pay(load, at)
+        for load, at in self._gathered.take():
             parts.append((load, at))
             count += len(at)
             if count >= FRAME_SETTLES:
                 self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
                 parts, count = [], 0
-        self._soon.clear()
         if parts:
             self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
 
