@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
+from timeline.broker.ahead import Ahead
 from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing
 from timeline.broker.limits import Limits
@@ -20,6 +21,7 @@ from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
+from timeline.model import LEASE_AHEAD_AUTO
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
 
@@ -141,6 +143,28 @@ def test_held_loses_nothing_and_doubles_nothing(adds):
             assert all(now - 5 < due <= now for due in parcel.was_due_ms.tolist())
             seen += parcel.was_due_ms.tolist()
     assert sorted(seen) == sorted(due for _, dues in adds for due in dues)
+
+
+def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
+    limits = Limits(ahead_messages=10, lease_messages=500)
+    ahead, sizes = Ahead(limits), []
+    for _ in range(5):
+        sizes.append(ahead.most(1_000, now_ms=990))
+        ahead.took(sizes[-1], leased=sizes[-1])
+    assert sizes == [10, 40, 160, 500, 500]
+    ahead.took(500, leased=499)
+    assert ahead.most(1_000, now_ms=990) == 10, "a round that did not come back full ends the instant"
+    ahead.took(1, leased=1)
+    assert ahead.most(1_000, now_ms=990) == 10, "little credit makes no round smaller than the first"
+    ahead.took(10, leased=10)
+    assert ahead.most(1_000, now_ms=1_000) == ahead.most(None, now_ms=1_000) == 500
+    assert ahead.most(1_000, now_ms=990) == 10
+
+
+def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
+    ahead = Ahead(Limits(lease_ahead_cap_ms=50))
+    assert [ahead.window_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 50]
+    assert [ahead.window_ms(asked, 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
 
 def test_rate_is_even_and_bounded():

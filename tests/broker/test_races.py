@@ -160,6 +160,15 @@ async def test_a_lease_that_nears_its_end_is_waited_for_not_asked_for_again_and_
         assert store.calls["lease_due"] < 12
 
 
+async def test_a_look_long_before_the_due_does_not_keep_from_leasing_ahead():
+    async with broker(limits=PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        await link.put(["a"], in_ms=60_200)
+        await link.consume()
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+
+
 async def test_what_was_leased_ahead_goes_out_though_a_lease_call_hangs():
     store = SlowStore()
     async with broker(store, PATIENT) as link:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from timeline.broker.ahead import Ahead
 from timeline.broker.handback import HandBack
 from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing, causes
@@ -25,7 +26,7 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import LEASE_AHEAD_AUTO, Topic, payload_sums
+from timeline.model import Topic, payload_sums
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
 from timeline.wire.frames import Cause, LeavingReason
 
@@ -60,6 +61,7 @@ class Dealer:
         self._buckets, self._outboxes = buckets, outboxes
         self._held = Held()
         self._rate = Rate()
+        self._ahead = Ahead(limits)
         self._wake = asyncio.Event()
         self._next_due_ms: int | None = 0
         self._hinted_ms: int | None = None
@@ -171,23 +173,22 @@ class Dealer:
         return None, None
 
     def _ahead_ms(self) -> int:
-        """How far ahead of its due a message may be leased: the store's p99 lease time, capped; 0: off."""
-        asked_ms = self.topic.settings.lease_ahead_ms
-        if asked_ms != LEASE_AHEAD_AUTO:
-            return asked_ms
-        return min(self._limits.lease_ahead_cap_ms, int(np.ceil(self._store.lease_p99_ms)))
+        """How far ahead of its due a message may be leased."""
+        return self._ahead.window_ms(self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
 
     async def _round(self) -> None:
         """Leases once for whoever has credit, and deals what came."""
         mono_ms = self._clock.monotonic_ms()
         topic, consumers = self.topic, self.roster.ready(mono_ms)
-        most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, self._limits.lease_messages)
+        most = self._ahead.most(self._next_due_ms, self._clock.now_ms())
+        most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most)
         consumers = consumers[: len(grants)]
         self._between_rounds.clear()
         try:
             leased, done_ms = await self._lease(topic, grants, mono_ms)
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
+            self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
             self._account(leased, mono_ms)
             if len(leased.rows):
                 self._deal(leased, consumers, done_ms)
@@ -206,8 +207,8 @@ class Dealer:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
         known_ms, self._hinted_ms = self._next_due_ms, None
-        ahead_ms = now_ms + self._ahead_ms()
-        leased = await self._store.lease_due(topic, buckets, now_ms, ahead_ms, grants, overdue_ms)
+        until_ms = now_ms + self._ahead_ms()
+        leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
         if done_ms - now_ms > self._limits.late_ms:
@@ -216,10 +217,10 @@ class Dealer:
         times = [due for due in (told_ms, self._hinted_ms) if due is not None]
         self._next_due_ms = min(times, default=None)
         if not overdue_ms:
-            self._note_fruitless(leased, now_ms, mono_ms)
+            self._note_fruitless(leased, now_ms, until_ms, mono_ms)
         return leased, done_ms
 
-    def _note_fruitless(self, leased: Leased, now_ms: int, mono_ms: float) -> None:
+    def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
         """When a round leased nothing, another like it would not either: say until when not to ask again."""
         self._never_ahead_ms = None
         if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
@@ -227,8 +228,8 @@ class Dealer:
         if leased.next_due_ms <= now_ms:
             # What is due is larger than anybody's credit in bytes: wait for more credit.
             self._fruitless_until_ms = mono_ms + FRUITLESS_MS
-        else:
-            # It may be a lease that is about to run out, which nobody may have ahead of its time.
+        elif leased.next_due_ms <= until_ms:
+            # It was asked for and not given: a lease that is about to run out, which nobody may have ahead of its time.
             self._never_ahead_ms = leased.next_due_ms
 
     def _account(self, leased: Leased, mono_ms: float) -> None:

@@ -40,7 +40,8 @@ class MeteredStore:
         self._metrics = metrics
         self._lease_ms: deque[float] = deque(maxlen=P99_OF)
         self._under_way: set[asyncio.Task[Any]] = set()
-        self.lease_p99_ms = 0.0
+        self.lease_p99_ms: float | None = None
+        """None until a lease has been measured."""
 
     async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
