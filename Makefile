@@ -14,11 +14,14 @@ SEED ?=
 # Seeds that `make check` and `make test` run, apart from what SEEDS asks of `make simulate`.
 CHECK_SEEDS ?= 150
 TEST_SEEDS ?= 2000
+# How long `make fuzz` fuzzes, over all kinds of frame; `make test` does it for TEST_FUZZ_SECONDS.
+FUZZ_SECONDS ?= 3600
+TEST_FUZZ_SECONDS ?= 60
 
 PYTEST := $(PY) -m pytest
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup check static test run bench faults simulate docs schema format clean
+.PHONY: help setup check static test run bench faults simulate fuzz docs schema format clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +46,7 @@ static: $(STAMP) ## The part of `make check` that runs no test
 
 test: static ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
 	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
+	$(PY) -m tests.fuzz --seconds $(TEST_FUZZ_SECONDS)
 	$(PYTEST) $(PARALLEL) -m "not processes"
 	$(PYTEST) -m processes
 
@@ -58,6 +62,9 @@ faults: $(STAMP) ## Kill, stop and drain real processes under load
 simulate: $(STAMP) ## Deterministic simulation: SEEDS=2000 of them, or one alone with SEED=17
 	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
+fuzz: $(STAMP) ## Fuzz the wire's decoder with atheris, FUZZ_SECONDS=3600 over all kinds of frame
+	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
+
 docs: $(STAMP) ## Check that every relative link in the documents leads somewhere
 	$(PY) scripts/check_links.py
 
@@ -69,5 +76,5 @@ format: $(STAMP) ## Put the code into ruff's format and mend what ruff can mend
 	.venv/bin/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .fuzz build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

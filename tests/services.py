@@ -7,6 +7,7 @@ in CI, or a comma-separated list that names the service, the test fails instead:
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -39,7 +40,14 @@ def _missing_tmpfs() -> str | None:
     return None
 
 
+def _missing_atheris() -> str | None:
+    if importlib.util.find_spec("atheris"):
+        return None
+    return "atheris is not installed: it has wheels for CPython 3.11 to 3.13 on Linux, x86-64; there run make setup"
+
+
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
+    "atheris": _missing_atheris,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "tmpfs": _missing_tmpfs,
