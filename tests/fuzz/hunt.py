@@ -88,7 +88,7 @@ def _start(atheris: Any, kind: str, seconds: int, folder: Path) -> int:
         log = os.open(_log(kind, folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        target.fuzz(atheris, arguments)
+        target.fuzz(atheris, arguments, failing)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -101,15 +101,15 @@ def _log(kind: str, folder: Path) -> Path:
 
 def _catch(kind: str, code: int, folder: Path) -> Catch:
     said = _log(kind, folder).read_text(encoding="utf-8", errors="replace")
-    executions = re.search(r"number_of_executed_units: (\d+)", said)
+    executions = re.findall(r"^#(\d+)\b|^stat::number_of_executed_units: (\d+)", said, re.MULTILINE)
     coverage = re.findall(r"\bcov: (\d+)", said)
     inputs = tuple(Path(name) for name in re.findall(r"Test unit written to (\S+)", said))
     shown = "" if not code else "\n".join(said.splitlines()[-SHOWN_LINES:])
     return Catch(
         kind,
-        int(executions[1]) if executions else 0,
+        max((int(running or whole) for running, whole in executions), default=0),
         int(coverage[-1]) if coverage else 0,
-        code != 0 or executions is None,
+        code != 0 or not executions,
         inputs,
         shown,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+import sys
 import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.wire.examination import allowed_bytes, judged, sound
@@ -60,12 +63,23 @@ def changed(data: bytes, most_bytes: int, seed: int, otherwise: Callable[[bytes,
     return bytes(mutant[:most_bytes])
 
 
-def fuzz(atheris: Any, arguments: list[str]) -> None:
+def fuzz(atheris: Any, arguments: list[str], failing: Path) -> None:
     """Hands this process over to libFuzzer, which never returns: exit code 0 when its time was up, else something was
-    found. `arguments`: libFuzzer's, the name of the program first."""
+    found. `arguments`: libFuzzer's, the name of the program first. An input that fails is kept in the folder
+    `failing`."""
+
+    def examine(data: bytes) -> None:
+        try:
+            examine_bounded(data)
+        except BaseException:
+            # libFuzzer keeps only what kills the process.
+            kept = failing / hashlib.sha1(data).hexdigest()
+            kept.write_bytes(data)
+            print(f"Test unit written to {kept}", file=sys.stderr)
+            raise
 
     def mutate(data: bytes, most_bytes: int, seed: int) -> bytes:
         return changed(data, most_bytes, seed, atheris.Mutate)
 
-    atheris.Setup(arguments, examine_bounded, custom_mutator=mutate)
+    atheris.Setup(arguments, examine, custom_mutator=mutate)
     atheris.Fuzz()
