@@ -73,14 +73,15 @@ def test_a_consumer_without_credit_or_silent_or_gone_is_not_ready():
 def test_a_consumer_whose_leases_run_out_one_after_another_is_set_aside_longer_each_time():
     limits = Limits()
     consumer = make_consumer("a", limits=limits)
-    for _ in range(limits.lapses_tolerated - 1):
-        consumer.lapsed(0.0)
+    moment_ms = limits.heartbeat_ms
+    for at in range(limits.lapses_tolerated - 1):
+        consumer.lapsed(3 * at * moment_ms + 1, 3 * at * moment_ms + 1, 0.0)
     assert consumer.health(0.0) is Health.HEALTHY
-    consumer.lapsed(0.0)
+    consumer.lapsed(9 * moment_ms, 9 * moment_ms, 0.0)
     assert consumer.health(0.0) is Health.SET_ASIDE
     first_ms = consumer.set_aside_until_ms
     assert consumer.health(first_ms) is Health.HEALTHY
-    consumer.lapsed(first_ms)
+    consumer.lapsed(99 * moment_ms, 99 * moment_ms, first_ms)
     assert consumer.set_aside_until_ms - first_ms == 2 * limits.set_aside_first_ms
     consumer.settled()
     assert consumer.health(first_ms) is Health.HEALTHY
@@ -217,7 +218,8 @@ def test_a_consumer_wakes_its_dealer_when_it_is_well_again_or_takes_what_waits()
     consumer.sending_since_ms = consumer.heard_ms
     consumer.sent(consumer.heard_ms + limits.heartbeat_ms + 1)
     assert woken == [1, 1]
-    consumer.lapsed(0.0), consumer.lapsed(0.0), consumer.lapsed(0.0)
+    for moment in range(1, 4):
+        consumer.lapsed(moment * 10_000, moment * 10_000, 0.0)
     consumer.settled()
     assert woken == [1, 1, 1]
     for _ in range(2):
@@ -273,3 +275,32 @@ def test_logs_are_one_object_a_line_with_their_fields():
     line = json.loads(JsonLines().format(record))
     assert (line["event"], line["level"], line["port"]) == ("ready", "info", 1)
     assert TextLines().format(record).endswith("ready port=1")
+
+
+def test_leases_that_end_in_one_moment_count_once_however_many_rounds_find_them():
+    limits = Limits()
+    consumer = make_consumer("a", limits=limits)
+    for round_ms in (10_000, 10_020, 13_000):  # the last round comes late to what had ended long before
+        consumer.lapsed(10_000, round_ms, 0.0)
+    consumer.lapsed(10_000 + limits.heartbeat_ms // 2, 13_000, 0.0)
+    assert (consumer.lapses, consumer.health(0.0)) == (1, Health.HEALTHY)
+
+
+def test_a_clock_that_jumped_is_the_cause_of_what_came_due_in_between_and_nothing_else_is():
+    hindrances = Hindrances(started_ms=0)
+    hindrances.now(Cause.NO_CONSUMER, 900)
+    hindrances.jumped(1_000, 3_601_000)
+    hindrances.now(None, 3_601_500)
+    late = hindrances.why(np.array([1_800_000, 100, 3_601_100]), 3_601_600)
+    assert late.tolist() == [Cause.CLOCK, Cause.CLOCK, Cause.NO_CONSUMER]
+
+
+def test_what_came_due_while_the_broker_was_down_waits_for_it_until_its_consumers_are_back():
+    hindrances = Hindrances(started_ms=1_000)
+    hindrances.now(Cause.NO_CONSUMER, 1_000)
+    assert hindrances.why(np.array([900, 1_001]), 2_500).tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
+    hindrances.now(None, 2_500)
+    assert hindrances.why(np.array([900, 1_001]), 2_600).tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
+    never_back = Hindrances(started_ms=1_000)
+    never_back.now(Cause.NO_CONSUMER, 1_000)
+    assert never_back.why(np.array([900]), 60_000).tolist() == [Cause.NO_CONSUMER]

@@ -17,12 +17,18 @@ from timeline.columns import Ragged
 from timeline.model import Status
 from timeline.wire import (
     Credit,
+    Deliver,
+    Late,
+    LateList,
     Leaving,
     LeavingReason,
     Produce,
     PutFlag,
     TopicAction,
+    decode_as,
+    encode,
 )
+from timeline.wire.frames import Cause
 
 
 async def test_a_consumer_that_said_it_leaves_and_does_not_read_is_not_read_either():
@@ -80,3 +86,24 @@ async def test_the_payloads_of_a_producer_that_does_not_read_are_not_kept(monkey
         assert [ref for ref in seen if ref() is not None] == []
         pipe.flowing.set()
         assert [statuses(await pipe.down()) for _ in range(20)] == [[Status.TOO_LARGE]] * 20
+
+
+async def test_what_waits_for_a_slow_reader_is_late_and_its_cause_is_known():
+    async with broker(limits=Limits(late_ms=5)) as link:
+        consumer = await link.consume()
+        consumer.flowing.clear()
+        await link.put(["first", "second"])
+        await link.put(["third"])
+        before_ms = link.node.clock.now_ms()
+        while link.node.clock.now_ms() < before_ms + 20:
+            await link.topic(TopicAction.LIST)
+        assert link.node.late.since(0, "", b"", 10, 0).ids.tolist() == []
+        consumer.flowing.set()
+        taken = 0
+        while taken < 3:
+            taken += len((await consumer.down(Deliver)).birth)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        late = decode_as(await link.node.service.unary("Late", encode(Late())), LateList)
+        assert sorted(late.ids) == [b"first", b"second", b"third"]
+        assert {Cause(cause) for cause in late.cause.tolist()} == {Cause.NO_CREDIT}

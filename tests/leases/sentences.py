@@ -259,7 +259,6 @@ SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
             Status.FENCED,
             lambda c: c.there and c.message.holder == b"" and not (c.available and c.delivered_out),
         ),
-        DIED,
         Sentence("it is buried", Status.OK, _always, buried),
     ),
     Operation.MOVE: (

@@ -64,7 +64,7 @@ class ConsumeStream:
             raise TransportError(Fault.NOT_READY, self._node.not_ready)
         dealer = self._node.dealer(topic)
         consumer = self._consumer(hello, topic, dealer)
-        sender = self._node.tasks.spawn(self._send_all(consumer), f"sending to {hello.consumer}")
+        sender = self._node.tasks.spawn(self._send_all(consumer, dealer), f"sending to {hello.consumer}")
         before = dealer.roster.join(consumer)
         try:
             if before is not None:
@@ -226,7 +226,7 @@ class ConsumeStream:
         if buried:
             node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), "consumer", by=buried)
 
-    async def _send_all(self, consumer: Consumer) -> None:
+    async def _send_all(self, consumer: Consumer, dealer: Dealer) -> None:
         """The stream's one writer. A parcel becomes a frame in the moment it is sent, so that its times are true, and
         loses what its lease has left meanwhile."""
         node = self._node
@@ -250,6 +250,9 @@ class ConsumeStream:
                 return  # the stream is over: its reader sees that too, and ends
             finally:
                 consumer.sent(node.clock.monotonic_ms())
+            if isinstance(item, Parcel):
+                # Now, not when it was queued: what waits for a slow reader is late.
+                dealer.lateness.note(dealer.topic.name, consumer.id, item, node.clock.now_ms())
             if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
                 await self._stream.close()
                 return

@@ -15,7 +15,7 @@ import numpy as np
 from timeline.broker.ahead import Ahead
 from timeline.broker.handback import HandBack
 from timeline.broker.held import Held
-from timeline.broker.late import Hindrances, LateRing, causes
+from timeline.broker.late import Hindrances, Lateness, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.parcel import Parcel
@@ -26,7 +26,7 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import Topic, payload_sums
+from timeline.model import Topic
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
 from timeline.wire.frames import Cause, LeavingReason
 
@@ -57,7 +57,7 @@ class Dealer:
         self.topic = topic
         self.roster = Roster(limits)
         self._store, self._clock, self._limits = store, clock, limits
-        self._metrics, self._late = metrics, late
+        self._metrics = metrics
         self._buckets, self._outboxes = buckets, outboxes
         self._held = Held()
         self._rate = Rate()
@@ -73,6 +73,7 @@ class Dealer:
         self._fruitless_until_ms = 0.0
         self._leasing = True
         self._hindrances = Hindrances(clock.now_ms())
+        self.lateness = Lateness(self._hindrances, late, metrics, limits)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
         self._between_rounds = asyncio.Event()
@@ -211,8 +212,6 @@ class Dealer:
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
-        if done_ms - now_ms > self._limits.late_ms:
-            self._hindrances.span(Cause.STORE_SLOW, now_ms, done_ms)
         told_ms = known_ms if overdue_ms else leased.next_due_ms
         times = [due for due in (told_ms, self._hinted_ms) if due is not None]
         self._next_due_ms = min(times, default=None)
@@ -243,11 +242,12 @@ class Dealer:
                 "topic %r: %d messages delivered too often are dead letters", self.topic.name, len(leased.buried)
             )
         if leased.prior_holders.nbytes:
-            prior = [holder for holder in leased.prior_holders.tolist() if holder]
-            self._metrics.count("timeline_redeliveries_total", name, by=len(prior))
-            for holder in set(prior):
+            prior = zip(leased.prior_holders.tolist(), leased.was_due_ms.tolist(), strict=True)
+            ended = sorted((end_ms, holder) for holder, end_ms in prior if holder)
+            self._metrics.count("timeline_redeliveries_total", name, by=len(ended))
+            for holder, end_ms in {holder: end_ms for end_ms, holder in ended}.items():
                 if (consumer := self.roster.consumers.get(holder)) is not None:
-                    consumer.lapsed(mono_ms)
+                    consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
 
     def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int) -> None:
         """Gives each consumer its rows: now if they are due, else when they are."""
@@ -258,32 +258,20 @@ class Dealer:
         for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
             consumer.spend(count, int(bytes_))
         self.roster.dealt_last(consumers[int(leased.grant[-1])])
-        sound = self._sound(leased)
+        unsound = {reason: rows for reason, rows in _unsound(leased).items() if rows.any()}
         for at, consumer in enumerate(consumers):
             if counts[at] == 0:
                 continue
-            mine = (leased.grant == at) & sound
-            damaged = (leased.grant == at) & ~sound
-            if damaged.any():
-                self._bury(consumer, whole.where(damaged), set(leased.damaged))
-            if not mine.any():
-                continue
-            self.give(consumer, whole.where(mine))
+            mine = leased.grant == at
+            for reason, rows in unsound.items():
+                if (mine & rows).any():
+                    self._bury(consumer, whole.where(mine & rows), reason)
+                mine &= ~rows
+            if mine.any():
+                self.give(consumer, whole.where(mine))
 
-    def _sound(self, leased: Leased) -> Bools:
-        """Whose payload is there and is what was put."""
-        rows = leased.rows
-        assert rows.payloads is not None and rows.headers is not None
-        headers = rows.headers if rows.headers.nbytes else None
-        sound: Bools = payload_sums(rows.payloads, headers) == rows.payload_sum
-        sound[list(leased.damaged)] = False
-        return sound
-
-    def _bury(self, consumer: Consumer, parcel: Parcel, gone: set[int]) -> None:
-        reason = b"payload gone" if gone else b"payload damaged"
-        log.error(
-            "topic %r: %d messages have a %s; they are dead letters", self.topic.name, len(parcel), reason.decode()
-        )
+    def _bury(self, consumer: Consumer, parcel: Parcel, reason: bytes) -> None:
+        log.error("topic %r: %d messages with %s are dead letters", self.topic.name, len(parcel), reason.decode())
         self._metrics.count(
             "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
         )
@@ -321,28 +309,19 @@ class Dealer:
             self._set_timer()
 
     def _push(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Queues `parcel`, which is due, for its consumer, and notes how late it is."""
+        """Queues `parcel`, which is due, for its consumer."""
         for part in parcel.frames(self._limits.deliver_messages):
             consumer.push(part)
-        self._note(consumer, parcel)
 
-    def _note(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Lateness into the histogram; what is late also into the ring, with its cause."""
-        pushed_ms = self._clock.now_ms()
-        rows, name = parcel.rows, self._metrics.topic(self.topic.name)
-        self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
-        # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
-        due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
-        late_ms = pushed_ms - due_ms
-        first_ms = late_ms[~parcel.again]
-        if len(first_ms):
-            self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
-        late = np.flatnonzero(late_ms > self._limits.late_ms)
-        if len(late):
-            # Asked for late by more than half of the delay: then that is what made it late.
-            produced_late = 2 * (rows.asked_ms[late] - due_ms[late]) > late_ms[late]
-            cause = causes(self._hindrances, due_ms[late], pushed_ms, produced_late, parcel.again[late])
-            self._late.add(self.topic.name, consumer.id, rows.ids.take(late), due_ms[late], cause, pushed_ms)
+    def hindered(self, cause: Cause, took_ms: float) -> None:
+        """`cause` hindered this topic until now, for `took_ms`."""
+        now_ms = self._clock.now_ms()
+        self._hindrances.span(cause, now_ms - int(took_ms), now_ms)
+
+    def clock_jumped(self, before_ms: int, after_ms: int) -> None:
+        """The clock went from one to the other in no time."""
+        self._hindrances.jumped(before_ms, after_ms)
+        self.look()
 
     async def quiet(self) -> None:
         """Returns when no lease call is under way and what was to go back has gone back."""
@@ -384,3 +363,15 @@ def _ran_out(leased: Leased) -> Bools:
     if not leased.prior_holders.nbytes:
         return np.zeros(len(leased.rows), dtype=np.bool_)
     return leased.prior_holders.sizes > 0
+
+
+def _unsound(leased: Leased) -> dict[bytes, Bools]:
+    """Whose payload cannot be what was put, by reason: the store says that it is gone, or it is not as long as it was.
+    Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
+    brought, too."""
+    rows = leased.rows
+    assert rows.payloads is not None
+    gone = np.zeros(len(rows), dtype=np.bool_)
+    gone[list(leased.damaged)] = True
+    damaged: Bools = (rows.payloads.sizes != rows.payload_bytes) & ~gone
+    return {b"payload gone": gone, b"payload damaged": damaged}

@@ -3,64 +3,123 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.columns import Bools, Int64, Ragged, UInt8
+from timeline.broker.limits import Limits
+from timeline.broker.parcel import Parcel
+from timeline.columns import Int64, Ragged, UInt8
+from timeline.metrics import Metrics
 from timeline.wire.frames import Cause, LateList
 
 SPANS_KEPT = 256
-FLICKER_MS = 1
+FLICKER_MS = 20
+COMING_BACK_MS = 5_000
+"""A broker that was down has its consumers back within so long; what waits for them meanwhile waits for the broker."""
 
 
 class Hindrances:
-    """The latest spans in which something kept a topic's dealer from dealing. One cause at a time."""
+    """What kept a topic's dealer from dealing, and when: the latest spans of each cause. Those of two causes may
+    overlap."""
 
     def __init__(self, started_ms: int) -> None:
-        self._spans: deque[tuple[int, int, Cause]] = deque(maxlen=SPANS_KEPT)
+        self._spans: dict[Cause, deque[tuple[int, int]]] = {}
         self._cause: Cause | None = None
         self._since_ms = started_ms
         self._started_ms = started_ms
+        self._back_ms: int | None = None
 
     def now(self, cause: Cause | None, now_ms: int) -> None:
         """From now on dealing is hindered by `cause`; None: by nothing."""
+        if self._back_ms is None and cause is not Cause.NO_CONSUMER:
+            self._back_ms = min(now_ms, self._started_ms + COMING_BACK_MS)
         if cause is self._cause:
             return
         if self._cause is not None:
             self.span(self._cause, self._since_ms, now_ms)
         self._cause, self._since_ms = cause, now_ms
 
+    def jumped(self, before_ms: int, after_ms: int) -> None:
+        """The clock went from `before_ms` to `after_ms` in no time: nothing else can have hindered in between."""
+        if self._cause is not None:
+            self.span(self._cause, self._since_ms, before_ms)
+        self._since_ms = after_ms
+        self.span(Cause.CLOCK, before_ms, after_ms)
+
     def span(self, cause: Cause, since_ms: int, until_ms: int) -> None:
         """A hindrance that is over. What only flickered counts as one span, so that many do not push out the past."""
         if until_ms <= since_ms:
             return
-        if self._spans:
-            before_ms, last_ms, last = self._spans[-1]
-            if last is cause and 0 <= since_ms - last_ms <= FLICKER_MS:
-                self._spans[-1] = (before_ms, until_ms, cause)
-                return
-        self._spans.append((since_ms, until_ms, cause))
+        spans = self._spans.setdefault(cause, deque(maxlen=SPANS_KEPT))
+        if spans and since_ms - spans[-1][1] <= FLICKER_MS:
+            first_ms, last_ms = spans.pop()
+            since_ms, until_ms = min(first_ms, since_ms), max(last_ms, until_ms)
+        spans.append((since_ms, until_ms))
+
+    def _latest(self, cause: Cause, until_ms: int) -> Iterator[tuple[int, int]]:
+        """The spans of `cause` up to now, newest first."""
+        if cause is self._cause:
+            yield self._since_ms, until_ms
+        yield from reversed(self._spans.get(cause, ()))
 
     def why(self, due_ms: Int64, pushed_ms: int) -> UInt8:
-        """For each due, the cause that covered most of due..pushed."""
-        spans = [*self._spans]
-        if self._cause is not None:
-            spans.append((self._since_ms, pushed_ms, self._cause))
-        first_ms = int(due_ms.min())
-        if first_ms < self._started_ms:
-            spans.append((first_ms, self._started_ms, Cause.BROKER_DOWN))
-        covered: dict[Cause, Int64] = {}
-        for since_ms, until_ms, cause in spans:
-            if until_ms > first_ms:
-                overlap = np.maximum(min(until_ms, pushed_ms) - np.maximum(due_ms, since_ms), 0)
-                covered[cause] = covered[cause] + overlap if cause in covered else overlap
+        """For each due, the cause that covered most of due..pushed; of two that covered as much, the first in the order
+        of `Cause`."""
         causes = np.full(len(due_ms), Cause.UNEXPLAINED, dtype=np.uint8)
         most = np.zeros(len(due_ms), dtype=np.int64)
-        for cause, overlap in covered.items():
-            causes[overlap > most] = cause
-            most = np.maximum(most, overlap)
+        first_ms = int(due_ms.min())
+        for cause in sorted({*self._spans, *([] if self._cause is None else [self._cause])}):
+            covered = np.zeros(len(due_ms), dtype=np.int64)
+            for since_ms, until_ms in self._latest(cause, pushed_ms):
+                if until_ms <= first_ms:
+                    break
+                covered += np.maximum(min(until_ms, pushed_ms) - np.maximum(due_ms, since_ms), 0)
+            causes[covered > most] = cause
+            most = np.maximum(most, covered)
+        if first_ms < self._started_ms:
+            back_ms = min(pushed_ms, self._started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
+            down = (due_ms < self._started_ms) & (back_ms - due_ms >= most)
+            causes[down] = Cause.BROKER_DOWN
         return causes
+
+
+class Lateness:
+    """One topic's lateness: into the histogram; what is late also into the ring, with its cause."""
+
+    def __init__(self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits) -> None:
+        self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
+
+    def note(self, topic: str, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
+        """`parcel` is on the wire since `sent_ms`."""
+        rows, name = parcel.rows, self._metrics.topic(topic)
+        self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
+        # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
+        due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
+        late_ms = sent_ms - due_ms
+        first_ms = late_ms[~parcel.again]
+        if len(first_ms):
+            self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
+        late = np.flatnonzero(late_ms > self._limits.late_ms)
+        if len(late):
+            cause = self._causes(parcel.take(late), due_ms[late], sent_ms)
+            self._ring.add(topic, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
+
+    def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
+        """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
+        late_ms = sent_ms - due_ms
+        cause = self._hindrances.why(due_ms, sent_ms)
+        # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
+        cause[2 * (sent_ms - np.maximum(parcel.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
+        cause[2 * (parcel.rows.asked_ms - due_ms) > late_ms] = Cause.PRODUCED_LATE
+        cause[parcel.again] = Cause.LEASE_RAN_OUT
+        return cause
+
+    def still(self, row_due_ms: int, asked_ms: int, now_ms: int) -> Cause:
+        """What keeps a message that is due and not delivered yet."""
+        due_ms = max(row_due_ms, asked_ms)
+        return Cause(int(self._hindrances.why(np.array([due_ms], dtype=np.int64), now_ms)[0]))
 
 
 @dataclass(slots=True)
@@ -120,11 +179,3 @@ class LateRing:
             dropped=self.dropped,
             now_ms=now_ms,
         )
-
-
-def causes(hindrances: Hindrances, due_ms: Int64, pushed_ms: int, produced_late: Bools, ran_out: Bools) -> UInt8:
-    """The cause of each late delivery: redelivered, produced late, or what hindered the dealer at its time."""
-    answer = hindrances.why(due_ms, pushed_ms)
-    answer[produced_late] = Cause.PRODUCED_LATE
-    answer[ran_out] = Cause.LEASE_RAN_OUT
-    return answer

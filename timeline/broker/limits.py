@@ -20,7 +20,7 @@ class Limits:
     stall_ms: int = 10_000
     """A consumer that does not take a frame for so long is told to leave."""
     lapses_tolerated: int = 3
-    """So many dealing rounds in a row that found a consumer's lease run out set it aside."""
+    """So often in a row leases of a consumer ran out, a heartbeat apart (or a lease, if shorter): it is set aside."""
     set_aside_first_ms: int = 1_000
     set_aside_cap_ms: int = 60_000
     intake_bytes: int = 64 * MIB
@@ -48,6 +48,8 @@ class Limits:
     ahead_messages: int = 64
     """The first dealing round ahead of a due takes so many at most; after a full one the next takes more."""
     late_ms: int = 50
+    slow_ms: int = 10
+    """A store call that takes so long is remembered as a cause of lateness."""
     late_kept: int = 10_000
     throttle_ms: int = 100
     """How long a throttled caller is told to wait."""

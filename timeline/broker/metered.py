@@ -30,18 +30,36 @@ HELD_PAGE = 500
 
 
 class MeteredStore:
-    """Wraps a `Store`. `down`: why the store cannot be used, empty while it can. Only a `check` that succeeds clears
+    """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
     it: on a full disk reads and settles go on, and would call the store well between two puts that fail."""
 
-    def __init__(self, store: Store, monotonic_ms: Callable[[], float], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        monotonic_ms: Callable[[], float],
+        metrics: Metrics,
+        took: Callable[[Topic, float], None],
+        changed: Callable[[], None],
+    ) -> None:
         self.store = store
-        self.down = ""
+        self._down = ""
+        self._took, self._changed = took, changed
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
         self._lease_ms: deque[float] = deque(maxlen=P99_OF)
         self._under_way: set[asyncio.Task[Any]] = set()
         self.lease_p99_ms: float | None = None
         """None until a lease has been measured."""
+
+    @property
+    def down(self) -> str:
+        """Why the store cannot be used, empty while it can."""
+        return self._down
+
+    @down.setter
+    def down(self, why: str) -> None:
+        self._down = why
+        self._changed()
 
     async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
@@ -69,18 +87,26 @@ class MeteredStore:
             raise StoreUnknown(f"{type(broken).__name__}: {broken}") from broken
         finally:
             self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
-        if name == "check":
+        if name == "check" and self._down:
             self.down = ""
         return answer
 
+    async def _timed(self, name: str, topic: Topic, work: Coroutine[Any, Any, T]) -> T:
+        """A call that messages of `topic` wait for on their way: `took(topic, ms)` is told how long it was."""
+        started_ms = self._monotonic_ms()
+        try:
+            return await self.call(name, work)
+        finally:
+            self._took(topic, self._monotonic_ms() - started_ms)
+
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        return await self.call("put", self.store.put(topic, now_ms, puts))
+        return await self._timed("put", topic, self.store.put(topic, now_ms, puts))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         return await self.call("settle", self.store.settle(topic, now_ms, settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await self.call("mutate", self.store.mutate(topic, now_ms, mutations))
+        return await self._timed("mutate", topic, self.store.mutate(topic, now_ms, mutations))
 
     async def lease_due(
         self,
@@ -92,9 +118,8 @@ class MeteredStore:
         overdue_ms: int,
     ) -> Leased:
         started_ms = self._monotonic_ms()
-        leased = await self.call(
-            "lease_due", self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
-        )
+        call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        leased = await self._timed("lease_due", topic, call)
         if len(leased.rows):
             self._lease_took(self._monotonic_ms() - started_ms)
         return leased

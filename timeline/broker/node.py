@@ -28,7 +28,7 @@ from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
 from timeline.sync import Member, Membership
-from timeline.wire.frames import LeavingReason
+from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 STARTING = "the broker is starting"
@@ -39,7 +39,7 @@ DRAINING = "the broker is draining: use another one, or wait until it is back"
 class Node:
     """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
 
-    `not_ready`: why it does not serve now, empty while it does.
+    `not_ready`: why it does not serve now, empty while it does; `readiness` is set whenever that may have changed.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Node:
         self.clock, self.membership = clock, membership
         self.limits = limits or Limits()
         self.metrics = metrics or Metrics()
-        self.store = MeteredStore(store, clock.monotonic_ms, self.metrics)
+        self.readiness = asyncio.Event()
+        self.store = MeteredStore(store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set)
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
         self.intake = Intake(
@@ -80,6 +81,10 @@ class Node:
             return self._state
         return f"the store is down: {self.store.down}" if self.store.down else ""
 
+    def _say(self, state: str) -> None:
+        self._state = state
+        self.readiness.set()
+
     async def start(self) -> Opened:
         """Opens the store, reads the topics, joins, starts dealing. Raises StoreRefused or StoreUnavailable."""
         opened = await self.store.store.open()
@@ -88,7 +93,7 @@ class Node:
         await self.catalog.refresh()
         await self.membership.start(Member(self.name, self.address))
         self.membership.on_change(self._look_all)
-        self._state = ""
+        self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
         self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
@@ -99,7 +104,7 @@ class Node:
     async def drain(self, grace_ms: float) -> None:
         """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
         be settled → closes. Takes no longer than `grace_ms`. Handlers keep their leases."""
-        self._state = DRAINING
+        self._say(DRAINING)
         try:
             await asyncio.wait_for(self._drain(), grace_ms / 1000.0)
         except TimeoutError:
@@ -124,7 +129,7 @@ class Node:
 
     async def stop(self) -> None:
         """Ends everything at once. What was leased and not settled runs out by its lease."""
-        self._state = self._state or "the broker has stopped"
+        self._say(self._state or "the broker has stopped")
         await self.tasks.cancel()
         await self.membership.stop()
         await self.store.store.close()
@@ -147,6 +152,11 @@ class Node:
         dealer = self._dealers.get(topic.uid)
         if dealer is not None:
             dealer.hint(due_ms)
+
+    def _store_took(self, topic: Topic, took_ms: float) -> None:
+        dealer = self._dealers.get(topic.uid)
+        if dealer is not None and took_ms >= self.limits.slow_ms:
+            dealer.hindered(Cause.STORE_SLOW, took_ms)
 
     def count(self, operation: Operation, statuses: UInt8) -> None:
         """Counts answers by operation and status."""
@@ -214,7 +224,13 @@ class Node:
 
     def _observe(self) -> None:
         """Looks at the wall clock, at consumers that stopped reading, and at whatever needs no store to be measured."""
+        before_ms = self.clock.now_ms()
         self.clock.observe()
+        after_ms = self.clock.now_ms()
+        if abs(after_ms - before_ms) > self.limits.late_ms:
+            log.warning("the clock jumped by %d ms: what came due in between is late by it", after_ms - before_ms)
+            for dealer in self._dealers.values():
+                dealer.clock_jumped(before_ms, after_ms)
         for dealer in self._dealers.values():
             dealer.abort_stalled()
         self._measure()

@@ -67,6 +67,7 @@ class Consumer:
     room_messages: int = 0
     sending_since_ms: float | None = None
     lapses: int = 0
+    _lapse_until_ms: int = 0
     set_asides: int = 0
     set_aside_until_ms: float = 0.0
     dealing: bool = False
@@ -197,8 +198,12 @@ class Consumer:
         self.finished = True
         self._ready.set()
 
-    def lapsed(self, now_ms: float) -> None:
-        """A dealing round found leases of it run out: too many rounds in a row set it aside, longer each time."""
+    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
+        """A dealing round at `wall_ms` found leases of it run out, the last one at `ended_ms`: too many moments in a
+        row set it aside, longer each time. Leases that end together count once, however many rounds find them."""
+        if ended_ms <= self._lapse_until_ms:
+            return
+        self._lapse_until_ms = wall_ms + min(self.lease_ms, self.limits.heartbeat_ms)
         self.lapses += 1
         if self.lapses >= self.limits.lapses_tolerated:
             wait_ms = min(self.limits.set_aside_cap_ms, self.limits.set_aside_first_ms << min(self.set_asides, 16))

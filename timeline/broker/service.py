@@ -252,10 +252,11 @@ async def _watch_health(servicer: Any, node: Node) -> None:
     """Keeps the gRPC health service saying what the node says of itself."""
     said: object = None
     while True:
+        node.readiness.clear()
         serving = health_pb2.HealthCheckResponse
         now = serving.NOT_SERVING if node.not_ready else serving.SERVING
         if now != said:
             said = now
             for name in ("", SERVICE):
                 await servicer.set(name, now)
-        await asyncio.sleep(0.1)
+        await node.readiness.wait()

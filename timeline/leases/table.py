@@ -188,7 +188,8 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     Operation.EXTEND: (*_HOLDERS, (Status.EXPIRED, _has_expired)),
     Operation.ACK: _HOLDERS,
     Operation.RELEASE: (*_HOLDERS, (Status.EXPIRED, _released_beyond_expiry)),
-    Operation.BURY: ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_to_bury), (Status.DEAD, _is_dead)),
+    # A dead letter has kept its token: who has that repeats the call, who has another is fenced.
+    Operation.BURY: ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_to_bury)),
     # A message that takes its consumer's process down each time must not be let again for ever: refused here, its
     # lease runs out, and the broker buries it.
     Operation.RELET: (*_HOLDERS, (Status.DEAD, _delivered_out), (Status.EXPIRED, _has_expired)),
