@@ -7,8 +7,19 @@ import sys
 NEEDED = ("click", "rich")
 
 
+INTERRUPTED = 130
+
+
 def main() -> int:
-    """Runs the command line; its exit code. Without click or rich, 2 and a sentence that says which extra has them."""
+    """Runs the command line; its exit code, 130 after Ctrl-C. Without click or rich, 2 and a sentence that
+    says which extra has them."""
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while the first modules are imported
+        return INTERRUPTED
+
+
+def _main() -> int:
     try:
         from timeline.cli.app import run
     except ModuleNotFoundError as missing:

@@ -120,7 +120,16 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
 def _check_url(field: str, value: object) -> None:
     if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value):
         example = {"store": "sqlite:///timeline.db", "sync": "local://"}[field]
-        raise Invalid(f"{field} is a URL such as {example}, not {value!r:.80}")
+        near = _meant_url(value) if field == "store" and isinstance(value, str) else ""
+        raise Invalid(f"{field} is a URL such as {example}, not {value!r:.80}{near and f'; did you mean {near}?'}")
+
+
+def _meant_url(text: str) -> str:
+    """The store that somebody meant who wrote a file, or too few slashes; empty when that cannot be told."""
+    file = re.fullmatch(r"(?:sqlite:/*)?([^:]+\.(?:db|sqlite3?))", text)
+    if file is not None:
+        return f"sqlite:///{file[1]}"
+    return "memory://" if text.rstrip(":/") == "memory" else ""
 
 
 def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -40,6 +40,7 @@ def test_a_messages_way(tell: Call, topic: str) -> None:
     assert delivery["due_ms"] == put.json[0]["due_ms"] and delivery["lateness_ms"] >= 0
     gone = tell("show", topic, "UA1545")
     assert (gone.code, gone.out) == (4, "") and "NOT_FOUND: no message 'UA1545'" in gone.err
+    assert "acknowledged, cancelled, purged, expired" in gone.err
 
 
 def test_people_read_lines(tell: Call, topic: str) -> None:
@@ -193,9 +194,9 @@ def test_wait_ends_when_nothing_comes(tell: Call, topic: str) -> None:
     assert (done.code, done.out, done.err) == (0, "", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_leaving_hands_back_what_nobody_saw(
-    tell: Call, topic: str, address: str, tmp_path: Path, number: signal.Signals
+    tell: Call, topic: str, address: str, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     for id in ("a", "b", "c"):
         tell("produce", topic, id, "--in", "0s", "--id", id)
@@ -211,7 +212,7 @@ def test_leaving_hands_back_what_nobody_saw(
     finally:
         consumer.kill()
         consumer.wait()
-    assert (consumer.returncode, errors) == (0, b"")
+    assert (consumer.returncode, errors) == (code, b"")
     rows = tell("ls", topic, "--json").json
     assert [(row["state"], row["deliveries"], row["holder"]) for row in rows] == [("available", 0, None)] * 2
 
@@ -233,7 +234,7 @@ def test_dead_letters(tell: Call, topic: str) -> None:
     alive = tell("dead", "purge", topic, "a", "--yes")
     assert alive.code == 4
     assert tell("dead", "purge", topic, "b", "--yes", "--json").json[0]["status"] == "OK"
-    assert tell("dead", "revive", topic, "--all", "--group", "others").out == ""
+    assert tell("dead", "revive", topic, "--all", "--group", "others", "--json").out == ""
     assert tell("dead", "revive", topic, "--all").code == 0
     assert tell("dead", "list", topic, "--json").out == ""
 
@@ -258,7 +259,50 @@ def test_purge_asks_first(tell: Call, topic: str, address: str) -> None:
 def test_no_such_topic_is_refused(tell: Call, arguments: str) -> None:
     done = tell(*arguments.split())
     assert (done.code, done.out) == (4, ""), done
-    assert "NOT_FOUND" in done.err and len(done.err.splitlines()) == 1
+    assert "there is no topic 'nowhere'" in done.err and len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", ["ls {}", "move {} a b --in 1s", "produce {} x --in 1s", "topic show {}"])
+def test_a_mistyped_topic_gets_the_near_one(tell: Call, arguments: str) -> None:
+    assert tell("topic", "create", "boarding").code == 0
+    done = tell(*arguments.format("bording").split())
+    assert (done.code, done.out) == (4, "")
+    assert "there is no topic 'bording'. Did you mean boarding?" in done.err
+
+
+def test_lines_for_a_topic_that_is_not_there_are_refused_once(tell: Call, topic: str, address: str) -> None:
+    done = piped(address, "produce", topic + "x", "--lines", "--in", "1h", given=b"a\nb\nc\n")
+    assert done.returncode == 4 and len(done.stderr.splitlines()) == 1
+    assert f"Did you mean {topic}".encode() in done.stderr
+
+
+def test_an_empty_list_says_so(tell: Call, topic: str) -> None:
+    assert tell("ls", topic).out == f"no messages are on {topic}\n"
+    assert (
+        tell("ls", topic, "--state", "waiting", "--tag", "x").out == f"no messages of tag 'x' are waiting on {topic}\n"
+    )
+    assert tell("dead", "list", topic).out == f"{topic} has no dead letters\n"
+    assert "nothing revived" in tell("dead", "revive", topic, "--all").out
+
+
+@pytest.mark.parametrize("command", ["consume {} --count 2", "produce {} --lines --in 1h --json", "topic drop {}"])
+def test_ctrl_c_ends_at_once_and_quietly(tell: Call, topic: str, address: str, command: str) -> None:
+    tell("produce", topic, "x", "--in", "0s", "--id", "first")
+    process = start(*(word.format(topic) for word in command.split()), address=address)
+    try:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"a line\n" if "--lines" in command else b"")
+        process.stdin.flush()
+        # It has answered, or asked, and now waits: for a message, a line, a yes.
+        assert process.stderr.read(6) == b"Remove" if "drop" in command else process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert b"Traceback" not in errors and b"rror" not in errors
+    assert tell("topic", "show", topic).code == 0
 
 
 @pytest.mark.parametrize(

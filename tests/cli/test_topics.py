@@ -44,8 +44,12 @@ def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:
     for line in (
         "lease               45s",
         "max_deliveries      no limit",
-        "lease_ahead         auto",
+        "lease_ahead         auto (",
         "buckets             64",
+        "max_payload_bytes   10B",
+        "max_rate_per_s      500/s",
+        "redelivery_backoff  2s",
+        "paused              no",
     ):
         assert line in text
 
@@ -66,6 +70,7 @@ def test_drop_removes_the_topic_with_its_messages(tell: Call, topic: str) -> Non
     assert tell("topic", "drop", topic, "--yes", "--json").json == [{"name": topic, "dropped": True}]
     assert tell("topic", "show", topic).code == 4
     assert tell("topic", "create", topic).code == 0
+    assert "max_payload_bytes   1MiB" in tell("topic", "show", topic).out
     assert tell("ls", topic, "--json").json == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import click
 import pytest
 
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.app import COMMANDS, DEFAULT_ADDRESS, cli, exit_code_of, explain
+from timeline.cli.app import COMMANDS, cli, exit_code_of, explain, package_version
+from timeline.cli.asking import DEFAULT_ADDRESS
+from timeline.config import ServeConfig
 from timeline.errors import Closed, Exists, Invalid, LeaseLost, NotFound, TimelineError, Unavailable, Unknown
 
 NOBODY = "127.0.0.1:1"
@@ -83,7 +86,8 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("consume t --lease 0s", "--lease must be at least 1 ms"),
         ("consume t --release 1s --exec true", "give one of the two"),
         ("move t", "either one or more IDs, or --tag"),
-        ("move t a", "either --to (a time) or --in"),
+        ("move t a", "--to TIME or --in DURATION, for IDs and for a --tag; or --by DURATION"),
+        ("move t a --at now --in 1s", "one of the two"),
         ("move t a --tag b --in 1s", "one of the two"),
         ("move t a --by 1h", "--by shifts all messages of a --tag"),
         ("move t --tag x --by 1h --in 1s", "goes without --to and --in"),
@@ -108,7 +112,16 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("demo --day soon", "YYYY-MM-DD"),
         ("demo --day 2013-05-05", "--data flights_2013.parquet"),
         ("demo --data /nowhere", "cannot be read"),
-        ("ls t --address nowhere", "nowhere"),
+        ("ls t --address nowhere", "Did you mean nowhere:9000?"),
+        ("ls t --address http://localhost:9005/", "Did you mean localhost:9005?"),
+        ("ls t --address :9005,b:1", "Did you mean localhost:9005,b:1?"),
+        ("ls t --address a:b:c", "an address is 'host:port'"),
+        ("--json ls t", "options stand after it: 'timeline COMMAND … --json'"),
+        ("--verson", "Did you mean --version?"),
+        ("version --jsn", "Did you mean --json?"),
+        ("serve --store reminders.db", "did you mean sqlite:///reminders.db?"),
+        ("serve --store sqlite:/reminders.db", "did you mean sqlite:///reminders.db?"),
+        ("serve --listen 127.0.0.1:0 --metrics off --sync locl://", "Did you mean local://?"),
     ],
 )
 def test_a_mistake_gets_the_sentence_that_mends_it(call: Call, arguments: str, said: str) -> None:
@@ -137,7 +150,9 @@ def test_nobody_there(call: Call, arguments: str) -> None:
     done = call(*arguments.split(), "--address", NOBODY, "--timeout", "300ms")
     assert done.code == 3, done
     assert done.out == ""
-    assert done.err.startswith(("timeline: UNAVAILABLE", "timeline: UNKNOWN"))
+    assert done.err.startswith(f"timeline: UNAVAILABLE: no broker at {NOBODY} (nothing listens there).")
+    assert "timeline serve" in done.err and "--address" in done.err and "TIMELINE_ADDRESS" in done.err
+    assert done.err.count(NOBODY) == 1
     assert len(done.err.splitlines()) == 1, done.err
 
 
@@ -148,7 +163,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
 
 
 def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
-    for command in (("serve", "--store", "sqlit:///x"), ("check-store", "sqlit:///x")):
+    for command in (("serve", "--listen", "127.0.0.1:0", "--store", "sqlit:///x"), ("check-store", "sqlit:///x")):
         done = call(*command)
         assert done.code == 4
         assert "did you mean sqlite://" in done.err.lower()
@@ -159,8 +174,24 @@ def test_debug_shows_where_it_came_from(call: Call) -> None:
         call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "300ms")
 
 
+def test_somebody_there_who_is_no_broker(call: Call) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = call("topic", "list", "--address", address, "--timeout", "300ms")
+    assert done.code == 3 and "no broker at" not in done.err and address in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_name_that_nobody_knows(call: Call) -> None:
+    done = call("topic", "list", "--address", "no.such.name.invalid:9000", "--timeout", "300ms")
+    assert done.code == 3 and "this name is not known" in done.err
+
+
 def test_version(call: Call) -> None:
     assert re.fullmatch(r"timeline \d\S*\n", call("version").out)
+    assert call("--version").out == call("version").out
+    (told,) = call("version", "--json").json
+    assert (told["version"], told["wire"].partition(".")[0]) == (package_version(), "1")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +217,7 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
 
 
 def test_default_address_is_the_brokers_default_port() -> None:
-    assert DEFAULT_ADDRESS == "localhost:9000"
+    assert DEFAULT_ADDRESS.rpartition(":")[2] == ServeConfig().listen.rpartition(":")[2]
 
 
 def test_output_that_nobody_reads_ends_quietly() -> None:
@@ -200,6 +231,22 @@ def test_output_that_nobody_reads_ends_quietly() -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--listen", "--metrics"])
+def test_serve_on_a_port_of_another_program(call: Call, tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        ports = {"--listen": "127.0.0.1:0", "--metrics": "off", option: taken}
+        done = call("serve", "--store", "memory://", *(word for pair in ports.items() for word in pair))
+    assert (done.code, done.out) == (4, "")
+    assert f"{taken} is taken" in done.err and option in done.err and len(done.err.splitlines()) == 1
+
+
+def test_serve_on_an_address_of_another_machine(call: Call) -> None:
+    done = call("serve", "--store", "memory://", "--metrics", "off", "--listen", "192.0.2.1:9000")
+    assert (done.code, done.out) == (4, "")
+    assert "192.0.2.1:9000: that is no address of this machine" in done.err and len(done.err.splitlines()) == 1
+
+
 @pytest.mark.processes
 def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
     first = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", cwd=tmp_path)
@@ -210,8 +257,9 @@ def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
         assert listen is not None, said
         port_taken = start("serve", "--listen", listen[0], "--metrics", "off", "--store", "memory://", cwd=tmp_path)
         _, errors = port_taken.communicate(timeout=30)
-        assert port_taken.returncode == 1
-        assert b"cannot listen on" in errors and b"Traceback" not in errors
+        assert port_taken.returncode == 4
+        assert len(errors.splitlines()) == 1, errors
+        assert f"{listen[0]} is taken: the broker ".encode() in errors and b"--listen" in errors
         assert first.stderr is not None
         assert b"ready" in first.stderr.readline()
         file_taken = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", cwd=tmp_path)

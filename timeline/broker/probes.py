@@ -36,7 +36,7 @@ class Probes:
         self._server: WSGIServer | None = None
 
     def start(self) -> str:
-        """Opens the port; answers its address, or "off". Raises OSError when it is taken."""
+        """Opens the port; answers its address, or "off". Raises OSError, the address its `filename`, when taken."""
         if self._listen == "off":
             return "off"
         host, separator, port = self._listen.rpartition(":")
@@ -45,7 +45,7 @@ class Probes:
         try:
             self._server = make_server(host, int(port), self._application(), _Threaded, _Quiet)
         except OSError as taken:
-            raise OSError(f"cannot serve metrics on {self._listen}: {taken.strerror}") from taken
+            raise OSError(taken.errno, taken.strerror, self._listen) from taken
         threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
         return f"{host}:{self._server.server_port}"
 

@@ -6,9 +6,12 @@ The only module of the broker that knows gRPC, sockets, signals and randomness.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -20,7 +23,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.probes import Probes
 from timeline.clock import Clock
-from timeline.config import ServeConfig
+from timeline.config import ServeConfig, split_address
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import StoreUnavailable
@@ -168,7 +171,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     called with the addresses of gRPC and of metrics once the port is open.
 
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
-    cannot be used as configured, OSError when a port is taken.
+    cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
     """
     logs.set_up(config.log_level, config.log_format)
     metrics = Metrics()
@@ -217,10 +220,27 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
 
 
 def _bind(server: Any, listen: str) -> int:
+    """Opens `listen` for gRPC; the port. Raises OSError with the system's reason and `listen` as its file name."""
+    _check_free(listen)
     try:
         return int(server.add_insecure_port(listen))
     except RuntimeError as taken:
-        raise OSError(f"cannot listen on {listen}: the port is taken or the address is not this machine's") from taken
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), listen) from taken
+
+
+def _check_free(listen: str) -> None:
+    """gRPC says neither why a port cannot be had nor keeps its own words off standard error: a socket of ours asks
+    before it does."""
+    host, port = split_address(listen)
+    try:
+        kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            asked.bind(address)
+            # A bound port that somebody listens on is only refused here when both ends reuse addresses.
+            asked.listen(1)
+    except OSError as taken:
+        raise OSError(taken.errno, taken.strerror, listen) from taken
 
 
 async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None]) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
+import logging
+import platform
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -17,7 +20,6 @@ from timeline.errors import Closed, Exists, Invalid, NotFound, TimelineError, Un
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
-DEFAULT_ADDRESS = "localhost:9000"
 
 COMMANDS = {
     "serve": ("timeline.cli.serve", "Run a broker"),
@@ -45,9 +47,9 @@ class Failed(Exception):
         self.code = code
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """` Did you mean …?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]}?" if near else ""
 
 
@@ -84,8 +86,23 @@ class Root(Suggesting):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
+def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"timeline {package_version()}")
+        context.exit()
+
+
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Show where an error came from.")
+@click.option(
+    "--version",
+    "told",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    help="Print the version and end.",
+)
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     """Timeline: put a message on a timeline, have it pushed to one consumer at its time, never before.
@@ -103,14 +120,21 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 @cli.command()
-def version() -> None:
-    """The version of this package.
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def version(as_json: bool) -> None:
+    """The version of this package, of its wire, and of the Python that runs it.
 
     \b
     Example:
-      timeline version
+      timeline version --json
     """
-    click.echo(f"timeline {package_version()}")
+    if as_json:
+        from timeline.wire import MAJOR, MINOR
+
+        wire = f"{MAJOR}.{MINOR}"
+        click.echo(json.dumps({"version": package_version(), "wire": wire, "python": platform.python_version()}))
+    else:
+        click.echo(f"timeline {package_version()}")
 
 
 def package_version() -> str:
@@ -168,6 +192,8 @@ def _run(arguments: list[str]) -> int:
         complain(_usage(bad))
         return USAGE
     except Failed as failed:
+        if debug and failed.__cause__ is not None:
+            raise failed.__cause__ from None
         if str(failed):
             complain(str(failed))
         return failed.code
@@ -176,7 +202,9 @@ def _run(arguments: list[str]) -> int:
             raise
         complain(explain(error))
         return exit_code_of(error)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
+        # What was cut off is no error to tell of.
+        logging.getLogger("asyncio").disabled = True
         return INTERRUPTED
     except BrokenPipeError:
         raise
@@ -193,7 +221,11 @@ def _usage(bad: click.ClickException) -> str:
     where = context.command_path if context is not None else "timeline"
     if isinstance(bad, click.NoSuchOption) and context is not None:
         known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-        said = f"there is no option {bad.option_name}.{nearest(bad.option_name, [*known, '--help'])}"
+        group = isinstance(context.command, click.Group)
+        hint = nearest(bad.option_name, [*known, "--help"], 0.7 if group else 0.5)
+        if not hint and group:
+            hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
+        said = f"there is no option {bad.option_name}.{hint}"
     else:
         said = bad.format_message()
     said = " ".join(said.split())
@@ -203,23 +235,3 @@ def _usage(bad: click.ClickException) -> str:
 def awaited(work: Coroutine[Any, Any, int | None]) -> int:
     """Runs a command's coroutine to its end; its exit code (None: done)."""
     return asyncio.run(work) or DONE
-
-
-def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every command that talks to a broker takes: --address, --timeout, --json."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option(
-            "--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take."
-        ),
-        click.option(
-            "--address",
-            envvar="TIMELINE_ADDRESS",
-            default=DEFAULT_ADDRESS,
-            show_default=True,
-            metavar="HOST:PORT",
-            help="The broker, or several with commas; TIMELINE_ADDRESS.",
-        ),
-    ):
-        function = option(function)
-    return function

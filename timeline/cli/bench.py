@@ -87,7 +87,7 @@ def tell(report: Report) -> None:
             target = told.get(name) if one is report else None
             verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
             rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
-    print_table(("what", "figure", "value", "target"), rows, right=("value",))
+    print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
     for one in (report, *report.beside):
         for note in one.notes:
             click.echo(f"{one.scenario}: {note}")

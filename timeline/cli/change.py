@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import awaited, client_command
+from timeline.cli.app import awaited
+from timeline.cli.asking import check_receipts, client_command
 from timeline.cli.output import Progress
 from timeline.cli.receipts import tell_counts, tell_receipts
 from timeline.cli.values import due_of
@@ -20,7 +21,9 @@ GROUP_HELP = "The producer group that owns the messages."
 @click.command()
 @click.argument("topic")
 @click.argument("ids", nargs=-1, metavar="ID…")
-@click.option("--to", metavar="TIME", help="The new due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
+@click.option(
+    "--to", "--at", "to", metavar="TIME", help="The new due: 2026-03-29T09:00+02:00, now+15m, or local with --tz."
+)
 @click.option("--in", "in_", metavar="DURATION", help="The new due from now: 15m, 2h.")
 @click.option("--by", metavar="DURATION", help="With --tag: shift each by this, such as 2h or -30m.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --to.")
@@ -58,6 +61,11 @@ def move(
             raise Invalid("--by shifts all messages of a --tag, and goes without --to and --in")
         when: dict[str, Any] = {"by": by}
     else:
+        if to is None and in_ is None:
+            raise Invalid(
+                "say where to: --to TIME or --in DURATION, for IDs and for a --tag; "
+                "or --by DURATION, which shifts each message of a --tag"
+            )
         due = due_of(to, in_, tz, ("--to", "--in"))
         when = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
@@ -69,7 +77,9 @@ def move(
                 return tell_counts(told.counts, as_json, "moved", dry_run)
             if if_version is not None:
                 return tell_receipts([await producer.move(ids[0], if_version=if_version, **when)], as_json, "moved")
-            return tell_receipts(await producer.move_many(ids, **when), as_json, "moved")
+            receipts = await producer.move_many(ids, **when)
+            await check_receipts(tl, topic, receipts)
+            return tell_receipts(receipts, as_json, "moved")
 
     return awaited(work())
 
@@ -100,6 +110,7 @@ def cancel(
     \b
     Example:
       timeline cancel departures UA1545
+      timeline cancel campaigns --tag spring --dry-run
       timeline cancel campaigns --tag spring --leased
     """
     _check_selection(ids, tag, if_version, dry_run)
@@ -113,7 +124,9 @@ def cancel(
             if if_version is not None:
                 receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)
                 return tell_receipts([receipt], as_json, "cancelled")
-            return tell_receipts(await producer.cancel_many(ids, leased=leased), as_json, "cancelled")
+            receipts = await producer.cancel_many(ids, leased=leased)
+            await check_receipts(tl, topic, receipts)
+            return tell_receipts(receipts, as_json, "cancelled")
 
     return awaited(work())
 

@@ -11,13 +11,16 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, awaited, client_command, complain, explain
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
+from timeline.cli.asking import client_command
 from timeline.cli.output import payload_fields, print_json, shown_payload
 from timeline.cli.values import iso, shown_time
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
+PARTING_S = 1.0
+"""How long a consumer with nothing in hand may take to end in order after a signal."""
 
 
 @click.command()
@@ -49,8 +52,9 @@ def consume(
 
     With --exec, a shell runs CMD for one message after the other: exit code 0 acks it, any other puts it back with a
     wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs; CMD finds TIMELINE_ID,
-    TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES in its environment. Ctrl-C ends in order: what nobody saw goes
-    back at once.
+    TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES in its environment. Several that consume one topic share its
+    messages: each message goes to one of them. SIGTERM and Ctrl-C (exit code 130) end in order: what nobody saw goes
+    back at once; a second Ctrl-C does not wait for CMD.
 
     \b
     Example:
@@ -76,15 +80,40 @@ def consume(
             timeline.connect(address, timeout=timeout) as tl,
             tl.consumer(topic, **settings) as consumer,
         ):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, consumer.stop_taking)
-            return await taker.take(consumer)
+            return await _until_told(consumer, taker)
 
     return awaited(work())
 
 
+async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
+    """Takes until all is done or a signal comes; the exit code. The first signal ends in order, another at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    told: list[signal.Signals] = []
+
+    def at_once() -> None:
+        if task is not None and (len(told) > 1 or not taker.busy):
+            task.cancel()
+
+    def tell(number: signal.Signals) -> None:
+        told.append(number)
+        consumer.stop_taking()
+        # Without a broker there is nothing to end in order, but a long time to wait.
+        loop.call_later(0 if len(told) > 1 else PARTING_S, at_once)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, tell, number)
+    try:
+        code = await taker.take(consumer)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        code = SOME_FAILED if taker.busy else DONE
+    return INTERRUPTED if signal.SIGINT in told else code
+
+
 class Taker:
-    """Takes deliveries one after the other and settles each as was asked. `failed` counts what was not acked."""
+    """Takes deliveries one after the other and settles each as was asked. `failed` counts what was not acked; `busy`:
+    one is in hand."""
 
     def __init__(
         self,
@@ -101,6 +130,7 @@ class Taker:
         self.wait_s = wait_s
         self.count = count
         self.failed = 0
+        self.busy = False
 
     async def take(self, consumer: timeline.Consumer) -> int:
         """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more. The exit code."""
@@ -114,7 +144,9 @@ class Taker:
             if delivery is None:
                 break
             taken += 1
+            self.busy = True
             await self._settle(delivery, consumer.lease_ms / 1000)
+            self.busy = False
         return SOME_FAILED if self.failed else DONE
 
     async def _settle(self, delivery: timeline.Delivery, lease_s: float) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, awaited, client_command
+from timeline.cli.app import Suggesting, awaited
+from timeline.cli.asking import check_receipts, client_command
 from timeline.cli.output import print_json, print_table
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
@@ -52,7 +53,8 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
             (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
             for entry in entries
         ]
-        print_table(("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG"), rows, right=("DELIVERIES",))
+        columns = ("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG")
+        print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters")
 
     return awaited(work())
 
@@ -92,7 +94,9 @@ def revive(
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             chosen = await _all_dead(tl, topic, group) if everything else list(ids)
-            return tell_receipts(await producer.revive(chosen, **when), as_json, "revived")
+            receipts = await producer.revive(chosen, **when)
+            await check_receipts(tl, topic, receipts)
+        return _told(receipts, topic, as_json, "revived")
 
     return awaited(work())
 
@@ -115,14 +119,30 @@ def purge(
     """
     _check_ids(ids, everything)
 
+    chosen = list(ids)
+
+    async def look() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            chosen.extend(await _all_dead(tl, topic, group))
+
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
-            chosen = await _all_dead(tl, topic, group) if everything else list(ids)
-            if chosen and not yes:
-                click.confirm(f"Delete {len(chosen)} dead letters of {topic} for good?", abort=True, err=True)
-            return tell_receipts(await producer.purge(chosen), as_json, "purged")
+            receipts = await producer.purge(chosen)
+            await check_receipts(tl, topic, receipts)
+        return _told(receipts, topic, as_json, "purged")
 
+    if everything:
+        awaited(look())
+    if chosen and not yes:
+        # Asked outside of the event loop, where Ctrl-C is heard at once.
+        click.confirm(f"Delete {len(chosen)} dead letters of {topic} for good?", abort=True, err=True)
     return awaited(work())
+
+
+def _told(receipts: timeline.Receipts, topic: str, as_json: bool, done: str) -> int:
+    if not receipts and not as_json:
+        click.echo(f"{topic} has no dead letters of this group: nothing {done}")
+    return tell_receipts(receipts, as_json, done)
 
 
 def _check_ids(ids: tuple[str, ...], everything: bool) -> None:

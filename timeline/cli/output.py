@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,8 +30,13 @@ def console() -> Console:
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=400)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
-    """A table without lines; the columns named in `right` are set flush right."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = (), *, empty: str
+) -> None:
+    """A table without lines; the columns named in `right` are set flush right. Without rows, the sentence `empty`."""
+    if not rows:
+        click.echo(empty)
+        return
     table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=False)

@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from io import BufferedReader
-from typing import Any, cast
+from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import SOME_FAILED, awaited, client_command, complain, explain
+from timeline.cli.app import SOME_FAILED, awaited, complain, explain
+from timeline.cli.asking import check_topic, client_command
 from timeline.cli.output import Progress, print_json
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
 from timeline.cli.values import due_of, parse_headers, parse_time
@@ -74,8 +74,7 @@ def produce(
         "expires": _expires(expires, tz),
     }
 
-    async def one() -> int:
-        content = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "")
+    async def one(content: bytes) -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             receipt = await producer.produce(content, id=id, if_exists=if_exists, **shared)
         return tell_receipts([receipt], as_json, "put")
@@ -83,6 +82,8 @@ def produce(
     async def many() -> int:
         failed = 0
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+            # Else each line would be refused by itself, with the same words.
+            await check_topic(tl, topic)
             messages = (timeline.Message(line, **shared) async for line in _stdin_lines())
             with Progress("put") as progress:
                 async for receipt in producer.produce_iter(messages, if_exists=if_exists):
@@ -97,7 +98,9 @@ def produce(
             click.echo(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
         return SOME_FAILED if failed else 0
 
-    return awaited(many() if lines else one())
+    if lines:
+        return awaited(many())
+    return awaited(one(sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "")))
 
 
 def _expires(text: str | None, zone: str | None) -> Any:
@@ -113,10 +116,25 @@ def _expires(text: str | None, zone: str | None) -> Any:
 
 async def _stdin_lines() -> AsyncIterator[bytes]:
     """The lines of standard input without their ends, as they come; what does not end with a newline counts too."""
-    rest, source = b"", cast(BufferedReader, sys.stdin.buffer)
-    while data := await asyncio.to_thread(source.read1, READ_BYTES):
+    rest = b""
+    while data := await _read(sys.stdin.fileno()):
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
             yield line.removesuffix(b"\r")
     if rest:
         yield rest
+
+
+async def _read(source: int) -> bytes:
+    """What there is to read, empty at the end. Neither a thread nor a blocking read, which Ctrl-C could not end."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(source, readable.set)
+    except PermissionError:
+        return os.read(source, READ_BYTES)  # a file on a disk: there is nothing to wait for
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(source)
+    return os.read(source, READ_BYTES)

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import REFUSED, Failed, awaited, client_command
+from timeline.cli.app import REFUSED, Failed, awaited
+from timeline.cli.asking import client_command
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.values import iso, parse_time, shown_time, zone_of
 from timeline.errors import Invalid
@@ -37,7 +38,9 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
             entry = await tl.get(topic, id)
         if entry is None:
             raise Failed(
-                REFUSED, f"NOT_FOUND: no message {id!r} in {topic!r}: never put, or delivered and acked already"
+                REFUSED,
+                f"NOT_FOUND: no message {id!r} is on {topic}. It was never put, or it is over (acknowledged, "
+                "cancelled, purged, expired): what is over leaves nothing to show",
             )
         if as_json:
             print_json(entry_json(entry))
@@ -129,11 +132,18 @@ def ls(
                 ]
                 for entry in entries
             ]  # fmt: skip
-            print_table(columns, rows, right=("DELIVERIES",))
+            print_table(columns, rows, right=("DELIVERIES",), empty=_nothing(topic, states, tag, due is not None))
         if more:
             click.echo(f"timeline: there are more than {limit}; --limit or --all shows them", err=True)
 
     return awaited(work())
+
+
+def _nothing(topic: str, states: tuple[str, ...], tag: str | None, bounded: bool) -> str:
+    """The sentence for an empty list."""
+    of_tag = f" of tag {tag!r}" if tag else ""
+    which = f" {' or '.join(states)}" if states else ""
+    return f"no messages{of_tag} are{which} on {topic}{' in that time' if bounded else ''}"
 
 
 async def _first(

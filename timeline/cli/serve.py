@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 
 import click
 
+import timeline
 from timeline import config
-from timeline.cli.app import REFUSED, SOME_FAILED, Failed, package_version
+from timeline.cli.app import REFUSED, Failed, package_version
+from timeline.errors import TimelineError
 
 
 @click.command()
@@ -30,6 +33,7 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
 
     Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
     variables beat the file. Standard output gets the addresses once the port is open, logs go to standard error.
+    Ctrl-C drains too.
 
     \b
     Example:
@@ -54,6 +58,44 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
 
     try:
         asyncio.run(run_broker(settings, package_version(), announce))
-    except OSError as taken:
-        raise Failed(SOME_FAILED, str(taken)) from taken
+    except OSError as refused:
+        if refused.filename not in (settings.listen, settings.metrics):
+            raise
+        raise Failed(REFUSED, asyncio.run(_cannot_listen(refused, settings))) from refused
     return 0
+
+
+async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
+    """Why an address cannot be had, who has it, and what to do."""
+    address = str(refused.filename)
+    of_metrics = address == settings.metrics != settings.listen
+    option = "--metrics HOST:PORT, or --metrics off" if of_metrics else "--listen HOST:PORT"
+    if refused.errno != errno.EADDRINUSE:
+        why = (refused.strerror or "it cannot be had").lower()
+        if refused.errno == errno.EADDRNOTAVAIL:
+            why = "that is no address of this machine (0.0.0.0 is all it has)"
+        return f"cannot {'serve metrics' if of_metrics else 'listen'} on {address}: {why}. Choose another: {option}."
+    if of_metrics:
+        who = "another broker of this machine may have it"
+    else:
+        who = (
+            await _who_serves(address)
+            or f"another program has it ('ss -ltnp' or 'lsof -i :{_port(address)}' says which)"
+        )
+    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}."
+
+
+def _port(address: str) -> int:
+    return config.split_address(address)[1]
+
+
+async def _who_serves(address: str) -> str:
+    """Which broker answers at a taken address, in words; empty when none does."""
+    host, port = config.split_address(address)
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        async with timeline.connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", timeout="1s") as tl:
+            answer = await tl.ping()
+    except TimelineError:
+        return ""
+    return f"the broker {answer.broker} (timeline {answer.version}) serves there already"

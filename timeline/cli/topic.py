@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import REFUSED, Failed, Suggesting, awaited, client_command
+from timeline.cli.app import Suggesting, awaited
+from timeline.cli.asking import check_topic, client_command
 from timeline.cli.output import print_fields, print_json, print_table
-from timeline.cli.values import iso, shown_duration, shown_time
+from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
 from timeline.config import parse_bytes
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
@@ -23,7 +24,10 @@ NO_LIMIT = {
     "dead_retention_ms": "for ever",
     "remember_ms": "not at all",
     "max_rate_per_s": "no limit",
+    "redelivery_backoff_ms": "none, due again at once",
+    "lease_ahead_ms": "off",
 }
+"""What 0 means, in words."""
 
 
 @click.group(cls=Suggesting)
@@ -130,7 +134,9 @@ def list_(address: str, timeout: str, as_json: bool) -> int:
             )
             for each in topics
         ]
-        print_table(("NAME", "STATE", "LEASE", "BUCKETS", "DELIVERIES", "CREATED"), rows, right=("BUCKETS",))
+        columns = ("NAME", "STATE", "LEASE", "BUCKETS", "MAX DELIVERIES", "CREATED")
+        empty = "there are no topics yet: 'timeline topic create NAME' makes one"
+        print_table(columns, rows, right=("BUCKETS", "MAX DELIVERIES"), empty=empty)
 
     return awaited(work())
 
@@ -148,7 +154,7 @@ def show(name: str, address: str, timeout: str, as_json: bool) -> int:
 
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
-            _told(await _found(tl, name), as_json, "")
+            _told(await check_topic(tl, name), as_json, "")
 
     return awaited(work())
 
@@ -208,17 +214,22 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
       timeline topic drop departures --yes
     """
 
+    async def look() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            await check_topic(tl, name)
+
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
-            await _found(tl, name)
-            if not yes:
-                click.confirm(f"Remove topic {name} and all of its messages?", abort=True, err=True)
             await tl.drop_topic(name)
         if as_json:
             print_json({"name": name, "dropped": True})
         else:
             click.echo(f"dropped {name}")
 
+    if not yes:
+        awaited(look())
+        # Asked outside of the event loop, where Ctrl-C is heard at once.
+        click.confirm(f"Remove topic {name} and all of its messages?", abort=True, err=True)
     return awaited(work())
 
 
@@ -228,15 +239,6 @@ def _change(name: str, address: str, timeout: str, as_json: bool, done: str, **s
             _told(await tl.update_topic(name, **settings), as_json, done)
 
     return awaited(work())
-
-
-async def _found(tl: timeline.Timeline, name: str) -> Topic:
-    topics = await tl.topics()
-    for each in topics:
-        if each.name == name:
-            return each
-    there = ", ".join(each.name for each in topics[:10]) or "none"
-    raise Failed(REFUSED, f"NOT_FOUND: there is no topic {name!r}; there are: {there}")
 
 
 def topic_json(each: Topic) -> dict[str, Any]:
@@ -250,6 +252,23 @@ def topic_json(each: Topic) -> dict[str, Any]:
     }
 
 
+def _shown_setting(name: str, value: Any) -> object:
+    """A setting's value with its unit, in the form that `topic update` takes where it is a number."""
+    if value == 0 and name in NO_LIMIT:
+        return NO_LIMIT[name]
+    if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
+        return "auto (as long as the store takes, at most 50ms)"
+    if name.endswith("_ms"):
+        return shown_duration(value)
+    if name.endswith("_bytes"):
+        return shown_bytes(value)
+    if name.endswith("_per_s"):
+        return f"{value}/s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value
+
+
 def _told(each: Topic, as_json: bool, done: str) -> None:
     if as_json:
         print_json(topic_json(each))
@@ -260,13 +279,6 @@ def _told(each: Topic, as_json: bool, done: str) -> None:
     fields: dict[str, object] = {"name": each.name}
     for field in dataclasses.fields(each.settings):
         value = getattr(each.settings, field.name)
-        if field.name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
-            fields["lease_ahead"] = "auto"
-        elif value == 0 and field.name in NO_LIMIT:
-            fields[field.name.removesuffix("_ms")] = NO_LIMIT[field.name]
-        elif field.name.endswith("_ms"):
-            fields[field.name.removesuffix("_ms")] = shown_duration(value)
-        else:
-            fields[field.name] = value
+        fields[field.name.removesuffix("_ms")] = _shown_setting(field.name, value)
     fields |= {"revision": each.revision, "created": shown_time(each.created_ms), "uid": each.uid}
     print_fields(fields)

@@ -100,6 +100,14 @@ def iso(at_ms: int) -> str | None:
     return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def shown_bytes(size_bytes: int) -> str:
+    """A size for people, such as 1MiB or 1500B; exact."""
+    for unit, unit_bytes in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size_bytes and size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes}{unit}"
+    return f"{size_bytes}B"
+
+
 def shown_duration(length_ms: int) -> str:
     """A duration for people, such as 30s or 12h."""
     for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):

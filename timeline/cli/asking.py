@@ -1,0 +1,154 @@
+"""What every command that asks a broker has in common: its options, and what it says when no broker is there, or no
+such topic, or the address is not one."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import errno
+import functools
+import socket
+from collections.abc import Callable, Collection
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
+from timeline.driver.channel import parse_addresses
+from timeline.driver.client import DEFAULT_ADDRESS
+from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
+from timeline.model import Status, Topic
+
+KNOCK_S = 1.0
+"""How long to wait for an address that does not answer, when asked whether anybody is there."""
+TOPICS_NAMED = 8
+
+
+def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every command that talks to a broker takes, --address, --timeout, --json, and turns the three errors
+    that anybody may meet into the sentence that mends them."""
+
+    @functools.wraps(function)
+    def asking(**given: Any) -> Any:
+        address, timeout = given["address"], given["timeout"]
+        _check_address(address)
+        try:
+            return function(**given)
+        except (Unavailable, Closed) as error:
+            nobody = nobody_there(address)
+            if not nobody and any(one in error.reason for one in parse_addresses(address)):
+                raise
+            nobody = nobody or f"{address} takes connections, but no broker answered within {timeout}: {error.reason}"
+            raise Failed(UNREACHABLE, f"{Unavailable.code}: {nobody}") from error
+        except NotFound as error:
+            asyncio.run(_explain_missing(address, timeout, given.get("topic") or given.get("name") or "", error))
+            raise
+
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+        click.option(
+            "--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take."
+        ),
+        click.option(
+            "--address",
+            envvar="TIMELINE_ADDRESS",
+            default=DEFAULT_ADDRESS,
+            show_default=True,
+            metavar="HOST:PORT",
+            help="The broker, or several with commas; TIMELINE_ADDRESS.",
+        ),
+    ):
+        asking = option(asking)
+    return asking
+
+
+def _check_address(addresses: str) -> None:
+    """Raises Failed for what is no list of addresses, with the one that was probably meant."""
+    try:
+        parse_addresses(addresses)
+    except Invalid as bad:
+        meant = ",".join(_meant(part.strip()) for part in addresses.split(","))
+        try:
+            parse_addresses(meant)
+        except Invalid:
+            raise Failed(USAGE, bad.reason) from bad
+        raise Failed(USAGE, f"{bad.reason}. Did you mean {meant}?") from bad
+
+
+def _meant(address: str) -> str:
+    """What somebody meant who wrote a URL, left the port out, or left the host out."""
+    host, separator, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    default_host, _, default_port = DEFAULT_ADDRESS.partition(":")
+    if not separator or not port.isdigit():
+        return f"{address.rpartition('://')[2].partition('/')[0] or default_host}:{default_port}"
+    return f"{host or default_host}:{port}"
+
+
+def nobody_there(addresses: str) -> str:
+    """A sentence that says why no broker can be reached at `addresses` and what to do; empty when a connection to one
+    of them can be made, so that the trouble is another."""
+    found = []
+    for address in parse_addresses(addresses):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+        except OSError as trouble:
+            found.append(f"{address} ({_why(trouble)})")
+        else:
+            return ""
+    return (
+        f"no broker at {', '.join(found)}. Start one with 'timeline serve', "
+        "or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
+    )
+
+
+def _why(trouble: OSError) -> str:
+    if isinstance(trouble, socket.gaierror):
+        return "this name is not known"
+    if trouble.errno == errno.ECONNREFUSED:
+        return "nothing listens there"
+    if isinstance(trouble, TimeoutError):
+        return "no answer"
+    return (trouble.strerror or str(trouble)).lower()
+
+
+def missing_topic(name: str, there: Collection[str]) -> str:
+    """The sentence for a topic that is not among `there`: the nearest names, or what there is."""
+    near = difflib.get_close_matches(name, there, n=3, cutoff=0.5) or [
+        each for each in sorted(there) if name and (name in each or each in name)
+    ]
+    if near:
+        hint = f"Did you mean {' or '.join(near[:3])}?"
+    elif there:
+        more = ", …" if len(there) > TOPICS_NAMED else ""
+        hint = f"There are: {', '.join(sorted(there)[:TOPICS_NAMED])}{more}."
+    else:
+        hint = "There is none yet."
+    return f"{NotFound.code}: there is no topic {name!r}. {hint} 'timeline topic create' makes one."
+
+
+async def check_topic(tl: timeline.Timeline, name: str) -> Topic:
+    """The record of topic `name`. Raises Failed, naming the nearest, when there is none."""
+    there = {each.name: each for each in await tl.topics()}
+    if name not in there:
+        raise Failed(REFUSED, missing_topic(name, there))
+    return there[name]
+
+
+async def check_receipts(tl: timeline.Timeline, name: str, receipts: Collection[timeline.Receipt]) -> None:
+    """When a call found nothing at all, looks whether it is the topic that is missing: one sentence about that says
+    more than one for each id. Raises Failed."""
+    if receipts and all(receipt.status is Status.NOT_FOUND for receipt in receipts):
+        await check_topic(tl, name)
+
+
+async def _explain_missing(address: str, timeout: str, topic: str, error: NotFound) -> None:
+    """Raises Failed when it is the topic that `error` did not find; returns when it is not, or nobody can say."""
+    try:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            await check_topic(tl, topic)
+    except Failed as missing:
+        raise missing from error
+    except TimelineError:
+        return  # the error that brought us here says what is known
