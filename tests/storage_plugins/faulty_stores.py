@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
 from tests.storage_plugins.faulty_leases import caught_by
 from timeline.columns import Int64, Ragged
 from timeline.model import Answers, Operation, Rows, Topic
-from timeline.storage_plugins.contract import Mutations, Page, Puts, ScanFilter, Settles, Swept, TagMutation, TagStep
+from timeline.storage_plugins.contract import (
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    StoreRefused,
+    Swept,
+    TagMutation,
+    TagStep,
+)
 from timeline.storage_plugins.memory import MemoryStore
 
 
@@ -278,3 +290,44 @@ class CancelsOneOfABatch(MemoryStore):
         if mutations_.operation is Operation.CANCEL:
             answers.status[1:] = answers.status[:1]
         return answers
+
+
+class _OneAtATime(MemoryStore):
+    """Refuses to open while another one is open."""
+
+    owner: ClassVar[MemoryStore | None] = None
+
+    async def open(self) -> Opened:
+        if _OneAtATime.owner not in (None, self):
+            raise StoreRefused("in use")
+        _OneAtATime.owner = self
+        return await super().open()
+
+    async def close(self) -> None:
+        if _OneAtATime.owner is self:
+            _OneAtATime.owner = None
+        await super().close()
+
+
+@caught_by("opening_again")
+class NeverOpensAfterAFailure(_OneAtATime):
+    async def open(self) -> Opened:
+        if getattr(self, "failed", False):
+            raise StoreRefused("in use")
+        try:
+            return await super().open()
+        except StoreRefused:
+            self.failed = True
+            raise
+
+
+@caught_by("opening_again")
+class IsDeadAfterClosing(MemoryStore):
+    async def open(self) -> Opened:
+        if getattr(self, "closed", False):
+            return Opened("0" * 32, "nothing")
+        return await super().open()
+
+    async def close(self) -> None:
+        await super().close()
+        self.closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
 from timeline.storage_plugins import make_store, open_store, sql
 from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.sqlite import sweeping
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,56 @@ async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sql, "MIGRATIONS", ())
     with pytest.raises(StoreRefused, match="has version 3, this Timeline knows versions 1 to 1"):
         await open_store(url)
+
+
+async def test_a_record_that_cannot_be_read_leaves_no_lock_behind(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    store = await open_store(url)
+    await store.create_topic(topic())
+    await store.close()
+    for damage, mend in (
+        ("UPDATE meta SET value = 'x' WHERE name = 'schema_version'", "UPDATE meta SET value = '1' WHERE value = 'x'"),
+        ("DELETE FROM meta WHERE name = 'cluster_uid'", "INSERT INTO meta VALUES ('cluster_uid', 'abc')"),
+    ):
+        for statement, fails in ((damage, True), (mend, False)):
+            with sqlite3.connect(tmp_path / "a.db") as connection:
+                connection.execute(statement)
+            connection.close()
+            if fails:
+                with pytest.raises(StoreRefused, match="table meta"):
+                    await store.open()
+        assert len(await store.open() and await store.topics()) == 1
+        await store.close()
+
+
+async def test_sweeps_of_several_topics_share_one_walk_over_the_payloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, made = f"sqlite:///{tmp_path}/a.db", [topic("one"), topic("two")]
+    store = await open_store(url)
+    for one in made:
+        await store.create_topic(one)
+        await store.put(one, NOW_MS, puts(ids(10)))
+    await store.close()
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("DELETE FROM message WHERE row % 2 = 0")
+        connection.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
+    connection.close()
+    begun: list[int | None] = []
+
+    def search(*arguments: Any) -> sweeping.Found:
+        begun.append(arguments[-1])
+        return looked_for(*arguments)
+
+    looked_for = sweeping.search
+    monkeypatch.setattr(sweeping, "search", search)
+    monkeypatch.setattr(sweeping, "PAYLOADS_LOOKED_AT", 8)
+    store = await open_store(url)
+    swept = [part for _ in range(3) for part in await asyncio.gather(*(store.sweep(one, NOW_MS, 100) for one in made))]
+    await store.close()
+    assert begun == [0, 8, 16, 20, None, None]
+    assert [part.orphans for part in swept] == [4, 4, 2, 0, 0, 0]
+    assert [part.more for part in swept] == [True, True, True, False, False, False]
 
 
 async def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.storage_plugins.sqlite.database import Database, Location
-from timeline.storage_plugins.sqlite.writer import FIRST, LATER, MOST_WEIGHT, Transaction, Writer
+from timeline.storage_plugins.sqlite.writer import ENOUGH_WEIGHT, FIRST, LATER, MOST_WEIGHT, Transaction, Writer
 
 
 class Opened:
@@ -78,17 +78,58 @@ async def test_what_waits_is_committed_together(opened: Opened) -> None:
     assert opened.changes == [0, 50]
 
 
-async def test_leases_and_settles_go_first(opened: Opened) -> None:
+def named(ran: list[str], name: str, weight: int | None = None) -> Callable[[Transaction], None]:
+    def act(transaction: Transaction) -> None:
+        ran.append(name)
+        if weight is not None:
+            transaction.weight = weight
+
+    return act
+
+
+async def test_leases_and_settles_go_first_and_puts_are_not_starved(opened: Opened) -> None:
     ran: list[str] = []
     held, go = opened.hold()
     waiting = [
-        opened.writer.submit(lambda _, name=name: ran.append(name), priority, MOST_WEIGHT // 2)
+        opened.writer.submit(named(ran, name), priority, MOST_WEIGHT)
         for name, priority in (("put", LATER), ("put", LATER), ("lease", FIRST), ("put", LATER), ("settle", FIRST))
     ]
     go.set()
     await asyncio.gather(held, *waiting)
-    assert ran == ["lease", "settle", "put", "put", "put"]
-    assert opened.count("BEGIN IMMEDIATE") == opened.count("COMMIT") == 4, "no transaction beyond MOST_WEIGHT"
+    assert ran == ["lease", "put", "settle", "put", "put"]
+    assert opened.count("BEGIN IMMEDIATE") == opened.count("COMMIT") == 4, "one of each line however much it weighs"
+
+
+async def test_a_lease_weighs_what_it_leased(opened: Opened) -> None:
+    ran: list[str] = []
+    held, go = opened.hold()
+    waiting = [opened.writer.submit(named(ran, "lease", 3), FIRST, MOST_WEIGHT // 2) for _ in range(20)]
+    go.set()
+    await asyncio.gather(held, *waiting)
+    assert len(ran) == 20
+    assert opened.count("COMMIT") == 2, "many topics' leases that found little share a transaction"
+
+
+async def test_puts_end_a_transaction_when_a_lease_has_come(opened: Opened) -> None:
+    ran: list[str] = []
+    loop = asyncio.get_running_loop()
+    held, go = opened.hold()
+    leases: list[asyncio.Future[None]] = []
+
+    def put(_: Transaction) -> None:
+        ran.append("put")
+        if not leases:
+            coming = asyncio.run_coroutine_threadsafe(submit_lease(), loop)
+            leases.append(coming.result())
+
+    async def submit_lease() -> asyncio.Future[None]:
+        return opened.writer.submit(named(ran, "lease"), FIRST, 1)
+
+    waiting = [opened.writer.submit(put, LATER, ENOUGH_WEIGHT) for _ in range(3)]
+    go.set()
+    await asyncio.gather(held, *waiting)
+    await leases[0]
+    assert ran == ["put", "lease", "put", "put"]
 
 
 async def test_only_the_guilty_work_fails(opened: Opened, tmp_path: Path) -> None:

@@ -258,7 +258,8 @@ class Store(ABC):
     @abstractmethod
     async def open(self) -> Opened:
         """Connects, creates or migrates the schema, reads server settings. Raises StoreRefused with what to change,
-        or StoreUnavailable when the server cannot be reached now."""
+        or StoreUnavailable when the server cannot be reached now; it then holds nothing (no lock, no connection), and
+        may be called again, on this very object, as after `close`. While it is open, it answers the same again."""
 
     @abstractmethod
     async def close(self) -> None:

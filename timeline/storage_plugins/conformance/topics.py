@@ -19,7 +19,7 @@ from timeline.storage_plugins.conformance.trial import (
     named,
     statuses,
 )
-from timeline.storage_plugins.contract import ScanFilter, Store, StoreRefused, TopicConflict
+from timeline.storage_plugins.contract import ScanFilter, Store, StoreError, StoreRefused, TopicConflict
 
 
 async def _find(store: Store, name: str) -> Topic | None:
@@ -49,6 +49,33 @@ async def check_topic_is_stored_as_given(trial: Trial) -> None:
 
 
 _ENDS = ("A", "a", "é", "e", " x y", "'\";--%_\\", "日本", "🛫")
+
+
+@check()
+async def check_opening_again(trial: Trial) -> None:
+    """A store is opened again after it was closed, after it could not be opened, and while it is open; each time the
+    same object works, on the same cluster."""
+    other = trial.make()
+    try:
+        opened = await other.open()
+    except StoreError:
+        # The one that is open has it for itself: with that out of the way, nothing must be left of the failure.
+        await trial.store.close()
+        opened = await other.open()
+    try:
+        for again in (False, True):
+            if again:
+                await other.close()
+                opened = await other.open()
+            expect_equal((await other.open()).cluster_uid, opened.cluster_uid, "the cluster's uid when it was open")
+            await other.check()
+            topic = trial.record()
+            expect_equal(await other.create_topic(topic), topic, "a record created after it was opened again")
+            expect(await other.drop_topic(topic), "the record was not there to be dropped")
+    finally:
+        await other.close()
+    await trial.store.open()
+    await trial.store.check()
 
 
 @check()

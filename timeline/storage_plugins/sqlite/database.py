@@ -136,12 +136,16 @@ class Database:
             connection = self.connect()
             self._prepare(connection)
             return connection
-        except (sqlite3.Error, StoreError) as error:
+        except BaseException as error:
             if connection is not None:
                 connection.close()
             self._lock.give_back()
             if isinstance(error, sqlite3.Error):
                 raise self._judged(error) from error
+            if isinstance(error, KeyError | ValueError):
+                raise StoreRefused(
+                    f"{path}: its own record (table meta) is damaged ({error!r}): restore the file, or give another"
+                ) from error
             raise
 
     def close(self) -> None:

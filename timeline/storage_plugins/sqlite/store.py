@@ -41,9 +41,10 @@ from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Wr
 Result = TypeVar("Result")
 
 READERS = 2
-PUT_AT_ONCE = 4_000
-PUT_BYTES_AT_ONCE = 16 * 1024 * 1024
-"""A larger put is committed in parts of this size, so that leases need not wait for all of it."""
+PUT_AT_ONCE = 1_000
+PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
+"""A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
+it."""
 
 
 class SqliteStore(Store):
@@ -66,6 +67,7 @@ class SqliteStore(Store):
         self._reading = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._topics = records.Topics()
+        self._sweeping = asyncio.Lock()
         self._looked_until: int | None = None
 
     async def open(self) -> Opened:
@@ -83,11 +85,13 @@ class SqliteStore(Store):
             self._checkpointer = Checkpointer(connections[1])
             writer = Writer(connections[0], self._checkpointer.note)
             writer.start()
-        except sqlite3.Error as error:
+        except BaseException as error:
             for connection in connections:
                 connection.close()
             self._database.close()
-            raise unavailable(error) from error
+            if isinstance(error, sqlite3.Error):
+                raise unavailable(error) from error
+            raise
         self._checkpointer.start()
         return writer
 
@@ -162,15 +166,16 @@ class SqliteStore(Store):
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         parts = _parts(puts)
-        answers: list[Answers] = []
-        for part in parts:
-            try:
-                answers.append(await self._put(topic, now_ms, part))
-            except StoreUnavailable as error:
-                if not answers:
-                    raise
-                raise StoreUnknown(f"a part of the batch was stored, then: {error.reason}") from error
-        return answers[0] if len(answers) == 1 else _joined(answers)
+        if len(parts) == 1:
+            return await self._put(topic, now_ms, puts)
+        done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
+        answers = [part for part in done if isinstance(part, Answers)]
+        if len(answers) == len(parts):
+            return _joined(answers)
+        failed = [part for part in done if isinstance(part, BaseException)]
+        if answers and isinstance(failed[0], StoreUnavailable):
+            raise StoreUnknown(f"a part of the batch was stored, then: {failed[0].reason}") from failed[0]
+        raise next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
@@ -198,7 +203,9 @@ class SqliteStore(Store):
             key = self._topics.key(topic)
             if key is None:
                 return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
-            return leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
+            leased = leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
+            transaction.weight = len(leased.rows) + leased.expired + len(leased.buried)
+            return leased
 
         return await self._write(act, FIRST, wanted)
 
@@ -258,16 +265,19 @@ class SqliteStore(Store):
         return await self._read(lambda connection: reading.next_due(connection, key, buckets, after_ms))
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        key, limit, looked_until = self._topics.key(topic), max(1, limit), self._looked_until
+        key, limit = self._topics.key(topic), max(1, limit)
         if key is None:
             return Swept()
-        found = await self._read(
-            lambda connection: sweeping.search(connection, topic, key, now_ms, limit, looked_until)
-        )
-        swept = await self._write(
-            lambda transaction: sweeping.remove(transaction, topic, key, now_ms, limit, found), LATER, limit
-        )
-        self._looked_until = found.looked_until
+        # One at a time, whatever the topic: they share one walk over the file's payloads.
+        async with self._sweeping:
+            looked_until = self._looked_until
+            found = await self._read(
+                lambda connection: sweeping.search(connection, topic, key, now_ms, limit, looked_until)
+            )
+            swept = await self._write(
+                lambda transaction: sweeping.remove(transaction, topic, key, now_ms, limit, found), LATER, limit
+            )
+            self._looked_until = found.looked_until
         return swept
 
 

@@ -1,8 +1,9 @@
 """The one writer: a thread that commits, in one transaction, all that waits for it.
 
 While one transaction is on its way to the disk the next one's work gathers: group commit by pressure, no timer. Leases
-and settles go ahead of puts and mutations. Nothing is answered before the commit. When the transaction fails it is
-rolled back and its works run again one by one, so that only the guilty one fails.
+and settles go ahead of puts and mutations, of which each transaction has one all the same: however many topics lease
+and settle, puts go on; when leases or settles wait again, it ends. Nothing is answered before the commit. When the
+transaction fails it is rolled back and its works run again one by one, so that only the guilty one fails.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +24,9 @@ Result = TypeVar("Result")
 FIRST, LATER = 0, 1
 """Leases and settles; everything else."""
 MOST_WEIGHT = 8_000
-"""Messages in one transaction, but for a single larger work: so long may a lease have to wait."""
+"""Messages in one transaction, but for a single larger work and the first put."""
+ENOUGH_WEIGHT = 1_000
+"""A transaction of more ends early where leases or settles wait again: so long may they have to wait for puts."""
 ROWS_RESERVED = 1_000_000
 ORPHANS_AT_ONCE = 4_000
 ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
@@ -47,6 +50,8 @@ class Transaction:
     orphans: list[tuple[int, int]] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     """What puts memory right when the transaction is rolled back."""
+    weight: int = 0
+    """The weight of the work under way, which lowers it where it turns out to touch fewer messages."""
 
     def reserve(self, count: int) -> int:
         """The first of `count` row numbers that were never used and never will be."""
@@ -64,12 +69,15 @@ class Work(Generic[Result]):
     act: Callable[[Transaction], Result]
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Result]
+    priority: int
     weight: int
     result: Any = None
     error: BaseException | None = None
 
     def __call__(self, transaction: Transaction) -> None:
+        transaction.weight = self.weight
         self.result = self.act(transaction)
+        self.weight = transaction.weight
 
     def settle(self) -> None:
         """On the event loop: hands the outcome to who waits, if anybody still does."""
@@ -118,7 +126,7 @@ class Writer:
     def submit(self, act: Callable[[Transaction], Result], priority: int, weight: int) -> asyncio.Future[Result]:
         """Puts a work in line; its result, or StoreUnavailable or StoreUnknown, comes after the commit."""
         loop = asyncio.get_running_loop()
-        work: Work[Result] = Work(act, loop, loop.create_future(), weight)
+        work: Work[Result] = Work(act, loop, loop.create_future(), priority, weight)
         with self._ready:
             if self._stopping:
                 raise StoreUnavailable("the store is closed")
@@ -141,8 +149,9 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            while (works := self._take()) is not None:
-                if works:
+            while self._wait():
+                works: list[Work[Any]] = []
+                if any(self._waiting):
                     self._commit_all(works)
                     self._answer(works)
                 if not works or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
@@ -154,26 +163,21 @@ class Writer:
         finally:
             self._connection.close()
 
-    def _take(self) -> list[Work[Any]] | None:
-        """What waits, up to MOST_WEIGHT; nothing when there is time for chores; None when it is over."""
+    def _wait(self) -> bool:
+        """Returns when there are works, or time for chores; False when it is over."""
         with self._ready:
             while not any(self._waiting):
                 if self._stopping:
-                    return None
+                    return False
                 if self._orphans and not self._chores_wait:
-                    return []
+                    return True
                 self._ready.wait()
-            works: list[Work[Any]] = []
-            weight = 0
-            for line in self._waiting:
-                while line and (not works or weight + line[0].weight <= MOST_WEIGHT):
-                    works.append(line.popleft())
-                    weight += works[-1].weight
-            return works
+            return True
 
     def _commit_all(self, works: list[Work[Any]]) -> None:
-        """Commits `works` together; where that fails, one by one."""
-        error = self._transact(works)
+        """Commits together what waits, or as much of it as makes a transaction; where that fails, one by one. Fills
+        `works` with what it took off the lines."""
+        error = self._transact(self._in_turn(works))
         if error is None:
             self._chores_wait = False
             if "full" in self.trouble:
@@ -186,7 +190,21 @@ class Writer:
         for work in works:
             work.error = self._transact([work])
 
-    def _transact(self, acts: Sequence[Callable[[Transaction], None]]) -> Exception | None:
+    def _in_turn(self, works: list[Work[Any]]) -> Iterator[Work[Any]]:
+        """Takes what waits now off its line into `works`, one after the other: at least one of each line, and on as
+        long as nobody else has to wait too long for it."""
+        weight, counts = 0, [len(line) for line in self._waiting]
+        for priority, line in enumerate(self._waiting):
+            for at in range(counts[priority]):
+                work = line[0]
+                pressing = priority == LATER and weight >= ENOUGH_WEIGHT and len(self._waiting[FIRST]) > 0
+                if at and (pressing or weight + work.weight > MOST_WEIGHT):
+                    break
+                works.append(line.popleft())
+                yield work
+                weight += work.weight
+
+    def _transact(self, acts: Iterable[Callable[[Transaction], None]]) -> Exception | None:
         """One transaction; None, or why nothing of it happened (StoreUnknown: why that cannot be told)."""
         transaction = Transaction(self._connection, self)
         reserved, changes = self._reserved, self._connection.total_changes
