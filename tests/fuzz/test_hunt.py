@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_an_input_that_allocates_too_much_fails(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_input_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([10.0, 11.5])
-    monkeypatch.setattr(target.time, "thread_time", lambda: next(readings))
+    monkeypatch.setattr(time, "thread_time", lambda: next(readings))
     with pytest.raises(target.Unbounded, match=r"took 1\.50 s"):
         target.examine_bounded(b"")
 

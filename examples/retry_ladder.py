@@ -1,0 +1,65 @@
+"""A retry ladder: a webhook that fails is tried again after 10 s, 1 min, 10 min and 1 h, then becomes a dead letter;
+when the other side is mended, the dead letters are revived.
+
+    timeline serve
+    python examples/retry_ladder.py
+
+LADDER="1s 2s" makes it a short one.
+"""
+
+import asyncio
+import os
+
+import timeline
+
+ADDRESS = os.environ.get("TIMELINE_ADDRESS", "localhost:9000")
+LADDER = os.environ.get("LADDER", "10s 1m 10m 1h").split()
+
+mended = asyncio.Event()
+
+
+async def call_webhook(d: timeline.Delivery) -> None:
+    """Stands for the other side, which is down at first."""
+    if not mended.is_set():
+        raise ConnectionError("connection refused")
+
+
+async def deliver(d: timeline.Delivery) -> None:
+    try:
+        await call_webhook(d)
+    except ConnectionError as error:
+        if d.deliveries > len(LADDER):
+            print(f"{d.id}: attempt {d.deliveries} failed, buried")
+            raise timeline.Bury(f"{d.deliveries} attempts, the last: {error}") from error
+        wait = LADDER[d.deliveries - 1]
+        print(f"{d.id}: attempt {d.deliveries} failed, again in {wait}")
+        raise timeline.Retry(in_=wait, reason=str(error)) from error
+    print(f"{d.id}: delivered at attempt {d.deliveries}")
+
+
+async def operate(tl: timeline.Timeline) -> None:
+    """What an operator does by hand: `timeline dead list webhooks`, mend, `timeline dead revive webhooks order-7`."""
+    while not (dead := [letter async for letter in tl.dead("webhooks")]):
+        await asyncio.sleep(0.1)
+    for letter in dead:
+        print(f"dead: {letter.id}, because: {letter.dead}")
+    mended.set()
+    async with tl.producer("webhooks", group="shop") as p:
+        (await p.revive([letter.id for letter in dead], in_="1s")).raise_failed()
+    while await tl.get("webhooks", "order-7") is not None:
+        await asyncio.sleep(0.1)
+
+
+async def main() -> None:
+    async with timeline.connect(ADDRESS) as tl, tl.consumer("webhooks") as c:
+        await tl.create_topic("webhooks")
+        async with tl.producer("webhooks", group="shop") as p:
+            await p.produce(b'{"order": 7}', in_=0, id="order-7")
+        working = asyncio.create_task(c.run(deliver))
+        await operate(tl)
+        c.stop_taking()
+        await working
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,92 @@
+"""The examples that run to their end, each as it stands."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from zoneinfo import ZoneInfo
+
+import pytest
+
+import timeline
+from tests.examples.conftest import FILES, ROOT, SERVE, Run, commands, docstring
+
+ZONES = ("Pacific/Auckland", "Asia/Kolkata", "Europe/Berlin", "America/New_York", "America/Los_Angeles")
+
+
+@pytest.mark.processes
+def test_a_fleet_is_replaced_under_load_and_nothing_is_delivered_twice(run: Run, tl: timeline.SyncTimeline) -> None:
+    [line] = run("worker_fleet")
+    told = re.fullmatch(r"(\d+) mails, (\d+) sent, (\d+) of them twice", line)
+    assert told is not None
+    count, sent, twice = map(int, told.groups())
+    assert (sent, twice) == (count, 0)
+    assert count >= 400
+    assert not list(tl.scan("mails"))
+
+
+@pytest.mark.processes
+def test_a_long_task_is_delivered_once(run: Run, tl: timeline.SyncTimeline) -> None:
+    lines = run("long_task", TASK_S="5", LEASE_S="2")
+    assert lines[0] == "holiday: delivery 1, the lease ends in 2 s"
+    assert re.fullmatch(r"holiday: encoded, uploading until \d\d:\d\d:\d\d at the latest", lines[1])
+    assert lines[2:] == ["done"]
+    assert not list(tl.scan("videos"))
+
+
+@pytest.mark.processes
+def test_a_ladder_ends_in_a_dead_letter_that_is_revived(run: Run, tl: timeline.SyncTimeline) -> None:
+    assert run("retry_ladder", LADDER="100ms 200ms") == [
+        "order-7: attempt 1 failed, again in 100ms",
+        "order-7: attempt 2 failed, again in 200ms",
+        "order-7: attempt 3 failed, buried",
+        "dead: order-7, because: 3 attempts, the last: connection refused",
+        "order-7: delivered at attempt 1",
+    ]
+    assert not list(tl.scan("webhooks"))
+
+
+@pytest.mark.processes
+def test_a_campaign_goes_out_at_nine_everywhere_but_for_what_was_called_off(
+    run: Run, tl: timeline.SyncTimeline
+) -> None:
+    lines = run("campaign")
+    assert [line.partition(": ")[2] for line in lines[:5]] == ["2000 mails"] * 5
+    assert lines[5:] == ["calling off spring-b would meet 5000 of 10000", "called off: 5000 OK"]
+    left = list(tl.scan("mailing"))
+    assert {message.tag for message in left} == {"spring-a"}
+    by_due = Counter(message.due for message in left)
+    assert sorted(by_due.values()) == [1000] * 5
+    at_nine = {zone for zone in ZONES for due in by_due if f"{due.astimezone(ZoneInfo(zone)):%H:%M}" == "09:00"}
+    assert at_nine == set(ZONES)
+
+
+@pytest.mark.processes
+def test_a_dunning_job_sends_once_however_often_it_runs(run: Run) -> None:
+    job = ["job: 500 OK", "job: 500 DUPLICATE", "job: 500 DUPLICATE"]
+    assert run("dunning") == [*job, "500 letters sent for 500 invoices"]
+    assert run("dunning") == ["job: 500 DUPLICATE"] * 3 + ["0 letters sent for 0 invoices"]
+
+
+@pytest.mark.processes
+def test_timers_are_cancelled_before_they_fire(run: Run, tl: timeline.SyncTimeline) -> None:
+    was_set, was_cancelled, last = run("timeouts")
+    assert re.fullmatch(r"100000 timers set in \d+\.\d s", was_set)
+    assert re.fullmatch(r"100000 timers cancelled in \d+\.\d s", was_cancelled)
+    assert last == "none is left to fire"
+    assert tl.forecast("timeouts").overdue == 0
+
+
+@pytest.mark.parametrize("name", [file.stem for file in FILES])
+def test_an_example_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+    serve, example = commands(name)
+    assert serve == SERVE
+    assert f"examples.{name}:app" in example or example == f"python examples/{name}.py"
+    assert len(docstring(name).partition("\n\n")[0]) > 60
+    index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert f"[{name}.py]({name}.py)" in index
+
+
+def test_examples_are_short() -> None:
+    assert FILES
+    assert not {file.name for file in FILES if len(file.read_text(encoding="utf-8").splitlines()) > 110}
