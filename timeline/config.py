@@ -54,6 +54,12 @@ class ServeConfig:
     """Payload bytes of puts that wait for the store; past it producers are answered THROTTLED."""
     max_outbox_bytes: int = 128 * MIB
     """Payload bytes that wait to be pushed to consumers, over all of them."""
+    max_streams: int = 20_000
+    """Streams of producers and consumers at once; past it a new one is refused, RESOURCE_EXHAUSTED."""
+    max_streams_per_peer: int = 10_000
+    """The same from one host."""
+    max_scans: int = 64
+    """Scans under way at once."""
 
     def check(self) -> ServeConfig:
         """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
@@ -93,6 +99,9 @@ _RANGES = {
     "grace_ms": (0, 86_400_000),
     "max_inflight_bytes": (MIB, 1024 * 1024 * MIB),
     "max_outbox_bytes": (MIB, 1024 * 1024 * MIB),
+    "max_streams": (1, 1_000_000),
+    "max_streams_per_peer": (1, 1_000_000),
+    "max_scans": (1, 10_000),
 }
 
 
@@ -168,10 +177,22 @@ def parse_bytes(value: object) -> int:
     raise Invalid(f'a size is a number of bytes or a text such as "64MiB" or "1GiB", not {value!r:.80}')
 
 
+def parse_count(value: object) -> int:
+    """A whole number, as such or as text. Raises Invalid."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}\s*", value):
+        return int(value)
+    raise Invalid(f"a whole number is needed, such as 1000, not {value!r:.80}")
+
+
 _PARSERS: dict[str, Callable[[object], object]] = {
     "grace": parse_duration_ms,
     "max_inflight_bytes": parse_bytes,
     "max_outbox_bytes": parse_bytes,
+    "max_streams": parse_count,
+    "max_streams_per_peer": parse_count,
+    "max_scans": parse_count,
 }
 _FIELDS = {"grace": "grace_ms"}
 SETTINGS = tuple(

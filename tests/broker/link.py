@@ -53,11 +53,15 @@ class Pipe:
         self.flowing.set()
         self.task: asyncio.Task[None] | None = None
         self.ended = False
+        self.sending = 0
+        """Frames that wait for the test to let them flow."""
 
     async def send(self, frame: bytes) -> None:
         if self.ended:
             raise TransportError(Fault.BROKEN, "over")
+        self.sending += 1
         await self.flowing.wait()
+        self.sending -= 1
         self.from_broker.put_nowait(frame)
 
     async def receive(self) -> bytes | None:
@@ -92,12 +96,12 @@ class Link:
         self.random = random.Random(7)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def open(self, method: str) -> Pipe:
+    def open(self, method: str, peer: str = "test") -> Pipe:
         pipe = Pipe()
 
         async def run() -> None:
             try:
-                await self.node.service.stream(method, pipe, "test")
+                await self.node.service.stream(method, pipe, peer)
             finally:
                 pipe.from_broker.put_nowait(None)
 
@@ -108,22 +112,26 @@ class Link:
     async def topic(self, action: TopicAction, name: str = "t", **settings: Any) -> TopicList:
         return decode_as(await self.node.service.unary("Topics", encode(Topics(action, name, settings))), TopicList)
 
-    async def put(self, ids: list[str], in_ms: int | list[int] = 0, topic: str = "t", **more: Any) -> Produced:
+    async def drop(self, name: str = "t") -> TopicList:
+        return await self.topic(TopicAction.DROP, name)
+
+    def puts(self, ids: list[str], in_ms: int | list[int] = 0, topic: str = "t", **more: Any) -> Produce:
         count = len(ids)
-        pipe = self.open("Produce")
-        pipe.up(
-            Produce(
-                request=1,
-                topic=topic,
-                group=more.pop("group", "default"),
-                ids=Ragged.of([id.encode() for id in ids]),
-                birth=more.pop("birth", np.array([self.random.getrandbits(64) | 1 for _ in ids], dtype=np.uint64)),
-                time_ms=np.full(count, in_ms, dtype=np.int64),
-                flags=more.pop("flags", np.full(count, PutFlag.IN, dtype=np.uint8)),
-                payloads=more.pop("payloads", Ragged.of([b"p" + id.encode() for id in ids])),
-                **more,
-            )
+        return Produce(
+            request=1,
+            topic=topic,
+            group=more.pop("group", "default"),
+            ids=Ragged.of([id.encode() for id in ids]),
+            birth=more.pop("birth", np.array([self.random.getrandbits(64) | 1 for _ in ids], dtype=np.uint64)),
+            time_ms=np.full(count, in_ms, dtype=np.int64),
+            flags=more.pop("flags", np.full(count, PutFlag.IN, dtype=np.uint8)),
+            payloads=more.pop("payloads", Ragged.of([b"p" + id.encode() for id in ids])),
+            **more,
         )
+
+    async def put(self, ids: list[str], in_ms: int | list[int] = 0, topic: str = "t", **more: Any) -> Produced:
+        pipe = self.open("Produce")
+        pipe.up(self.puts(ids, in_ms, topic, **more))
         answer: Produced = await pipe.down(Produced)
         await pipe.close()
         return answer

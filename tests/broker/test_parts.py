@@ -35,7 +35,6 @@ def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limi
         limits=limits or Limits(),
         heard_ms=0.0,
         wake=lambda: None,
-        abort=lambda: None,
         outboxes=Outboxes(1 << 30, lambda: None),
         dealing=True,
     )

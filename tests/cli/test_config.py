@@ -51,6 +51,8 @@ def test_a_free_port_is_advertised_once_it_is_known() -> None:
         ({"log_format": "xml"}, "json, text"),
         ({"max_inflight_bytes": "12"}, "from 1048576"),
         ({"max_outbox_bytes": "1 potato"}, "--max-outbox-bytes: a size"),
+        ({"max_streams": "0"}, "max_streams must be a whole number from 1"),
+        ({"max_scans": "many"}, "--max-scans: a whole number is needed"),
         ({"name": "a\nb"}, "printable"),
         ({"name": "x" * 256}, "1 to 255 bytes"),
         ({"lisen": "x"}, "did you mean listen?"),

@@ -11,6 +11,7 @@ import numpy as np
 from timeline.broker.admission import admit_settles
 from timeline.broker.parcel import Parcel, content_sizes
 from timeline.broker.roster import Consumer, grants_for
+from timeline.broker.streams import first_frame
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.leases import deal
@@ -50,10 +51,22 @@ class ConsumeStream:
         self._node, self._stream, self._peer = node, stream, peer
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
+        self._consumer: Consumer | None = None
+
+    @property
+    def sending_since_ms(self) -> float | None:
+        """Since when the consumer has not taken what is being sent."""
+        return self._consumer.sending_since_ms if self._consumer is not None else None
+
+    def abort(self) -> None:
+        """Ends it at once, whether or not it is still on the roster."""
+        assert self._consumer is not None
+        log.info("consumer %r does not take what is sent: its stream ends", self._consumer.id.decode())
+        self._stream.cancel()
 
     async def serve(self) -> None:
         """Runs the stream; what was not sent when it ends goes back."""
-        data = await self._stream.receive()
+        data = await first_frame(self._stream, self._node.limits.hello_ms)
         if data is None:
             return
         hello = decode_as(data, Hello)
@@ -63,7 +76,7 @@ class ConsumeStream:
         if self._node.not_ready:  # since the stream was opened: nobody would tell this one to leave
             raise TransportError(Fault.NOT_READY, self._node.not_ready)
         dealer = self._node.dealer(topic)
-        consumer = self._consumer(hello, topic, dealer)
+        consumer = self._consumer = self._admitted(hello, topic, dealer)
         sender = self._node.tasks.spawn(self._send_all(consumer, dealer), f"sending to {hello.consumer}")
         before = dealer.roster.join(consumer)
         try:
@@ -85,7 +98,7 @@ class ConsumeStream:
             for task in self._settling:
                 task.cancel()
 
-    def _consumer(self, hello: Hello, topic: Topic, dealer: Dealer) -> Consumer:
+    def _admitted(self, hello: Hello, topic: Topic, dealer: Dealer) -> Consumer:
         settings = topic.settings
         if not 0 <= hello.lease_ms <= settings.max_lease_ms:
             raise Invalid(f"lease must be at most the topic's max_lease, {settings.max_lease_ms} ms")
@@ -101,7 +114,6 @@ class ConsumeStream:
             limits=self._node.limits,
             heard_ms=self._node.clock.monotonic_ms(),
             wake=dealer.wake,
-            abort=self._stream.cancel,
             outboxes=self._node.outboxes,
         )
 

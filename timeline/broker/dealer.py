@@ -328,15 +328,6 @@ class Dealer:
         await self._between_rounds.wait()
         await self.back.settled.wait()
 
-    def abort_stalled(self) -> None:
-        """Ends the streams of consumers that have not taken a frame for too long."""
-        now_ms = self._clock.monotonic_ms()
-        for consumer in list(self.roster.consumers.values()):
-            since_ms = consumer.sending_since_ms
-            if since_ms is not None and now_ms - since_ms > self._limits.stall_ms:
-                log.info("consumer %r does not take what is sent: its stream ends", consumer.id.decode())
-                consumer.abort()
-
     def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
         """`consumer` goes: what was not sent to it goes back."""
         self.roster.leave(consumer)

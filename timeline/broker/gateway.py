@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from timeline.broker.admission import admit_mutations, earliest, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.producing import ProduceStream
+from timeline.broker.streams import Streams
 from timeline.errors import Invalid
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import (
@@ -66,18 +67,8 @@ class Gateway:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._under_way: set[asyncio.Task[bytes]] = set()
-        self.producers: dict[ProduceStream, None] = {}  # in order of arrival, so that a run can be repeated
-        self.streams = 0
-        self._ended = asyncio.Event()
-
-    async def stream_ended(self, within_s: float) -> None:
-        """Returns when a stream ends, or after `within_s`."""
-        self._ended.clear()
-        timer = asyncio.get_running_loop().call_later(within_s, self._ended.set)
-        try:
-            await self._ended.wait()
-        finally:
-            timer.cancel()
+        self._scans = 0
+        self.streams = Streams(node.limits, node.metrics)
 
     async def unary(self, method: str, frame: bytes) -> bytes:
         """One frame for one."""
@@ -139,39 +130,42 @@ class Gateway:
     async def stream(self, method: str, stream: Stream, peer: str) -> None:
         """Serves a two-way stream until either side ends it."""
         self._check_ready()
-        self.streams += 1
+        if method not in ("Produce", "Consume"):
+            raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
+        producing = method == "Produce"
+        with self.streams.admit(peer):
+            served = ProduceStream(self._node, stream) if producing else ConsumeStream(self._node, stream, peer)
+            with self.streams.serving(served):
+                await self._serve(method, served)
+
+    async def _serve(self, method: str, served: ProduceStream | ConsumeStream) -> None:
         try:
-            if method == "Produce":
-                producing = ProduceStream(self._node, stream)
-                self.producers[producing] = None
-                try:
-                    await producing.serve()
-                finally:
-                    self.producers.pop(producing, None)
-            elif method == "Consume":
-                await ConsumeStream(self._node, stream, peer).serve()
-            else:
-                raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
+            await served.serve()
         except WireError as bad:
             raise self._refusal(method, bad) from bad
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
-        finally:
-            self.streams -= 1
-            self._ended.set()
 
-    async def unary_stream(self, method: str, frame: bytes) -> AsyncIterator[bytes]:
+    async def unary_stream(self, method: str, frame: bytes) -> AsyncGenerator[bytes, None]:
         """One frame for many: Scan."""
         self._check_ready()
         if method != "Scan":
             raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
+        if self._scans >= self._node.limits.scans:
+            self._node.metrics.count("timeline_throttled_total", "scans")
+            raise TransportError(
+                Fault.OVERLOADED, f"{self._scans} scans run on this broker, all it may (max_scans): try again later"
+            )
+        self._scans += 1
         try:
             async for page in self._scan(self._decoded(method, frame, Scan)):
                 yield encode(page)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
+        finally:
+            self._scans -= 1
 
     async def _topic(self, name: str) -> Topic:
         topic = await self._node.topic(name)

@@ -18,7 +18,7 @@ class Limits:
     stranded_after_ms: int = 2_000
     """A sweep takes from buckets that others deal only what is overdue by more than this."""
     stall_ms: int = 10_000
-    """A consumer that does not take a frame for so long is told to leave."""
+    """A stream, or a scan, whose reader does not take a frame for so long ends."""
     lapses_tolerated: int = 3
     """So often in a row leases of a consumer ran out, a heartbeat apart (or a lease, if shorter): it is set aside."""
     set_aside_first_ms: int = 1_000
@@ -30,6 +30,14 @@ class Limits:
     store_batch_messages: int = 10_000
     store_batch_bytes: int = 8 * MIB
     """One store call."""
+    streams: int = 20_000
+    """Two-way streams (of producers and consumers) at once, in all."""
+    streams_per_peer: int = 10_000
+    """The same from one host."""
+    scans: int = 64
+    """Scans under way, in all."""
+    hello_ms: int = 10_000
+    """A stream on which nothing was said for so long after it was opened ends."""
     requests_per_stream: int = 64
     """Produce frames of one stream under way; past it the stream is not read."""
     calls_in_flight: int = 256

@@ -19,6 +19,7 @@ from timeline.broker.intake import Intake
 from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
+from timeline.broker.producing import ProduceStream
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.tasks import Tasks
@@ -116,14 +117,14 @@ class Node:
         for dealer in dealers:
             dealer.stop_leasing()
             dealer.dismiss(LeavingReason.DRAINING, DRAINING)
-        for stream in list(self.service.producers):
+        for stream in self.service.streams.of(ProduceStream):
             # Not waited for: who does not read holds up nobody.
             self.tasks.spawn(stream.leave(DRAINING), "parting with a producer")
         await asyncio.gather(*(dealer.quiet() for dealer in dealers))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
-        while self.service.streams and loop.time() < until_s:
-            await self.service.stream_ended(until_s - loop.time())
+        while len(self.service.streams) and loop.time() < until_s:
+            await self.service.streams.ended(until_s - loop.time())
         await self.intake.idle()
         await self.settling.idle()
 
@@ -231,8 +232,7 @@ class Node:
             log.warning("the clock jumped by %d ms: what came due in between is late by it", after_ms - before_ms)
             for dealer in self._dealers.values():
                 dealer.clock_jumped(before_ms, after_ms)
-        for dealer in self._dealers.values():
-            dealer.abort_stalled()
+        self.service.streams.abort_stalled(self.clock.monotonic_ms())
         self._measure()
 
     async def _check_store(self) -> None:

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from timeline.broker.admission import admit_puts, refused
+from timeline.broker.streams import first_frame
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (
@@ -37,24 +38,35 @@ class ProduceStream:
         self._sending = asyncio.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self.sending_since_ms: float | None = None
+
+    def abort(self) -> None:
+        """Ends it at once."""
+        self._stream.cancel()
 
     async def serve(self) -> None:
         """Runs the stream."""
+        data = await first_frame(self._stream, self._node.limits.hello_ms)
         try:
-            while (data := await self._stream.receive()) is not None:
-                try:
-                    frame = decode_as(data, Produce)
-                except UnknownFrame:
-                    continue  # of a newer minor: not for us
-                await self._room.acquire()
-                task = self._node.tasks.spawn(self._answer(frame), "answering a put")
-                del frame, data
-                self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
+            while data is not None:
+                await self._take(data)
+                del data
+                data = await self._stream.receive()
             await asyncio.gather(*self._under_way)
         finally:
             for task in self._under_way:
                 task.cancel()
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            frame = decode_as(data, Produce)
+        except UnknownFrame:
+            return  # of a newer minor: not for us
+        del data  # what waits for room is kept once
+        await self._room.acquire()
+        task = self._node.tasks.spawn(self._answer(frame), "answering a put")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _answer(self, frame: Produce) -> None:
         try:
@@ -73,8 +85,10 @@ class ProduceStream:
 
     async def _send(self, frame: Produced | Leaving) -> None:
         async with self._sending:
+            self.sending_since_ms = self._node.clock.monotonic_ms()
             with contextlib.suppress(TransportError):  # the stream is over: its reader sees that too, and ends
                 await self._stream.send(encode(frame))
+            self.sending_since_ms = None
 
 
 def _asks_to_wait(answers: Answers) -> bool:

@@ -48,8 +48,8 @@ class Outboxes:
 @dataclass(slots=True)
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
-    credit at that mark means nothing is in flight. `wake`: its dealer; `abort`: ends its stream at once. `dealing`: it
-    may be dealt to (what it held before was looked up). `gone`: nothing may be pushed to it any more."""
+    credit at that mark means nothing is in flight. `wake`: its dealer. `dealing`: it may be
+    dealt to (what it held before was looked up). `gone`: nothing may be pushed to it any more."""
 
     id: bytes
     session: int
@@ -59,7 +59,6 @@ class Consumer:
     limits: Limits
     heard_ms: float
     wake: Callable[[], None]
-    abort: Callable[[], None]
     outboxes: Outboxes
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
     outbox_bytes: int = 0

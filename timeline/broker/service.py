@@ -12,7 +12,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -39,6 +40,7 @@ STATUS_OF = {
     Fault.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Fault.NO_TOPIC: grpc.StatusCode.NOT_FOUND,
     Fault.BROKEN: grpc.StatusCode.ABORTED,
+    Fault.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 NOT_READY_TRAILER = (("timeline-not-ready", "1"),)
 OPTIONS = [
@@ -108,8 +110,8 @@ class _ServerStream:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, stall_ms: int) -> None:
+        self._service, self._stall_s = service, stall_ms / 1000.0
         kinds = {
             "unary_unary": (grpc.unary_unary_rpc_method_handler, self._unary),
             "unary_stream": (grpc.unary_stream_rpc_method_handler, self._unary_stream),
@@ -134,12 +136,21 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
         return serve
 
     def _unary_stream(self, method: str) -> Callable[[bytes, Any], Any]:
-        async def serve(frame: bytes, context: Any) -> AsyncIterator[bytes]:
+        async def serve(frame: bytes, context: Any) -> None:
+            stream = _ServerStream(context)
             try:
-                async for page in self._service.unary_stream(method, frame):
-                    yield page
+                async with aclosing(self._service.unary_stream(method, frame)) as pages:
+                    async for page in pages:
+                        async with asyncio.timeout(self._stall_s):
+                            await stream.send(page)
+            except TimeoutError:
+                log.info("a scan of %s does not take its pages: it ends", context.peer())
+                raise
             except TransportError as fault:
-                await _abort(context, fault)
+                if fault.fault is not Fault.BROKEN:
+                    await _abort(context, fault)
+            finally:
+                stream.drop()
 
         return serve
 
@@ -189,10 +200,16 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         name=config.name,
         address=config.advertise,
         version=version,
-        limits=Limits(intake_bytes=config.max_inflight_bytes, outboxes_bytes=config.max_outbox_bytes),
+        limits=Limits(
+            intake_bytes=config.max_inflight_bytes,
+            outboxes_bytes=config.max_outbox_bytes,
+            streams=config.max_streams,
+            streams_per_peer=config.max_streams_per_peer,
+            scans=config.max_scans,
+        ),
         metrics=metrics,
     )
-    server.add_generic_rpc_handlers((_Handlers(node.service),))
+    server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     probes = Probes(config.metrics, node)

@@ -26,6 +26,9 @@ from timeline.errors import TimelineError
 @click.option("--log-format", metavar="|".join(config.LOG_FORMATS), help="[text]")
 @click.option("--max-inflight-bytes", metavar="SIZE", help="Puts waiting for the store.  [64MiB]")
 @click.option("--max-outbox-bytes", metavar="SIZE", help="Deliveries waiting for consumers.  [128MiB]")
+@click.option("--max-streams", metavar="COUNT", help="Streams of producers and consumers at once.  [20000]")
+@click.option("--max-streams-per-peer", metavar="COUNT", help="The same from one host.  [10000]")
+@click.option("--max-scans", metavar="COUNT", help="Scans under way at once.  [64]")
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def serve(file: str | None, as_json: bool, **flags: str | None) -> int:

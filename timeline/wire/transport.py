@@ -6,7 +6,7 @@ decodes what it got, so that nothing unverified gets past it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from enum import StrEnum
 from typing import Protocol
 
@@ -80,11 +80,11 @@ class Transport(Protocol):
 
 class Service(Protocol):
     """A broker's side: what carries the frames (gRPC's server, the simulation) calls this. Each raises TransportError
-    with REFUSED_FRAME, WRONG_VERSION, OVERLOADED or NOT_READY when it refuses."""
+    with REFUSED_FRAME, WRONG_VERSION, OVERLOADED, NOT_READY or DEADLINE (nothing was said) when it refuses."""
 
     async def unary(self, method: str, frame: bytes) -> bytes: ...
 
-    def unary_stream(self, method: str, frame: bytes) -> AsyncIterator[bytes]: ...
+    def unary_stream(self, method: str, frame: bytes) -> AsyncGenerator[bytes, None]: ...
 
     async def stream(self, method: str, stream: Stream, peer: str) -> None:
         """Serves `stream` until either side ends it. `peer`: the client's address, for logs."""
