@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from timeline.errors import Closed, LeaseLost, Superseded, TimelineError
@@ -274,15 +274,53 @@ class Consumer(Actor):
         )
         try:
             async with self.client.consumer(self.topic, id=self.id, credit=credit, **extra) as consumer:
-                async for delivery in consumer:
-                    self._received(delivery)
-                    # Leave the loop now and then only: what waits in the driver's buffer is part of the test.
-                    if self.rng.random() < 0.3:
-                        await self.timer.wait(self.rng.random() * 0.05)
+                if self.rng.random() < 0.3:
+                    await self._by_batches(consumer)
+                else:
+                    await self._one_by_one(consumer)
         except TimelineError as error:
             self.world.occurred[f"consumer ended: {error.code}"] += 1
 
-    def _received(self, delivery: Any) -> None:
+    async def _one_by_one(self, consumer: Any) -> None:
+        async for delivery in consumer:
+            self._handle_soon(delivery, self._received(delivery))
+            # Leave the loop now and then only: what waits in the driver's buffer is part of the test.
+            if self.rng.random() < 0.3:
+                await self.timer.wait(self.rng.random() * 0.05)
+
+    async def _by_batches(self, consumer: Any) -> None:
+        """Some batches are acknowledged as a whole, the others message by message."""
+        async for batch in consumer.batches():
+            noted = [self._received(delivery) for delivery in batch]
+            if self.rng.random() < 0.5:
+                self._soon(self._ack_batch(batch, noted))
+                continue
+            for delivery, token in zip(batch, noted, strict=True):
+                self._handle_soon(delivery, token)
+
+    async def _ack_batch(self, batch: Any, noted: list[dict[str, Any]]) -> None:
+        tokens = {id(token) for token in noted}
+        self.in_hand = [(before, token) for before, token in self.in_hand if id(token) not in tokens]
+        started = self.history.call("ack", noted)
+        try:
+            receipts = await batch.ack()
+        except TimelineError as error:
+            outcome, status = judged(error)
+            told = [self._told(status, started[0].invoked)] * len(noted)
+            self.history.answer(started, outcome, told)
+            return
+        told = [{"status": "OK"} if one.ok else self._told(str(one.status), started[0].invoked) for one in receipts]
+        self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
+
+    def _handle_soon(self, delivery: Any, noted: dict[str, Any]) -> None:
+        self._soon(self._handle(delivery, noted))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.handling.add(task)
+        task.add_done_callback(self.handling.discard)
+
+    def _received(self, delivery: Any) -> dict[str, Any]:
         birth, version = self.world.token(delivery)
         noted = {
             "topic": self.topic,
@@ -305,13 +343,15 @@ class Consumer(Actor):
         self.in_hand = [(before, token) for before, token in self.in_hand if not before.lost]
         self.in_hand.append((delivery, noted))
         self.history.note("receive", {**noted, **seen})
-        task = asyncio.get_running_loop().create_task(self._handle(delivery, noted))
-        self.handling.add(task)
-        task.add_done_callback(self.handling.discard)
+        return noted
 
     async def _handle(self, delivery: Any, noted: dict[str, Any]) -> None:
         draw = self.rng.random() * (0.45 if self.world.healed else 1.0)
-        if draw < 0.4:
+        if draw < 0.04:  # its answer goes to nobody: it may count at any time
+            self.in_hand = [(before, token) for before, token in self.in_hand if token is not noted]
+            self.history.call("ack", noted)
+            delivery.ack_soon()
+        elif draw < 0.4:
             await self._ack(delivery, noted)
         elif draw < 0.6:
             await self.timer.wait(self.rng.random())
