@@ -83,3 +83,25 @@ class Scene:
     def broken(self, **declared: Any) -> set[str]:
         """The promises that the checker finds broken."""
         return {violation.invariant for violation in self.judge(**declared).violations}
+
+
+class StoreScene(Scene):
+    """A scene told by the store, too: `commit` adds a change (at another time than now: `at`)."""
+
+    def commit(self, kind: str, version: int, due: float = 0, at: float | None = None, **more: Any) -> Event:
+        values = {"birth": 11, "now_ms": self.now_ms, "holder": "c1", "op": 0, **more}
+        if kind == "put":
+            values = {"sum": 7, "group": "g", "expires_ms": 0, **values}
+        now, self.at = self.at, self.at if at is None else at
+        event = self.did(
+            "commit",
+            took=0.0,
+            id="a",
+            kind=kind,
+            version=version,
+            due_ms=int(START_MS + due),
+            process="store",
+            **values,
+        )
+        self.at = self.at if at is None else now
+        return event

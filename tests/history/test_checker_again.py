@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.history.scene import LEASE_MS, START_MS, Scene
+from timeline.history import Event
 
 
 @pytest.fixture
@@ -45,6 +46,35 @@ def test_s10_redeliveries_that_are_explained(scene: Scene, why: str) -> None:
     scene.receive(version=version, session=session, due=due)
     scene.settle("ack", version=version)
     assert scene.judge().holds, scene.judge().summary()
+
+
+def test_s10_another_session_took_over_in_between_unseen(scene: Scene) -> None:
+    scene.put()
+    scene.receive()
+    scene.wait(20)
+    scene.receive(version=4)
+    scene.settle("ack", version=4)
+    assert scene.broken() == {"S10"}
+    scene.events.append(_session_line("consume", 2, 10))
+    assert scene.broken() == set()
+
+
+def test_s10_a_session_that_came_later_or_was_over_before_explains_nothing(scene: Scene) -> None:
+    scene.did("consume", consumer="c1", session=2)
+    scene.did("parted", consumer="c1", session=2)
+    scene.did("consume", consumer="c1", session=1)
+    scene.put()
+    scene.receive()
+    scene.wait(20)
+    scene.receive(version=4)
+    scene.settle("ack", version=4)
+    scene.did("consume", consumer="c1", session=3)
+    scene.did("consume", consumer="c2", session=4)
+    assert scene.broken() == {"S10"}
+
+
+def _session_line(operation: str, session: int, at: float) -> Event:
+    return Event("c1", operation, {"consumer": "c1", "session": session}, at, at, START_MS + at, "ok")
 
 
 def test_s11_leased_again_before_the_end_it_was_extended_to(scene: Scene) -> None:
@@ -126,6 +156,19 @@ def test_an_id_put_again_after_it_was_acknowledged_is_another_life(scene: Scene)
         scene.settle("ack", birth=birth)
         scene.wait(1)
     assert scene.judge().holds, scene.judge().summary()
+
+
+def test_a_purged_id_is_not_remembered_and_may_be_stored_again_by_its_own_put(scene: Scene) -> None:
+    scene.did("topic", name="", settings={"remember_ms": 60_000})
+    scene.put(outcome="unknown")
+    scene.receive()
+    scene.settle("bury")
+    scene.did("purge", id="a", group="g")
+    scene.receive()
+    scene.settle("ack")
+    assert scene.broken() == set()
+    scene.events[4].operation = "get"
+    assert "S2" in scene.broken()
 
 
 def test_a_repeated_put_that_met_itself_counts_as_stored(scene: Scene) -> None:

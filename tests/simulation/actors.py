@@ -42,12 +42,17 @@ class Actor:
         self.history = History(name, world.true_clock, world.events)
         self.client: Any = world.client(self.process, self.rng)
 
-    def _told(self, status: str, invoked: float) -> dict[str, Any]:
-        """The result of a call that failed, with the note that it may have been repeated after an answer was lost."""
-        lost_s = max(self.world.network.answers_lost.get(self.process.name, 0.0), self.world.store.answer_lost_s)
-        if lost_s * 1_000.0 < invoked or status in CERTAIN:
-            return {"status": status}
-        return {"status": status, "repeated": True}
+    def _told(self, told: dict[str, Any], invoked: float) -> dict[str, Any]:
+        """The result of a call, with the note that it may have been sent again: where it failed, after it was done and
+        its answer lost; where it went well, after any answer that left it unsure."""
+        store, well = self.world.store, outcome_of(told["status"]) == OK
+        lost_s = max(
+            self.world.network.answers_lost.get(self.process.name, 0.0),
+            store.unknown_s if well else store.answer_lost_s,
+        )
+        if lost_s * 1_000.0 < invoked or told["status"] in CERTAIN:
+            return told
+        return {**told, "repeated": True}
 
     async def noted(
         self,
@@ -62,11 +67,9 @@ class Actor:
             answer = await call()
         except TimelineError as error:
             outcome, status = judged(error)
-            self.history.answer(started, outcome, self._told(status, started[0].invoked))
+            self.history.answer(started, outcome, self._told({"status": status}, started[0].invoked))
             return None
-        result = told(answer)
-        if outcome_of(result["status"]) == FAIL:
-            result |= self._told(result["status"], started[0].invoked)
+        result = self._told(told(answer), started[0].invoked)
         self.history.answer(started, outcome_of(result["status"]), result)
         return answer
 
@@ -172,7 +175,7 @@ class Producer(Actor):
             outcome, status = judged(error)
             self.history.answer(started, outcome, [{"status": status}] * len(started))
             return
-        told = [receipt(one) if one.ok else self._told(str(one.status), started[0].invoked) for one in answers]
+        told = [self._told(receipt(one), started[0].invoked) for one in answers]
         self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
 
     async def move(self, topic: str) -> None:
@@ -280,6 +283,11 @@ class Consumer(Actor):
                     await self._one_by_one(consumer)
         except TimelineError as error:
             self.world.occurred[f"consumer ended: {error.code}"] += 1
+        self.parted()
+
+    def parted(self) -> None:
+        """Notes that its session is over."""
+        self.history.note("parted", {"consumer": self.id, "session": self.session})
 
     async def _one_by_one(self, consumer: Any) -> None:
         async for delivery in consumer:
@@ -306,10 +314,10 @@ class Consumer(Actor):
             receipts = await batch.ack()
         except TimelineError as error:
             outcome, status = judged(error)
-            told = [self._told(status, started[0].invoked)] * len(noted)
+            told = [self._told({"status": status}, started[0].invoked)] * len(noted)
             self.history.answer(started, outcome, told)
             return
-        told = [{"status": "OK"} if one.ok else self._told(str(one.status), started[0].invoked) for one in receipts]
+        told = [self._told({"status": str(one.status)}, started[0].invoked) for one in receipts]
         self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
 
     def _handle_soon(self, delivery: Any, noted: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ STATUSES: dict[str, tuple[str, ...]] = {
 }
 FAULTS = (
     "crash", "drain", "pause broker", "crash consumer", "pause consumer", "supersede", "crash producer", "bad wire",
-    "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "call repeated by the wire",
-    "call out of time", "store refused", "store call lost", "store answer lost", "consumer ended: SUPERSEDED",
+    "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "answer lost on the wire",
+    "call repeated by the wire", "call out of time", "store refused", "store call lost", "store answer lost",
+    "consumer ended: SUPERSEDED",
 )  # fmt: skip
 
 

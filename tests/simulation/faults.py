@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 PHASE_S = 14.0
 HOUR_S = 3_600.0
-REPEATED = 0.05
-"""Chance that a call is done twice, as by a driver whose answer got lost."""
+LOST, REPEATED = 0.05, 0.03
+"""Chance that the answer of a call is lost, so that the driver repeats what was done; and that the wire brings a call
+twice."""
 
 
 class Faults:
@@ -38,7 +39,8 @@ class Faults:
         world, rng = self.world, self.rng
         until_s = world.loop.time() + PHASE_S
         faultless = rng.random() < 0.1
-        world.network.repeat_chance = 0.0 if faultless else REPEATED
+        if not faultless:
+            world.network.loss_chance, world.network.repeat_chance = LOST, REPEATED
         kinds: list[Callable[[], Awaitable[None]]] = [
             self._crash_broker, self._crash_broker, self._drain_broker, self._pause_broker, self._crash_consumer,
             self._pause_consumer, self._supersede, self._crash_producer, self._bad_wire, self._one_way,
@@ -65,7 +67,8 @@ class Faults:
             0,
             False,
         )
-        network.slowest_s, network.cut_chance, network.repeat_chance = 0.002, 0.0, 0.0
+        network.slowest_s, network.cut_chance = 0.002, 0.0
+        network.loss_chance = network.repeat_chance = 0.0
         world.clock.step_s = 0.0
         for producer in world.producers:
             for task in producer.process.tasks:
@@ -140,9 +143,11 @@ class Faults:
         self._note("bad wire")
         network = world.network
         network.slowest_s = rng.choice((0.05, 0.4))
-        network.cut_chance, network.repeat_chance = rng.choice((0.0, 0.02, 0.05)), rng.choice((REPEATED, 0.2))
+        network.cut_chance = rng.choice((0.0, 0.02, 0.05))
+        network.loss_chance = network.repeat_chance = rng.choice((LOST, 0.2))
         await world.timer.wait(rng.uniform(1.0, 4.0))
-        network.slowest_s, network.cut_chance, network.repeat_chance = 0.002, 0.0, REPEATED
+        network.slowest_s, network.cut_chance = 0.002, 0.0
+        network.loss_chance, network.repeat_chance = LOST, REPEATED
 
     async def _one_way(self) -> None:
         world, rng = self.world, self.rng

@@ -56,8 +56,8 @@ class TroubledStore(Store):
         self.occurred: Counter[str] = Counter()
         self._loop = loop
         self._timer = Timer(loop)
-        self.answer_lost_s = 0.0
-        """When an answer was last lost."""
+        self.answer_lost_s = self.unknown_s = 0.0
+        """When the answer to what was done was last lost; when a call was last answered UNKNOWN, done or not."""
         self._rng = rng
         self._history = history
         self._opened: Opened | None = None
@@ -82,12 +82,13 @@ class TroubledStore(Store):
             raise StoreUnavailable("the simulated store does not answer")
         if draw() < trouble.lost_before:
             self.occurred["store call lost"] += 1
+            self.unknown_s = self._loop.time()
             raise StoreUnknown("the call was lost")
         answer = await work()
         await self._timer.wait(draw() * draw() * trouble.slowest_s / 2)
         if draw() < trouble.lost_after:
             self.occurred["store answer lost"] += 1
-            self.answer_lost_s = self._loop.time()
+            self.answer_lost_s = self.unknown_s = self._loop.time()
             raise StoreUnknown("the answer was lost")
         return answer
 
@@ -126,6 +127,8 @@ class TroubledStore(Store):
         if values["version"] == 1:
             values["due_ms"] = int(puts.due_ms[at])
             self._births[topic.name, id] = values["birth"]
+            values.update(sum=int(puts.payload_sum[at]), group=puts.groups[at].decode())
+            values.update(expires_ms=int(puts.expires_ms[at]))
             self._commit(topic, "put", id, {**values, "now_ms": now_ms})
         else:
             values.update(op=values["birth"], birth=self._birth_of(topic, id), due_ms=int(puts.due_ms[at]))
@@ -148,7 +151,8 @@ class TroubledStore(Store):
             leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
             times = {"now_ms": now_ms, "due_before_ms": due_before_ms}
             for at in range(len(leased.rows)):
-                self._commit(topic, "lease", leased.rows.ids[at], {**_row(leased.rows, at), **times})
+                was = {"was_due_ms": int(leased.was_due_ms[at])}
+                self._commit(topic, "lease", leased.rows.ids[at], {**_row(leased.rows, at), **times, **was})
             for at in range(len(leased.buried)):
                 values = {**_row(leased.buried, at), "now_ms": now_ms}
                 self._commit(topic, "bury", leased.buried.ids[at], values)
@@ -170,6 +174,8 @@ class TroubledStore(Store):
                     "op": int(settles.op[at]),
                     "now_ms": now_ms,
                 }
+                if kind == "release":
+                    values["unseen"] = bool(settles.unseen[at])
                 if answers.status[at] == OK:
                     self._commit(topic, kind, settles.ids[at], values)
                 elif answers.status[at] == Status.EXPIRED.code:
@@ -206,7 +212,8 @@ class TroubledStore(Store):
             for id, values in before.items():
                 now = after.get(id)
                 if now is None:
-                    self._commit(topic, "cancel", id, {**values, "now_ms": now_ms, "op": mutation.op})
+                    kind = "cancel" if mutation.operation is Operation.CANCEL else "expire"
+                    self._commit(topic, kind, id, {**values, "now_ms": now_ms, "op": mutation.op})
                 elif now["version"] != values["version"]:
                     self._commit(topic, "move", id, {**now, "now_ms": now_ms, "op": mutation.op})
             return step

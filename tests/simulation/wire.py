@@ -32,7 +32,7 @@ class Network:
         """When each process last lost a connection, and with it perhaps an answer."""
         self.slowest_s = 0.002
         self.cut_chance = 0.0
-        self.repeat_chance = 0.0
+        self.loss_chance = self.repeat_chance = 0.0
 
     def listen(self, address: str, process: Process, service: Service) -> None:
         """`service` answers at `address`, as `process`."""
@@ -264,10 +264,7 @@ class SimulatedTransport:
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         connection, service = await self._connect(timeout_s)
         network = self._network
-        times = 1
-        if network.chance(network.repeat_chance):
-            network.occurred["call repeated by the wire"] += 1
-            times = 2
+        times = 2 if network.chance(network.repeat_chance) else 1
         connection.serving = connection.server.run(_serve_unary(connection, service, method, times))
         connection.up.put(frame)
         connection.maybe_cut()
@@ -320,13 +317,19 @@ async def _serve_stream(connection: Connection, service: Service, method: str, p
 
 async def _serve_unary(connection: Connection, service: Service, method: str, times: int) -> None:
     frame = await connection.up.take()
+    network = connection.network
+    if times > 1:
+        network.occurred["call repeated by the wire"] += 1
+        network.answers_lost[connection.client.name] = network.loop.time()
     for _ in range(times):
         try:
             answer: Any = await service.unary(method, frame)
         except TransportError as fault:
             answer = fault
-    if times > 1:
-        connection.network.answers_lost[connection.client.name] = connection.network.loop.time()
+    if network.chance(network.loss_chance):
+        network.occurred["answer lost on the wire"] += 1
+        network.loop.call_later(network.delay(), connection.tear)
+        return
     connection.down.put(answer)
     connection.maybe_cut()
 

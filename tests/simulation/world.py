@@ -192,6 +192,8 @@ class World:
         """kill -9."""
         actor.process.kill()
         self.network.cut(actor.process)
+        if isinstance(actor, Consumer):
+            actor.parted()
 
     def start_producer(self, group: str, calls: int) -> Producer:
         self.incarnations += 1

@@ -14,6 +14,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | lost | id, consumer, birth, version: the driver gave it up | |
 | get | id | status |
 | consume | consumer, session, credit | |
+| parted | consumer, session: it is over | |
 | topic | name, settings; or name, action = drop | |
 | fault | what (crash, stop, continue, drain, cut, step …) | |
 | healed | all faults are over | |
@@ -32,6 +33,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from timeline.history.answers import answers
 from timeline.history.bounds import over_credit, stranded
 from timeline.history.commits import commits
 from timeline.history.presence import presence
@@ -42,7 +44,7 @@ from timeline.history.tokens import tokens
 
 DOUBLED = ("S2", "S10", "S11")
 LOST = ("S8", "L1")
-UNANSWERED = ("commit", "fault", "healed", "consume", "lost")
+UNANSWERED = ("commit", "fault", "healed", "consume", "parted", "lost")
 """Lines that are no questions."""
 
 
@@ -108,7 +110,7 @@ def check(
 
 
 def _judge(story: Story) -> list[Violation]:
-    return [*presence(story), *tokens(story), *timing(story), *commits(story)]
+    return [*presence(story), *tokens(story), *timing(story), *commits(story), *answers(story)]
 
 
 def _events(history: Iterable[Event] | Iterable[str] | Iterable[bytes]) -> list[Event]:
@@ -139,8 +141,13 @@ def _declared(
     retention: set[str] = set()
     dropped: set[str] = set()
     last_crash = -inf
+    sessions: dict[str, dict[int, tuple[float, float]]] = {}
     for event in events:
         values = event.arguments
+        if "session" in values and event.operation in ("consume", "receive", "parted"):
+            mine = sessions.setdefault(values["consumer"], {})
+            since, until = mine.get(values["session"], (event.invoked, inf))
+            mine[values["session"]] = since, event.invoked if event.operation == "parted" else until
         if event.operation == "topic":
             settings = values.get("settings") or {}
             if "remember_ms" in settings or values["name"] not in remember:
@@ -161,6 +168,8 @@ def _declared(
         retention=frozenset(retention),
         dropped=frozenset(dropped),
         last_crash=last_crash,
+        sessions=sessions,
+        witnessed=any(event.operation == "commit" for event in events),
         end_wall_ms=inf if end_wall_ms is None else end_wall_ms,
     )
 

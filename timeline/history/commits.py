@@ -3,53 +3,38 @@ that runs (S11), before its due (S7) or after the end (S6), and each call once (
 
 A `commit` line's arguments: `topic id birth version kind due_ms holder now_ms op` as the message stands afterwards,
 `kind` being put, lease, relet, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire;
-of a lease also `was_due_ms` and `due_before_ms`.
+of a put also `group sum expires_ms`, of a lease `was_due_ms` and `due_before_ms`, of a release `unseen`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from timeline.history.course import Standing, Stretch, expires_by
 from timeline.history.record import Event
 from timeline.history.story import Story, Violation
 
 MAKERS = ("put", "lease", "relet", "release", "move", "revive")
-ENDS = ("ack", "cancel", "purge", "expire")
 ONCE = ("release", "move", "revive")
+HOLDERS = ("relet", "extend", "release", "ack")
 
 
 def commits(story: Story) -> Iterator[Violation]:
     """Whether the store's changes, in the order it made them, follow the rules."""
     if story.forgotten or not story.commits:
         return
-    standing: Event | None = None
-    held: Event | None = None
     calls: dict[int, Event] = {}
-    ordered = sorted(story.commits, key=lambda event: (event.returned, event.number))
-    for event in ordered:
-        values = event.arguments
-        kind = values["kind"]
+    for before, event in zip(story.course.stretches, story.course.changes, strict=False):
+        standing, kind = before.standing, event.arguments["kind"]
         yield from _once(story, event, calls)
         if kind == "put":
-            # What expired or outlived its retention goes without a line of its own.
-            if standing is not None and not story.expiries and story.topic not in story.declared.retention:
-                yield story.violation("S3", "stored over a message that was there", standing, event)
-            standing, held = event, None
-            continue
-        if standing is None:
+            yield from _stored(story, before, event)
+        elif standing is None:
             yield story.violation("S6", f"{kind} of a message that was not there", event)
-            continue
-        if values["birth"] != standing.arguments["birth"]:
-            yield story.violation("S4", f"{kind} met another life of the id", standing, event)
-            continue
-        yield from _version(story, standing, event)
-        if kind == "lease":
-            yield from _lease(story, standing, held, event)
-        if kind in ("lease", "relet", "extend"):
-            held = event
-        elif kind in ("release", "move", "revive", "bury"):
-            held = None
-        standing = None if kind in ENDS else event
+        elif event.arguments["birth"] != standing.birth:
+            yield story.violation("S4", f"{kind} met another life of the id", before.by, event)
+        else:
+            yield from _met(story, before, standing, event)
 
 
 def _once(story: Story, event: Event, calls: dict[int, Event]) -> Iterator[Violation]:
@@ -66,18 +51,40 @@ def _once(story: Story, event: Event, calls: dict[int, Event]) -> Iterator[Viola
     calls[op] = event
 
 
-def _version(story: Story, standing: Event, event: Event) -> Iterator[Violation]:
-    kind, version, before = event.arguments["kind"], event.arguments["version"], standing.arguments["version"]
-    if kind in MAKERS and version != before + 1:
-        yield story.violation("S3", f"{kind} made version {version} of {before}", standing, event)
-    elif kind in ("extend", "bury", "ack") and version != before:
-        yield story.violation("S4", f"{kind} with version {version} worked where {before} stood", standing, event)
+def _stored(story: Story, before: Stretch, event: Event) -> Iterator[Violation]:
+    """A put meets nothing, but for what expired or outlived its retention, which goes without a line of its own."""
+    if before.standing is None or story.topic in story.declared.retention:
+        return
+    if not expires_by(before.standing, event.arguments["now_ms"]):
+        yield story.violation("S3", "stored over a message that was there", before.by, event)
 
 
-def _lease(story: Story, standing: Event, held: Event | None, event: Event) -> Iterator[Violation]:
-    now_ms, until_ms = event.arguments["now_ms"], standing.arguments["due_ms"]
-    bound_ms = story.declared.clock_bound_ms
-    if held is not None and now_ms + bound_ms < until_ms:
-        yield story.violation("S11", f"leased {until_ms - now_ms} ms before the last lease ended", held, event)
-    elif held is None and max(now_ms, event.arguments.get("due_before_ms", 0)) + bound_ms < until_ms:
-        yield story.violation("S7", f"leased {until_ms - now_ms} ms before its due", standing, event)
+def _met(story: Story, before: Stretch, standing: Standing, event: Event) -> Iterator[Violation]:
+    """The version that the change made, or met, and whose the message was."""
+    values, shown = event.arguments, (before.by, event)
+    kind, version = values["kind"], values["version"]
+    if kind in MAKERS and version != standing.version + 1:
+        yield story.violation("S3", f"{kind} made version {version} of {standing.version}", *shown)
+    elif kind in ("extend", "bury", "ack") and version != standing.version:
+        yield story.violation("S4", f"{kind} with version {version} worked where {standing.version} stood", *shown)
+    if kind in HOLDERS and values.get("holder", standing.holder) != standing.holder:
+        sentence = f"{kind} by {values['holder']!r} worked where {standing.holder!r} had it"
+        yield story.violation("S4", sentence, *shown)
+    if standing.dead and kind not in ("revive", "purge"):
+        yield story.violation("S6", f"{kind} of a dead letter", *shown)
+    if kind == "extend" and values["due_ms"] < standing.due_ms:
+        yield story.violation("S11", "an extend made the lease shorter", *shown)
+    if kind == "lease":
+        yield from _lease(story, standing, before.by, event)
+
+
+def _lease(story: Story, standing: Standing, made: Event | None, event: Event) -> Iterator[Violation]:
+    values, until_ms, bound_ms = event.arguments, standing.due_ms, story.declared.clock_bound_ms
+    now_ms = values["now_ms"]
+    if values.get("was_due_ms", until_ms) != until_ms:
+        sentence = f"leased as due at {values['was_due_ms']}, where {until_ms} stood"
+        yield story.violation("S3", sentence, made, event)
+    if standing.holder and now_ms + bound_ms < until_ms:
+        yield story.violation("S11", f"leased {until_ms - now_ms} ms before the last lease ended", made, event)
+    elif not standing.holder and max(now_ms, values.get("due_before_ms", 0)) + bound_ms < until_ms:
+        yield story.violation("S7", f"leased {until_ms - now_ms} ms before its due", made, event)

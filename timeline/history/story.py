@@ -7,11 +7,12 @@ decided here: the questions below are asked so that a yes is certain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from timeline.history.course import Course
 from timeline.history.record import UNKNOWN, Event, Values, described
 
 SETTLES = ("ack", "extend", "release", "bury")
@@ -46,6 +47,10 @@ class Declared:
     retention: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     last_crash: float = -inf
+    sessions: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict)
+    """Of each consumer id its sessions, each with when it was there: from, until (monotonic ms)."""
+    witnessed: bool = False
+    """Whether the store's side of everything is in the history."""
     end_wall_ms: float = inf
 
 
@@ -65,6 +70,7 @@ class Story:
     by_tag: list[Event] = field(default_factory=list)
     rows: list[Values] = field(default_factory=list)
     _storers: list[Event] | None = None
+    _course: Course | None = None
 
     def add(self, event: Event) -> None:
         """Files an event under its kind."""
@@ -84,14 +90,15 @@ class Story:
 
     @property
     def storers(self) -> list[Event]:
-        """Puts that began a life, or may have: not those that met their like (another put of the same content that may
-        have been there before)."""
+        """Puts that began a life, or may have: not those that met their like, which is another put of the same content
+        that may have been there before."""
         if self._storers is None:
             found: list[Event] = []
             for put in self.puts:
                 if not put.may_have_happened:
                     continue
-                if met(put) and any(self._may_meet(other, put) for other in self.puts if other is not put):
+                again = bool(put.result.get("repeated"))  # then it may have met itself
+                if met(put) and not again and any(self._may_meet(one, put) for one in self.puts if one is not put):
                     continue
                 found.append(put)
             self._storers = found
@@ -170,6 +177,18 @@ class Story:
             yield -inf, inf, None
 
     @property
+    def course(self) -> Course:
+        """How the message stood, as the store's side tells it."""
+        if self._course is None:
+            self._course = Course(self.commits)
+        return self._course
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the topic remembers ids that were settled."""
+        return self.topic in self.declared.remember
+
+    @property
     def expiries(self) -> bool:
         return any(expiry(put, 0.0) < inf for put in self.puts)
 
@@ -180,10 +199,14 @@ class Story:
 
     def lives_twice(self, birth: int, content: int | None) -> bool:
         """Whether one put of this life may have stored it again after it was settled (the documented doubling)."""
-        if self.topic in self.declared.remember:
-            return False
-        first_end = min((start for start, _, _ in self.removers()), default=inf)
-        return any(put.effect_until >= first_end for put in self.storers_of(birth, content))
+        if self.commits:
+            return self.course.births(birth) > 1
+        ends = self.removers()
+        if self.remembers:
+            # What was acknowledged, cancelled or expired is remembered, what was purged is not.
+            ends = (end for end in ends if end[2] is not None and end[2].operation == "purge")
+        first_end = min((start for start, _, _ in ends), default=inf)
+        return first_end < inf and any(put.effect_until >= first_end for put in self.storers_of(birth, content))
 
     @property
     def forgotten(self) -> bool:

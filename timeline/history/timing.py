@@ -60,7 +60,7 @@ def _early(story: Story, receive: Event) -> Iterator[Violation]:
         yield story.violation("S6", f"handed out {over_ms:.1f} ms after its lease had ended", receive)
 
 
-def _window(story: Story, event: Event) -> tuple[float, float] | None:
+def asked_window(story: Story, event: Event) -> tuple[float, float] | None:
     """The dues that `event` can have asked for; None when it asked for none."""
     arguments, bound_ms = event.arguments, story.declared.clock_bound_ms
     if arguments.get("due_ms") is not None:
@@ -85,7 +85,7 @@ def _asked(story: Story, life: Life) -> list[Asked]:
             continue
         if event.operation == "put" and event not in storers and not event.arguments.get("move"):
             continue
-        window = _window(story, event)
+        window = asked_window(story, event)
         if window is None:
             continue
         known = event.happened and not (event.operation == "put" and met(event))
@@ -98,7 +98,7 @@ def _asked(story: Story, life: Life) -> list[Asked]:
             version = 0
         found.append(Asked(*window, version, event))
     for event in story.by_tag:
-        window = _window(story, event) if event.operation == "move_tag" and event.may_have_happened else None
+        window = asked_window(story, event) if event.operation == "move_tag" and event.may_have_happened else None
         if window is not None:
             found.append(Asked(*window, 0, event))
     return found
@@ -140,6 +140,19 @@ def _schedule(
         yield story.violation("S1", f"scheduled at {scheduled_ms}, before what was asked", *sources, shown)
     else:
         yield story.violation("S7", f"scheduled at {scheduled_ms}, which is not what was asked last", *sources, shown)
+
+
+def _taken_over(story: Story, first: Event, second: Event) -> bool:
+    """Whether another session of their consumer was there: it may have had the message in between, unseen. One that
+    was cut off comes back, and is then told that it was superseded, or supersedes in its turn."""
+    mine = first.arguments.get("session", 0)
+    if mine != second.arguments.get("session", 0):
+        return True
+    sessions = story.declared.sessions.get(first.arguments.get("consumer", ""), {})
+    began = sessions.get(mine, (first.invoked, inf))[0]
+    return any(
+        session != mine and since <= second.invoked and until >= began for session, (since, until) in sessions.items()
+    )
 
 
 def _may_add(shift: Event, schedulers: list[Event]) -> list[float]:
@@ -190,8 +203,7 @@ def unexplained(story: Story, life: Life, first: Event, second: Event) -> Violat
 def _explained(story: Story, life: Life, first: Event, second: Event) -> bool:
     """A release, a burial that was revived, or another session of the same consumer."""
     low, high = first.arguments["version"], second.arguments["version"]
-    same_consumer = first.arguments.get("consumer") == second.arguments.get("consumer")
-    if same_consumer and first.arguments.get("session") != second.arguments.get("session"):
+    if first.arguments.get("consumer") == second.arguments.get("consumer") and _taken_over(story, first, second):
         return True
     if any(
         event.operation in ("release", "bury") and event.may_have_happened and low <= event.arguments["version"] < high

@@ -1,0 +1,286 @@
+"""What was answered and handed out, against what the store did, where a history has the store's side too: an answer OK
+has its change (S8), every change has its call and no call two (S9, S16), a refusal has its reason while it was being
+given (S3, S4, S5), what reaches code is what was leased (S9), and the dump is where the changes lead (S3, S8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+from timeline.history.course import Course, Standing, Stretch, expires_by
+from timeline.history.record import Event
+from timeline.history.story import Story, Violation, met
+from timeline.history.timing import asked_window
+
+CHANGES = {
+    "put": ("put", "move"), "move": ("move",), "cancel": ("cancel",), "revive": ("revive",), "purge": ("purge",),
+    "ack": ("ack",), "extend": ("extend",), "release": ("release",), "bury": ("bury",),
+}  # fmt: skip
+"""The changes that each operation may make."""
+SETTLES = ("ack", "extend", "release", "bury")
+ASKED = {
+    "put": ("put",), "move": ("move", "move_tag", "put"), "cancel": ("cancel", "cancel_tag"), "revive": ("revive",),
+    "purge": ("purge",), "ack": ("ack",),
+}  # fmt: skip
+"""Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
+
+
+def answers(story: Story) -> Iterator[Violation]:
+    """Whether answers, deliveries and the dump agree with the store's changes."""
+    if story.forgotten or not story.declared.witnessed:
+        return
+    course = story.course
+    yield from _remembered(story, course)
+    yield from _asked(story, course)
+    for event in (*story.puts, *story.mutations, *story.settles, *story.reads):
+        if event.returned < inf:
+            yield from _answer(story, course, event)
+    for receive in story.receives:
+        yield from _granted(story, course, receive)
+    yield from _dump(story, course)
+
+
+# ── answers ──
+
+
+def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
+    operation, status = event.operation, str(event.result.get("status", ""))
+    if event.happened and operation in CHANGES and not met(event):
+        if not any(_is_of(event, change) for change in course.changed(event, *CHANGES[operation])) and not _by_repeat(
+            course, event
+        ):
+            yield story.violation("S8", f"{operation} was answered {status}, and the store did nothing", event)
+        return
+    justified = REASONS.get(status)
+    if justified is None or operation == "topic":
+        return
+    if not any(justified(story, stretch, event) for stretch in course.during(event)):
+        shown = [stretch.by for stretch in course.during(event)]
+        invariant = {"FENCED": "S5", "NOT_FOUND": "S8"}.get(status, "S3")
+        if operation in SETTLES and status in ("LEASED", "DEAD", "EXISTS"):
+            invariant = "S4"
+        yield story.violation(invariant, f"{operation} was answered {status}, which nothing explains", *shown, event)
+
+
+def _is_of(event: Event, change: Event) -> bool:
+    """Whether `change` is what `event`, answered OK, says that it did."""
+    asked, did = event.arguments, change.arguments
+    if event.operation in SETTLES:
+        version = asked["version"] + (event.operation == "release")
+        return (did["birth"], did["version"]) == (asked["birth"], version)
+    if not _names(event, did["version"]) or (
+        event.operation == "put" and did["kind"] == "move" and not asked.get("move")
+    ):
+        return False
+    if asked.get("if_version"):
+        before = did["version"] - (event.operation in ("move", "revive"))
+        return bool(before == asked["if_version"])
+    return True
+
+
+def _names(event: Event, version: int) -> bool:
+    """Whether the answer may mean the change that made `version`. Sent again, a call is answered how things stand."""
+    told = event.result.get("version")
+    return not told or told == version or (bool(event.result.get("repeated")) and told > version)
+
+
+def _by_repeat(course: Course, event: Event) -> bool:
+    """Whether OK may mean that the call, sent again after a lost answer, found things done: an ack finds nothing, a
+    bury a dead letter with its token (which the broker may have buried), an extend or a move what came later."""
+    standing = [stretch.standing for stretch in course.during(event)]
+    if event.operation == "ack":
+        return bool(event.result.get("repeated")) and None in standing
+    if event.operation == "bury":
+        token = event.arguments["birth"], event.arguments["version"]
+        return any(one is not None and one.dead and (one.birth, one.version) == token for one in standing)
+    return False
+
+
+Reason = Callable[[Story, Stretch, Event], bool]
+
+
+def _gone(story: Story, stretch: Stretch, event: Event) -> bool:
+    return stretch.standing is None or _may_have_expired(story, stretch.standing, event)
+
+
+def _may_have_expired(story: Story, standing: Standing, event: Event) -> bool:
+    """Whether the message may have been found past its expiry, and removed, before `event` returned: that goes without
+    a line of its own. A lease that runs and a dead letter outlive expiry."""
+    wall_ms = event.wall_ms + (event.returned - event.invoked) + story.declared.clock_bound_ms
+    return expires_by(standing, wall_ms)
+
+
+def _fenced(story: Story, stretch: Stretch, event: Event) -> bool:
+    standing, asked = stretch.standing, event.arguments
+    if standing is None:
+        return False
+    if event.operation in SETTLES:
+        token = standing.birth, standing.version, standing.holder
+        return token != (asked["birth"], asked["version"], asked.get("consumer"))
+    return asked.get("if_version", 0) not in (0, standing.version)
+
+
+def _leased(story: Story, stretch: Stretch, event: Event) -> bool:
+    standing = stretch.standing
+    return bool(
+        standing is not None
+        and standing.holder
+        and not standing.dead
+        and standing.due_ms > event.wall_ms - story.declared.clock_bound_ms
+    )
+
+
+def _dead(story: Story, stretch: Stretch, event: Event) -> bool:
+    return stretch.standing is not None and stretch.standing.dead
+
+
+def _exists(story: Story, stretch: Stretch, event: Event) -> bool:
+    standing = stretch.standing
+    if standing is None:
+        return False
+    return not standing.dead if event.operation in ("revive", "purge") else standing.sum != event.arguments.get("sum")
+
+
+def _forbidden(story: Story, stretch: Stretch, event: Event) -> bool:
+    return stretch.standing is not None and stretch.standing.group != event.arguments.get("group", "default")
+
+
+def _duplicate(story: Story, stretch: Stretch, event: Event) -> bool:
+    if event.result.get("settled"):
+        return story.remembers and (
+            stretch.remembered or (stretch.standing is not None and _may_have_expired(story, stretch.standing, event))
+        )
+    return stretch.standing is not None and stretch.standing.sum == event.arguments.get("sum")
+
+
+def _expired(story: Story, stretch: Stretch, event: Event) -> bool:
+    return stretch.standing is not None and stretch.standing.expires_ms > 0
+
+
+def _found(story: Story, stretch: Stretch, event: Event) -> bool:
+    return event.operation != "get" or stretch.standing is not None
+
+
+REASONS: dict[str, Reason] = {
+    "NOT_FOUND": _gone, "FENCED": _fenced, "LEASED": _leased, "DEAD": _dead, "EXISTS": _exists,
+    "FORBIDDEN": _forbidden, "DUPLICATE": _duplicate, "EXPIRED": _expired, "OK": _found,
+}  # fmt: skip
+"""For each status that is about the message: whether a stretch explains it."""
+
+
+# ── changes ──
+
+
+def _remembered(story: Story, course: Course) -> Iterator[Violation]:
+    """An id that its topic remembers is not stored again."""
+    if not story.remembers:
+        return
+    for before, change in zip(course.stretches, course.changes, strict=False):
+        gone = before.standing is not None and expires_by(before.standing, change.arguments["now_ms"])
+        if change.arguments["kind"] == "put" and (before.remembered or gone):
+            yield story.violation("S9", "stored again though its topic remembers the id", before.by, change)
+
+
+def _asked(story: Story, course: Course) -> Iterator[Violation]:
+    """Each change was asked for by a call that was under way, and each call asked for its own. A call has one operation
+    id (a put its birth), whatever it met when it was sent again, so that its changes are known by that."""
+    wanted: dict[tuple[str, int, int], list[Event]] = {}
+    for change in course.changes:
+        values, kind = change.arguments, change.arguments["kind"]
+        if kind == "put":
+            wanted.setdefault((kind, values["birth"], 0), []).append(change)
+        elif kind in ASKED:
+            own = (values["op"], 0) if values.get("op") else (values["birth"], values["version"])
+            wanted.setdefault((kind, *own), []).append(change)
+    calls = (*story.puts, *story.mutations, *story.settles, *story.by_tag)
+    able = [
+        [(id(event), key[0]) for event in calls if _may_have_made(story, event, changes)]
+        for key, changes in wanted.items()
+    ]
+    for (kind, *_), changes, callers, found in zip(wanted, wanted.values(), able, _matched(able), strict=True):
+        if not found:
+            sentence = f"{kind} was done, and " + (
+                "each call that asked for it did another" if callers else "nobody asked"
+            )
+            yield story.violation("S16" if callers else "S9", sentence, *changes)
+
+
+Call = tuple[int, str]
+
+
+def _matched(able: list[list[Call]]) -> list[bool]:
+    """For each of the wanted, whether it gets a call of its own, where as many as possible do."""
+    taken: dict[Call, int] = {}
+
+    def find(at: int, seen: set[Call]) -> bool:
+        for call in able[at]:
+            if call not in seen:
+                seen.add(call)
+                if call not in taken or find(taken[call], seen):
+                    taken[call] = at
+                    return True
+        return False
+
+    return [find(at, set()) for at in range(len(able))]
+
+
+def _may_have_made(story: Story, event: Event, changes: list[Event]) -> bool:
+    """Whether the call may have made all these changes, which carry one operation id."""
+    kind = changes[0].arguments["kind"]
+    if not event.may_have_happened or event.operation not in ASKED[kind]:
+        return False
+    if not all(event.invoked <= change.returned <= event.effect_until for change in changes):
+        return False
+    asked, did = event.arguments, changes[0].arguments
+    if kind == "ack":
+        token = did["birth"], did["version"], did.get("holder")
+        return (asked["birth"], asked["version"], asked.get("consumer")) == token
+    if event.operation == "put" and kind == "move":
+        return bool(asked.get("move"))
+    if kind == "put" and (asked.get("sum") != did.get("sum") or (met(event) and not event.result.get("repeated"))):
+        return False
+    versions = [change.arguments["version"] for change in changes]
+    if event.happened and kind in ("move", "revive") and not any(_names(event, version) for version in versions):
+        return False
+    window = asked_window(story, event) if kind in ("put", "move", "revive") else None
+    return window is None or all(window[0] <= change.arguments["due_ms"] <= window[1] for change in changes)
+
+
+# ── deliveries and the dump ──
+
+
+def _granted(story: Story, course: Course, receive: Event) -> Iterator[Violation]:
+    """What reached code is what a lease gave to this consumer before, scheduled as it stood then."""
+    seen = receive.arguments
+    token = seen["birth"], seen["version"], seen["consumer"]
+    leased = [
+        (stretch.by, stretch.standing)
+        for stretch in course.stretches
+        if stretch.since <= receive.invoked
+        and stretch.standing is not None
+        and (stretch.standing.birth, stretch.standing.version, stretch.standing.holder) == token
+    ]
+    if not leased:
+        yield story.violation("S9", "handed out, and the store never leased it so", receive)
+    elif all(one.scheduled_ms != seen["scheduled_ms"] for _, one in leased):
+        sentence = f"handed out as scheduled at {seen['scheduled_ms']}, which did not stand"
+        yield story.violation("S7", sentence, leased[-1][0], receive)
+    elif all(one.sum != seen.get("sum") for _, one in leased):
+        yield story.violation("S9", "handed out with another payload than was stored", leased[-1][0], receive)
+
+
+def _dump(story: Story, course: Course) -> Iterator[Violation]:
+    """What the store has at the end is where its changes led."""
+    last = course.stretches[-1]
+    if last.standing is None:
+        for row in story.rows:
+            yield story.violation("S6", "the store has what its own changes had ended", last.by, row)
+    elif not story.rows:
+        if not expires_by(last.standing, story.declared.end_wall_ms + story.declared.clock_bound_ms):
+            yield story.violation("S8", "nothing ended it, and the store has it no more", last.by)
+    else:
+        row, one = story.rows[0], last.standing
+        there = row["birth"], row["version"], row["due_ms"], bool(row["died_ms"])
+        if there != (one.birth, one.version, one.due_ms, one.dead):
+            yield story.violation("S3", "the store has it otherwise than its changes left it", last.by, row)
