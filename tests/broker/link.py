@@ -204,11 +204,13 @@ def statuses(answer: Any) -> list[Status]:
 
 
 @asynccontextmanager
-async def broker(store: str | Store = "memory://", limits: Limits | None = None) -> AsyncIterator[Link]:
+async def broker(
+    store: str | Store = "memory://", limits: Limits | None = None, clock: Clock | None = None
+) -> AsyncIterator[Link]:
     """A started broker with topic "t"."""
     node = Node(
         store=make_store(store) if isinstance(store, str) else store,
-        clock=Clock(),
+        clock=clock or Clock(),
         membership=make_membership("local://"),
         random_bits=random.Random(1).getrandbits,
         name="b1",

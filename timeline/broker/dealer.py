@@ -165,7 +165,8 @@ class Dealer:
         if not self.roster.ready(mono_ms) or self._outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
-            return Cause.NO_CREDIT, max(1.0, float(wait_ms))
+            cause = Cause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else Cause.NO_CONSUMER
+            return cause, max(1.0, float(wait_ms))
         if mono_ms < self._fruitless_until_ms:
             return Cause.NO_CREDIT, self._fruitless_until_ms - mono_ms
         rate_wait_ms = self._rate.wait_ms(self.topic.settings.max_rate_per_s, mono_ms)

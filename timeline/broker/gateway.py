@@ -15,10 +15,12 @@ import numpy as np
 
 from timeline.broker.admission import admit_mutations, earliest, refused
 from timeline.broker.consuming import ConsumeStream
+from timeline.broker.late import LateOne, late_list
 from timeline.broker.producing import ProduceStream
 from timeline.broker.streams import Streams
+from timeline.columns import Ragged
 from timeline.errors import Invalid
-from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic
+from timeline.model import MAX_TIME_MS, Answers, Operation, State, Status, Topic
 from timeline.storage_plugins.contract import (
     ScanFilter,
     StoreError,
@@ -32,6 +34,7 @@ from timeline.wire import (
     Forecast,
     Forecasted,
     Late,
+    LateList,
     Mutate,
     Mutated,
     MutateTag,
@@ -74,7 +77,8 @@ class Gateway:
         """One frame for one."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
-        self._check_ready()
+        if method != "Late":  # when the store is down, people ask why
+            self._check_ready()
         if len(self._under_way) >= self._node.limits.calls_in_flight:
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
@@ -103,9 +107,7 @@ class Gateway:
         if method == "Topics":
             return encode(await self._topics(self._decoded(method, data, Topics)))
         if method == "Late":
-            late = self._decoded(method, data, Late)
-            now_ms = self._node.clock.now_ms()
-            return encode(self._node.late.since(late.since_ms, late.topic, late.id, late.limit, now_ms))
+            return encode(await self._late(self._decoded(method, data, Late)))
         raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
 
     def _check_ready(self) -> None:
@@ -247,6 +249,27 @@ class Gateway:
                 left -= len(page.rows)
             if not cursor or (asked.limit and left <= 0):
                 return
+
+    async def _late(self, asked: Late) -> LateList:
+        node, now_ms = self._node, self._node.clock.now_ms()
+        late = node.late.since(asked.since_ms, asked.topic, asked.id, asked.limit)
+        if asked.id and asked.topic and not node.not_ready:
+            late = (late + await self._overdue(asked.topic, asked.id, now_ms))[-asked.limit :]
+        return late_list(late, node.late.dropped, now_ms)
+
+    async def _overdue(self, name: str, id: bytes, now_ms: int) -> list[LateOne]:
+        """The message, when it is due and nobody has it, with what keeps it until now."""
+        node = self._node
+        topic = await node.topic(name)
+        if topic is None:
+            return []
+        where = ScanFilter(frozenset({State.AVAILABLE}), ids=Ragged.of([id]))
+        page = await node.store.call("scan", node.store.store.scan(topic, now_ms, where, b"", 1, False))
+        return [
+            LateOne(name.encode(), id, b"", due_ms, now_ms, node.dealer(topic).lateness.still(due_ms, now_ms))
+            for due_ms in page.rows.due_ms.tolist()
+            if now_ms - due_ms > node.limits.late_ms
+        ]
 
     async def _forecast(self, asked: Forecast) -> Forecasted:
         node = self._node

@@ -64,9 +64,9 @@ class Hindrances:
             yield self._since_ms, until_ms
         yield from reversed(self._spans.get(cause, ()))
 
-    def why(self, due_ms: Int64, pushed_ms: int) -> UInt8:
-        """For each due, the cause that covered most of due..pushed; of two that covered as much, the first in the order
-        of `Cause`."""
+    def why(self, due_ms: Int64, pushed_ms: int) -> tuple[UInt8, Int64]:
+        """For each due, the cause that covered most of due..pushed, and how much; of two that covered as much, the
+        first in the order of `Cause`."""
         causes = np.full(len(due_ms), Cause.UNEXPLAINED, dtype=np.uint8)
         most = np.zeros(len(due_ms), dtype=np.int64)
         first_ms = int(due_ms.min())
@@ -81,8 +81,8 @@ class Hindrances:
         if first_ms < self._started_ms:
             back_ms = min(pushed_ms, self._started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
             down = (due_ms < self._started_ms) & (back_ms - due_ms >= most)
-            causes[down] = Cause.BROKER_DOWN
-        return causes
+            causes[down], most[down] = Cause.BROKER_DOWN, back_ms - due_ms[down]
+        return causes, most
 
 
 class Lateness:
@@ -109,17 +109,31 @@ class Lateness:
     def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
         late_ms = sent_ms - due_ms
-        cause = self._hindrances.why(due_ms, sent_ms)
+        cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
+        held_up = (cause == Cause.STORE_SLOW) & (2 * covered_ms > late_ms)
         # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
         cause[2 * (sent_ms - np.maximum(parcel.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
-        cause[2 * (parcel.rows.asked_ms - due_ms) > late_ms] = Cause.PRODUCED_LATE
+        # Asked for when its put was stored, which may have waited for the store.
+        cause[(2 * (parcel.rows.asked_ms - due_ms) > late_ms) & ~held_up] = Cause.PRODUCED_LATE
         cause[parcel.again] = Cause.LEASE_RAN_OUT
         return cause
 
-    def still(self, row_due_ms: int, asked_ms: int, now_ms: int) -> Cause:
-        """What keeps a message that is due and not delivered yet."""
-        due_ms = max(row_due_ms, asked_ms)
-        return Cause(int(self._hindrances.why(np.array([due_ms], dtype=np.int64), now_ms)[0]))
+    def still(self, due_ms: int, now_ms: int) -> Cause:
+        """What keeps a message that came due at `due_ms` and is not delivered yet."""
+        causes, _ = self._hindrances.why(np.array([due_ms], dtype=np.int64), now_ms)
+        return Cause(int(causes[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class LateOne:
+    """One late delivery; with no consumer: a message that is due and not delivered by `delivered_ms`, which is now."""
+
+    topic: bytes
+    id: bytes
+    consumer: bytes
+    due_ms: int
+    delivered_ms: int
+    cause: int
 
 
 @dataclass(slots=True)
@@ -154,9 +168,9 @@ class LateRing:
             self._held -= len(gone.ids)
             self.dropped += len(gone.ids)
 
-    def since(self, since_ms: int, topic: str, id: bytes, limit: int, now_ms: int) -> LateList:
-        """The newest `limit` delivered at or after `since_ms`, of `topic` and `id` where given."""
-        chosen: list[tuple[bytes, bytes, bytes, int, int, int]] = []
+    def since(self, since_ms: int, topic: str = "", id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
+        """The newest `limit` delivered at or after `since_ms`, of `topic` and `id` where given; newest last."""
+        chosen: list[LateOne] = []
         for batch in reversed(self._batches):
             if batch.delivered_ms < since_ms or len(chosen) >= limit:
                 break
@@ -166,16 +180,21 @@ class LateRing:
             for at in range(len(ids) - 1, -1, -1):
                 if (not id or ids[at] == id) and len(chosen) < limit:
                     due_ms, cause = int(batch.due_ms[at]), int(batch.cause[at])
-                    chosen.append((batch.topic.encode(), ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
+                    name = batch.topic.encode()
+                    chosen.append(LateOne(name, ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
         chosen.reverse()
-        topics, ids_, consumers, due, delivered, cause_ = zip(*chosen, strict=True) if chosen else ((),) * 6
-        return LateList(
-            topics=Ragged.of(list(topics)),
-            ids=Ragged.of(list(ids_)),
-            consumers=Ragged.of(list(consumers)),
-            due_ms=np.array(due, dtype=np.int64),
-            delivered_ms=np.array(delivered, dtype=np.int64),
-            cause=np.array(cause_, dtype=np.uint8),
-            dropped=self.dropped,
-            now_ms=now_ms,
-        )
+        return chosen
+
+
+def late_list(late: list[LateOne], dropped: int, now_ms: int) -> LateList:
+    """The frame that tells of `late`."""
+    return LateList(
+        topics=Ragged.of([one.topic for one in late]),
+        ids=Ragged.of([one.id for one in late]),
+        consumers=Ragged.of([one.consumer for one in late]),
+        due_ms=np.array([one.due_ms for one in late], dtype=np.int64),
+        delivered_ms=np.array([one.delivered_ms for one in late], dtype=np.int64),
+        cause=np.array([one.cause for one in late], dtype=np.uint8),
+        dropped=dropped,
+        now_ms=now_ms,
+    )

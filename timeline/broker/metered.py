@@ -38,7 +38,7 @@ class MeteredStore:
         store: Store,
         monotonic_ms: Callable[[], float],
         metrics: Metrics,
-        took: Callable[[Topic, float], None],
+        took: Callable[[float], None],
         changed: Callable[[], None],
     ) -> None:
         self.store = store
@@ -91,22 +91,22 @@ class MeteredStore:
             self.down = ""
         return answer
 
-    async def _timed(self, name: str, topic: Topic, work: Coroutine[Any, Any, T]) -> T:
-        """A call that messages of `topic` wait for on their way: `took(topic, ms)` is told how long it was."""
+    async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """A call that messages wait for on their way: `took(ms)` is told how long it was."""
         started_ms = self._monotonic_ms()
         try:
             return await self.call(name, work)
         finally:
-            self._took(topic, self._monotonic_ms() - started_ms)
+            self._took(self._monotonic_ms() - started_ms)
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        return await self._timed("put", topic, self.store.put(topic, now_ms, puts))
+        return await self._timed("put", self.store.put(topic, now_ms, puts))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         return await self.call("settle", self.store.settle(topic, now_ms, settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await self._timed("mutate", topic, self.store.mutate(topic, now_ms, mutations))
+        return await self._timed("mutate", self.store.mutate(topic, now_ms, mutations))
 
     async def lease_due(
         self,
@@ -119,7 +119,7 @@ class MeteredStore:
     ) -> Leased:
         started_ms = self._monotonic_ms()
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
-        leased = await self._timed("lease_due", topic, call)
+        leased = await self._timed("lease_due", call)
         if len(leased.rows):
             self._lease_took(self._monotonic_ms() - started_ms)
         return leased

@@ -154,10 +154,11 @@ class Node:
         if dealer is not None:
             dealer.hint(due_ms)
 
-    def _store_took(self, topic: Topic, took_ms: float) -> None:
-        dealer = self._dealers.get(topic.uid)
-        if dealer is not None and took_ms >= self.limits.slow_ms:
-            dealer.hindered(Cause.STORE_SLOW, took_ms)
+    def _store_took(self, took_ms: float) -> None:
+        """A call on messages' way took so long: those of other topics may have waited behind it."""
+        if took_ms >= self.limits.slow_ms:
+            for dealer in self._dealers.values():
+                dealer.hindered(Cause.STORE_SLOW, took_ms)
 
     def count(self, operation: Operation, statuses: UInt8) -> None:
         """Counts answers by operation and status."""

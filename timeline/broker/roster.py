@@ -252,6 +252,11 @@ class Roster:
         turn = next((at for at, consumer in enumerate(able) if consumer.id > self._last), 0)
         return able[turn:] + able[:turn]
 
+    def anybody(self, now_ms: float) -> bool:
+        """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""
+        there = (Health.HEALTHY, Health.STALLED)
+        return any(consumer.health(now_ms) in there for consumer in self.consumers.values())
+
     def dealt_last(self, consumer: Consumer) -> None:
         """Remembers whose turn it was."""
         self._last = consumer.id

@@ -113,7 +113,8 @@ class Late:
 
 @dataclass(slots=True)
 class LateList:
-    """Newest last. `dropped`: how many the ring had to forget since the broker started."""
+    """Newest last. `dropped`: how many the ring had to forget since the broker started. One without a consumer is not
+    delivered by `delivered_ms`, which is now."""
 
     topics: Ragged
     ids: Ragged

@@ -4969,7 +4969,9 @@ def LateAddLimit(builder, limit): builder.PrependInt64Slot(3, limit, 1000)
 def LateEnd(builder): return builder.EndObject()
 
 
-# Newest last. `dropped`: how many the broker had to forget since it started.
+# Newest last. `dropped`: how many the broker had to forget since it started. An entry without a consumer is the message
+# that was asked for by topic and id, when it is due and nobody has it: not delivered by `delivered_ms`, which is now,
+# and `cause` is what keeps it.
 class LateList(object):
     __slots__ = ['_tab']
 
