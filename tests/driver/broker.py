@@ -46,7 +46,7 @@ class Broker:
             version="test",
             limits=self.limits,
         )
-        self._server.add_generic_rpc_handlers((_Handlers(self.node.service),))
+        self._server.add_generic_rpc_handlers((_Handlers(self.node.service, self.node.limits.stall_ms),))
         await self.node.start()
         await self._server.start()
 
