@@ -84,6 +84,43 @@ async def test_failures_are_released_with_backoff_and_words_of_the_handler_count
     assert [(m.id, m.dead) async for m in tl.dead("t")] == [("bury", "cannot be read")]
 
 
+async def test_a_failure_at_the_last_delivery_is_buried_with_its_reason(
+    tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    await tl.create_topic("few", max_deliveries=2)
+    over = asyncio.Event()
+
+    async def handler(d: timeline.Delivery) -> None:
+        if d.id == "last":
+            over.set()
+        elif d.id == "retries":
+            raise Retry(in_=0, reason="the host is down")
+        elif d.deliveries <= 2:
+            raise ValueError("no such gate")
+
+    async with tl.producer("few") as p, tl.consumer("few", id="w") as c:
+        for id in ("fails", "retries"):
+            await p.produce(b"", in_=0, id=id)
+        running = asyncio.ensure_future(c.run(handler, backoff=Backoff(first=0)))
+        while [m async for m in tl.scan("few")]:
+            await asyncio.sleep(0)
+        dead = {m.id: m.dead async for m in tl.dead("few")}
+        await p.revive(["fails"], in_=0)
+        while len([m async for m in tl.dead("few")]) < 2:
+            await asyncio.sleep(0)
+        await p.produce(b"", in_=0, id="last")
+        await over.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert dead == {
+        "fails": "max_deliveries: ValueError: no such gate",
+        "retries": "max_deliveries: the host is down",
+    }
+    said = [record.getMessage() for record in caplog.records if "'fails'" in record.getMessage()]
+    assert ["again in" in line for line in said] == [True, False, True, False]
+    assert "last of 2 deliveries" in said[1]
+
+
 async def test_the_lease_is_extended_while_a_handler_works(tl: timeline.Timeline) -> None:
     done = asyncio.Event()
     ends: list[int] = []

@@ -228,6 +228,7 @@ def delivers(draw: st.DrawFn) -> frames.Deliver:
         payloads=draw(ragged(payloads | uniform, n)),
         headers=draw(maybe(ragged(headers, n))),
         tags=draw(maybe(ragged(tags, n))),
+        max_deliveries=draw(whole32),
     )
 
 

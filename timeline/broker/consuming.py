@@ -252,7 +252,7 @@ class ConsumeStream:
                     item = item.where(alive)
                 if len(item) == 0:
                     continue
-                frame = item.deliver(now_ms)
+                frame = item.deliver(now_ms, dealer.topic.settings.max_deliveries)
             else:
                 frame = item
             consumer.sending_since_ms = node.clock.monotonic_ms()

@@ -63,8 +63,8 @@ class Parcel:
             yield self.take(np.arange(start, stop))
             start = stop
 
-    def deliver(self, pushed_ms: int) -> Deliver:
-        """The frame that brings it to its consumer."""
+    def deliver(self, pushed_ms: int, max_deliveries: int) -> Deliver:
+        """The frame that brings it to its consumer; `max_deliveries` is the topic's."""
         rows = self.rows
         assert rows.payloads is not None and rows.headers is not None
         return Deliver(
@@ -81,6 +81,7 @@ class Parcel:
             payloads=rows.payloads,
             headers=rows.headers if rows.headers.nbytes else None,
             tags=rows.tags if rows.tags.nbytes else None,
+            max_deliveries=max_deliveries,
         )
 
     def unseen(self, random_bits: Callable[[int], int]) -> Settles:

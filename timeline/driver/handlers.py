@@ -125,16 +125,34 @@ class _Crew:
             await self._settle(delivery, delivery.release(reason="the consumer shut down"))
             raise
         except Retry as again:
-            await self._settle(delivery, delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason)))
+            if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
+                await self._settle(delivery, delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason)))
         except Bury as bury:
             await self._settle(delivery, delivery.bury(_short(bury.reason) or "buried by its handler"))
         except Exception as error:
-            wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
-            log.warning("the handler of %r failed, again in %d ms", delivery.id, wait_ms, exc_info=error)
-            reason = _short(f"{type(error).__name__}: {error}")
-            await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=reason))
+            await self._failed(delivery, f"{type(error).__name__}: {error}", error)
         else:
             await self._settle(delivery, delivery.ack())
+
+    async def _failed(self, delivery: Delivery, reason: str, error: Exception | None = None) -> None:
+        """Once more after the backoff, where the topic permits another delivery."""
+        if await self._buried(delivery, reason, error):
+            return
+        wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
+        log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
+        await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=_short(reason)))
+
+    async def _buried(self, delivery: Delivery, reason: str, error: Exception | None = None) -> bool:
+        """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
+        all the same, but nobody would know the reason. False: there are more deliveries to come."""
+        most = delivery._load.frame.max_deliveries
+        if not 0 < most <= delivery.deliveries:
+            return False
+        log.error(
+            "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
+        )
+        await self._settle(delivery, delivery.bury(_short(f"max_deliveries: {reason}")))
+        return True
 
     async def _call_async(self, delivery: Delivery) -> None:
         handler: Any = self.handler
@@ -152,10 +170,7 @@ class _Crew:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
                 # A thread cannot be stopped: its message goes back now, and the worker waits for it to end.
-                wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
-                log.warning("the handler of %r took longer than %d ms", delivery.id, self.timeout_ms)
-                reason = f"the handler took longer than {self.timeout_ms} ms"
-                await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=reason))
+                await self._failed(delivery, f"the handler took longer than {self.timeout_ms} ms")
                 await asyncio.wait({future})
                 return
         result = await asyncio.shield(future)

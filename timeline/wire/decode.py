@@ -232,6 +232,7 @@ def _deliver(body: Body) -> Deliver:
         payloads=body.ragged("payloads"),
         headers=body.optional_judged("headers", judge_headers),
         tags=body.optional_judged("tags", judge_tags),
+        max_deliveries=body.whole("max_deliveries"),
     )
 
 

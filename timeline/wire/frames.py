@@ -229,7 +229,8 @@ class Welcome:
 class Deliver:
     """n messages, down a Consume stream. `due_ms`: when each came due; `lease_until_ms`: when its lease ends; both on
     the broker's clock, as are `leased_ms` (when the store call that leased them returned) and `pushed_ms` (when this
-    frame was made), so that a consumer knows each lease's remaining time and lateness can be taken apart."""
+    frame was made), so that a consumer knows each lease's remaining time and lateness can be taken apart.
+    `max_deliveries`: how many the topic permits; 0: any number."""
 
     leased_ms: int
     pushed_ms: int
@@ -244,6 +245,7 @@ class Deliver:
     payloads: Ragged
     headers: Ragged | None = None
     tags: Ragged | None = None
+    max_deliveries: int = 0
 
 
 @dataclass(slots=True)

@@ -2648,7 +2648,16 @@ class Deliver(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(36))
         return o == 0
 
-def DeliverStart(builder): builder.StartObject(17)
+    # How many deliveries the topic permits, when this frame was made; 0: any number. A message that has had so many is
+    # buried when it becomes available again: who gives the last one up had better bury it himself, with the reason.
+    # Deliver
+    def MaxDeliveries(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(38))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+def DeliverStart(builder): builder.StartObject(18)
 def DeliverAddLeasedMs(builder, leasedMs): builder.PrependInt64Slot(0, leasedMs, 0)
 def DeliverAddPushedMs(builder, pushedMs): builder.PrependInt64Slot(1, pushedMs, 0)
 def DeliverAddIdsOffsets(builder, idsOffsets): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(idsOffsets), 0)
@@ -2681,6 +2690,7 @@ def DeliverAddTagsOffsets(builder, tagsOffsets): builder.PrependUOffsetTRelative
 def DeliverStartTagsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def DeliverAddTags(builder, tags): builder.PrependUOffsetTRelativeSlot(16, flatbuffers.number_types.UOffsetTFlags.py_type(tags), 0)
 def DeliverStartTagsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def DeliverAddMaxDeliveries(builder, maxDeliveries): builder.PrependUint32Slot(17, maxDeliveries, 0)
 def DeliverEnd(builder): return builder.EndObject()
 
 

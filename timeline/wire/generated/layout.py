@@ -96,6 +96,7 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('headers', '[ubyte]', 32, 0),
         ('tags_offsets', '[uint]', 34, 0),
         ('tags', '[ubyte]', 36, 0),
+        ('max_deliveries', 'uint', 38, 0),
     ),
     'Forecast': (
         ('topic', 'string', 4, 0),
