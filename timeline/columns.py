@@ -8,7 +8,7 @@ message 0.16 M.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -22,6 +22,9 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_FEW = 32
+"""Up to here plain Python is quicker than a handful of numpy calls."""
 
 
 class Ragged(Sequence[bytes]):
@@ -42,8 +45,11 @@ class Ragged(Sequence[bytes]):
     def of(cls, items: Iterable[bytes]) -> Ragged:
         """A column of `items`; keeps the list, so that `tolist` costs nothing."""
         listed = items if isinstance(items, list) else list(items)
-        offsets = np.zeros(len(listed) + 1, dtype=np.int64)
-        np.cumsum(np.fromiter(map(len, listed), dtype=np.int64, count=len(listed)), out=offsets[1:])
+        if len(listed) <= _FEW:
+            offsets = np.array([0, *accumulate(map(len, listed))], dtype=np.int64)
+        else:
+            offsets = np.zeros(len(listed) + 1, dtype=np.int64)
+            np.cumsum(np.fromiter(map(len, listed), dtype=np.int64, count=len(listed)), out=offsets[1:])
         column = cls(b"".join(listed), offsets)
         column._items = listed
         return column
@@ -111,9 +117,11 @@ class Ragged(Sequence[bytes]):
         if count == 0:
             return []
         start, end = int(self.offsets[0]), int(self.offsets[-1])
+        if count == 1:
+            return [bytes(self.data[start:end])]
         sizes = self.sizes
         size = int(sizes[0])
-        if size and (count == 1 or (size * count == end - start and bool((sizes == size).all()))):
+        if size and size * count == end - start and bool((sizes == size).all()):
             whole: list[bytes] = np.frombuffer(self.data, f"V{size}", count, start).tolist()
             return whole
         data = bytes(self.data[start:end]) if not isinstance(self.data, bytes) else self.data
@@ -123,7 +131,7 @@ class Ragged(Sequence[bytes]):
     @property
     def sizes(self) -> Int64:
         """Length in bytes of each item."""
-        return np.diff(self.offsets).astype(np.int64, copy=False)
+        return (self.offsets[1:] - self.offsets[:-1]).astype(np.int64, copy=False)
 
     @property
     def nbytes(self) -> int:

@@ -125,6 +125,8 @@ class Metrics:
             for name, (kind, help, labels) in CATALOG.items()
             if kind == "counter"
         }
+        self._calls: dict[str, Histogram] = {}
+        self._found: dict[tuple[str, tuple[str, ...]], Counter] = {}
         self._gauges = {
             name: Gauge(name, help, labels, registry=self.registry)
             for name, (kind, help, labels) in CATALOG.items()
@@ -142,8 +144,7 @@ class Metrics:
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Adds to a counter of the catalog."""
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(by)
+        self._series(name, labels).inc(by)
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
         """Sets a gauge of the catalog."""
@@ -152,21 +153,32 @@ class Metrics:
 
     def store_call(self, call: str, outcome: str, took_ms: float) -> None:
         """One store call ended."""
-        self._store_seconds.labels(call).observe(took_ms / 1000.0)
-        self._counters["timeline_store_calls_total"].labels(call, outcome).inc()
+        seconds = self._calls.get(call)
+        if seconds is None:
+            seconds = self._calls[call] = self._store_seconds.labels(call)
+        seconds.observe(took_ms / 1000.0)
+        self._series("timeline_store_calls_total", (call, outcome)).inc()
 
     def operations(self, operation: str, statuses: npt.NDArray[np.uint8], names: Callable[[int], str]) -> None:
         """Answers of one call, counted by status; `names` gives a status code's name."""
-        counter = self._counters["timeline_operations_total"]
         for code, count in enumerate(np.bincount(statuses).tolist()):
             if count:
-                counter.labels(operation, names(code)).inc(count)
+                self._series("timeline_operations_total", (operation, names(code))).inc(count)
+
+    def _series(self, name: str, labels: tuple[str, ...]) -> Counter:
+        """A counter of the catalog with its labels, looked up once: that costs more than counting."""
+        series = self._found.get((name, labels))
+        if series is None:
+            counter = self._counters[name]
+            series = self._found[name, labels] = counter.labels(*labels) if labels else counter
+        return series
 
     def forget_topic(self, name: str) -> None:
         """A topic is gone: its series go too."""
         if name not in self._shown:
             return
         self._shown.discard(name)
+        self._found.clear()
         self.lateness.forget(name)
         for metric in (*self._counters.values(), *self._gauges.values()):
             if "topic" in metric._labelnames:

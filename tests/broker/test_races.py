@@ -188,8 +188,10 @@ async def test_what_a_lease_call_brings_while_draining_goes_back():
     store = SlowStore()
     async with broker(store, Limits(drain_streams_ms=60_000)) as link:
         consumer = await link.consume()
+        while not store.calls["lease_due"]:  # what the dealer asks for on its own
+            await asyncio.sleep(0)
         await link.put(["seen"])
-        await consumer.down(Deliver)  # what the dealer asked for on its own is answered
+        await consumer.down(Deliver)
         store.hold("lease_due")
         await link.put(["a"])
         while await states(link, State.LEASED) != [b"a", b"seen"]:

@@ -151,8 +151,9 @@ class Dealer:
         until_sweep_ms = self._sweep_at_ms - mono_ms
         if self._next_due_ms is None or until_sweep_ms <= 0:
             return max(0.0, until_sweep_ms)
-        ahead_ms = 0 if self._next_due_ms == self._never_ahead_ms else self._ahead_ms()
-        return min(until_sweep_ms, self._next_due_ms - ahead_ms - now)
+        asked_ms, p99_ms = self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms
+        lead_ms = 0 if self._next_due_ms == self._never_ahead_ms else self._ahead.lead_ms(asked_ms, p99_ms)
+        return min(until_sweep_ms, self._next_due_ms - lead_ms - now)
 
     def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
         """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
@@ -173,10 +174,6 @@ class Dealer:
         if rate_wait_ms > 0:
             return Cause.RATE_LIMITED, rate_wait_ms
         return None, None
-
-    def _ahead_ms(self) -> int:
-        """How far ahead of its due a message may be leased."""
-        return self._ahead.window_ms(self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
 
     async def _round(self) -> None:
         """Leases once for whoever has credit, and deals what came."""
@@ -209,7 +206,7 @@ class Dealer:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
         known_ms, self._hinted_ms = self._next_due_ms, None
-        until_ms = now_ms + self._ahead_ms()
+        until_ms = now_ms + self._ahead.window_ms(topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0

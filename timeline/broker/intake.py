@@ -68,7 +68,7 @@ class Intake:
         if not self._running:
             self._running = True
             self._idle.clear()
-            self._tasks.spawn(self._run(), "intake")
+            self._tasks.spawn(self._run(), "intake", finishes=True)
         return await waiting.answer
 
     async def idle(self) -> None:
@@ -81,7 +81,10 @@ class Intake:
                 by_topic: dict[int, list[_Waiting]] = {}
                 for waiting in self._next_batch():
                     by_topic.setdefault(waiting.topic.uid, []).append(waiting)
-                await asyncio.gather(*(self._call(batch) for batch in by_topic.values()))
+                if len(by_topic) == 1:
+                    await self._call(*by_topic.values())
+                else:
+                    await asyncio.gather(*(self._call(batch) for batch in by_topic.values()))
         finally:
             self._running = False
             self._idle.set()

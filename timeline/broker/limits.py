@@ -53,6 +53,8 @@ class Limits:
     answers_waiting: int = 256
     """Frames waiting to be sent to one consumer; past it the consumer is not read."""
     lease_ahead_cap_ms: int = 50
+    lease_along_ms: int = 10
+    """A round that leases ahead takes along what comes due so soon after what it began for."""
     ahead_messages: int = 64
     """The first dealing round ahead of a due takes so many at most; after a full one the next takes more."""
     late_ms: int = 50

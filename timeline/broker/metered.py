@@ -91,22 +91,24 @@ class MeteredStore:
             self.down = ""
         return answer
 
-    async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _timed(self, call: Coroutine[Any, Any, T]) -> T:
         """A call that messages wait for on their way: `took(ms)` is told how long it was."""
         started_ms = self._monotonic_ms()
         try:
-            return await self.call(name, work)
+            return await call
         finally:
             self._took(self._monotonic_ms() - started_ms)
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        return await self._timed("put", self.store.put(topic, now_ms, puts))
+        """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
+        return await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        return await self.call("settle", self.store.settle(topic, now_ms, settles))
+        """Likewise."""
+        return await self._measured("settle", self.store.settle(topic, now_ms, settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await self._timed("mutate", self.store.mutate(topic, now_ms, mutations))
+        return await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
 
     async def lease_due(
         self,
@@ -119,7 +121,7 @@ class MeteredStore:
     ) -> Leased:
         started_ms = self._monotonic_ms()
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
-        leased = await self._timed("lease_due", call)
+        leased = await self._timed(self.call("lease_due", call))
         if len(leased.rows):
             self._lease_took(self._monotonic_ms() - started_ms)
         return leased

@@ -55,7 +55,7 @@ class Settling:
         if lane is None:
             lane = self._lanes[topic.uid] = deque()
             lane.append((settles, future))
-            self._tasks.spawn(self._run(topic, lane), f"settling {topic.name}")
+            self._tasks.spawn(self._run(topic, lane), f"settling {topic.name}", finishes=True)
         else:
             lane.append((settles, future))
         return await future

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 log = logging.getLogger("timeline.broker")
+FINISH_S = 5.0
 
 
 class Tasks:
@@ -14,24 +15,31 @@ class Tasks:
 
     def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:
         self._running: set[asyncio.Task[None]] = set()
+        self._finishing: set[asyncio.Task[None]] = set()
         self._on_crash = on_crash
 
-    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """Runs `work` until it ends or `cancel` is called."""
+    def spawn(
+        self, work: Coroutine[object, object, None], name: str, *, finishes: bool = False
+    ) -> asyncio.Task[None]:
+        """Runs `work` until it ends or `cancel` is called. What `finishes` is waited for instead: it is in the middle of
+        a store's call, and ends soon."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._running.add(task)
+        (self._finishing if finishes else self._running).add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        self._finishing.discard(task)
         if not task.cancelled() and (crash := task.exception()) is not None:
             log.error("task %s ended by an error", task.get_name(), exc_info=crash)
             self._on_crash(task.get_name(), crash)
 
     async def cancel(self) -> None:
-        """Cancels all and waits for their end."""
-        running = list(self._running)
+        """Cancels all and waits for their end, and, up to FINISH_S, for that of those that finish by themselves."""
+        if self._finishing:
+            await asyncio.wait(self._finishing, timeout=FINISH_S)
+        running = [*self._running, *self._finishing]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
