@@ -56,8 +56,11 @@ async def test_a_consumer_of_which_nothing_is_heard_is_none():
         await passing(link, 20)
         await link.put(["a"])
         await passing(link)
-        link.beat(consumer)
-        await consumer.down(Deliver)
+        delivered = asyncio.ensure_future(consumer.down(Deliver))
+        while not delivered.done():  # one beat lasts 5 ms here, which a busy machine may let pass
+            link.beat(consumer)
+            await passing(link, 1)
+        await delivered
         assert await cause_of(link, "a") is Cause.NO_CONSUMER
 
 
