@@ -15,6 +15,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from timeline.errors import Closed, Exists, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
@@ -30,10 +31,13 @@ COMMANDS = {
     "cancel": ("timeline.cli.change", "Take messages off the timeline"),
     "show": ("timeline.cli.read", "One message with all that is known of it"),
     "ls": ("timeline.cli.read", "A topic's messages"),
+    "forecast": ("timeline.cli.forecast", "Draw how much comes due, and when"),
+    "late": ("timeline.cli.late", "What was late, and why"),
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
     "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
+    "completion": ("timeline.cli.completion", "Completion for bash, zsh and fish"),
     "version": ("timeline.cli.app", "The version of this package"),
 }
 """Command name → (module that has it, one line). A command's module is imported when it is used."""
@@ -80,6 +84,11 @@ class Root(Suggesting):
         found = getattr(module, name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(context, incomplete)
+        return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

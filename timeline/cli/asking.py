@@ -23,6 +23,8 @@ from timeline.model import Status, Topic
 KNOCK_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
 TOPICS_NAMED = 8
+COMPLETION_WAIT = "800ms"
+"""How long a shell's completion of a topic may take."""
 
 
 def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +63,19 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         asking = option(asking)
     return asking
+
+
+def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """For shell completion: the topics that begin with `begun`, when a broker answers soon enough."""
+
+    async def ask() -> list[str]:
+        async with timeline.connect(context.params.get("address") or DEFAULT_ADDRESS, timeout=COMPLETION_WAIT) as tl:
+            return [each.name for each in await tl.topics() if each.name.startswith(begun)]
+
+    try:
+        return asyncio.run(ask())
+    except TimelineError:
+        return []
 
 
 def _check_address(addresses: str) -> None:

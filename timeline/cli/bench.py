@@ -25,7 +25,8 @@ from timeline.bench.produce import Produce, run_produce
 from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart, run_restart
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
-from timeline.cli.output import Progress, print_json, print_table
+from timeline.cli.output import print_json, print_table
+from timeline.cli.progress import Progress
 
 
 @click.group(cls=Suggesting)

@@ -9,8 +9,8 @@ import click
 
 import timeline
 from timeline.cli.app import awaited
-from timeline.cli.asking import check_receipts, client_command
-from timeline.cli.output import Progress
+from timeline.cli.asking import check_receipts, client_command, topic_names
+from timeline.cli.progress import Progress
 from timeline.cli.receipts import tell_counts, tell_receipts
 from timeline.cli.values import due_of
 from timeline.errors import Invalid
@@ -19,7 +19,7 @@ GROUP_HELP = "The producer group that owns the messages."
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option(
     "--to", "--at", "to", metavar="TIME", help="The new due: 2026-03-29T09:00+02:00, now+15m, or local with --tz."
@@ -72,7 +72,8 @@ def move(
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
-                with Progress("moved") as progress:
+                total = None if dry_run else await _how_many(producer, tag)
+                with Progress("moved", total) as progress:
                     told = await producer.move_tag(tag, dry_run=dry_run, progress=_watch(progress), **when)
                 return tell_counts(told.counts, as_json, "moved", dry_run)
             if if_version is not None:
@@ -85,7 +86,7 @@ def move(
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--tag", help="Cancel all messages of this tag.")
 @click.option("--leased", is_flag=True, help="Also those that a consumer has.")
@@ -118,7 +119,8 @@ def cancel(
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
-                with Progress("cancelled") as progress:
+                total = None if dry_run else await _how_many(producer, tag)
+                with Progress("cancelled", total) as progress:
                     told = await producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=_watch(progress))
                 return tell_counts(told.counts, as_json, "cancelled", dry_run)
             if if_version is not None:
@@ -139,6 +141,15 @@ def _check_selection(ids: tuple[str, ...], tag: str | None, if_version: int | No
         raise Invalid("--if-version goes with one ID")
     if dry_run and tag is None:
         raise Invalid("--dry-run goes with --tag; to look at single messages use: timeline show TOPIC ID")
+
+
+async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
+    """How many messages of the tag there are, counted first where a person watches, who wants to know how long it
+    takes; None where nobody does."""
+    with Progress("counted") as progress:
+        if not progress.watched:
+            return None
+        return (await producer.cancel_tag(tag, dry_run=True, progress=_watch(progress))).done
 
 
 def _watch(progress: Progress) -> Callable[[Any], None]:

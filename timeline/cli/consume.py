@@ -12,7 +12,7 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
-from timeline.cli.asking import client_command
+from timeline.cli.asking import client_command, topic_names
 from timeline.cli.output import payload_fields, print_json, shown_payload
 from timeline.cli.values import iso, shown_time
 from timeline.driver.times import duration_ms
@@ -24,7 +24,7 @@ PARTING_S = 1.0
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--id", help="This consumer's id; one that comes back under its id gets what it still holds.  [host-pid]")
 @click.option("--lease", metavar="DURATION", help="How long to have each message.  [the topic's]")
 @click.option("--credit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages at once.")

@@ -8,7 +8,7 @@ import click
 
 import timeline
 from timeline.cli.app import Suggesting, awaited
-from timeline.cli.asking import check_receipts, client_command
+from timeline.cli.asking import check_receipts, client_command, topic_names
 from timeline.cli.output import print_json, print_table
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
@@ -31,7 +31,7 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @client_command
 def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
     """Dead letters of TOPIC with their reasons.
@@ -60,7 +60,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 
 
 @dead.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
 @click.option("--at", metavar="TIME", help="When they are due again.")
@@ -102,7 +102,7 @@ def revive(
 
 
 @dead.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
 @click.option("--group", default="default", show_default=True, help=GROUP_HELP)

@@ -1,11 +1,10 @@
-"""How a command answers: tables for people, JSON for machines, progress on standard error."""
+"""How a command answers: tables for people, JSON for machines."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import click
@@ -13,8 +12,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from timeline.clock import Clock
 
 PAYLOAD_SHOWN_CHARS = 60
 
@@ -77,41 +74,3 @@ def payload_fields(payload: bytes) -> dict[str, Any]:
     if text is not None:
         return {"payload": text}
     return {"payload_base64": base64.b64encode(payload).decode()}
-
-
-class Progress:
-    """Counts something long on standard error while a person watches: how many, how fast, and how long still."""
-
-    EVERY_MS = 200.0
-
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self._what, self._total = what, total
-        self._clock = Clock()
-        self._start_ms = self._said_ms = self._clock.monotonic_ms()
-        self._watched = sys.stderr.isatty()
-        self.done = 0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watched:
-            click.echo("\r\033[K", err=True, nl=False)
-
-    @property
-    def rate_per_s(self) -> float:
-        elapsed_s = (self._clock.monotonic_ms() - self._start_ms) / 1000
-        return self.done / elapsed_s if elapsed_s > 0 else 0.0
-
-    def add(self, count: int = 1) -> None:
-        """`count` more are done."""
-        self.done += count
-        now_ms = self._clock.monotonic_ms()
-        if self._watched and now_ms - self._said_ms >= self.EVERY_MS:
-            self._said_ms = now_ms
-            left = ""
-            if self._total and self.rate_per_s:
-                left = f" of {self._total:,}, {(self._total - self.done) / self.rate_per_s:.0f} s left"
-            click.echo(f"\r\033[K{self._what}: {self.done:,}{left} ({self.rate_per_s:,.0f}/s)", err=True, nl=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,19 +12,20 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import SOME_FAILED, awaited, complain, explain
-from timeline.cli.asking import check_topic, client_command
-from timeline.cli.output import Progress, print_json
+from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain
+from timeline.cli.asking import check_topic, client_command, topic_names
+from timeline.cli.output import print_json
+from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
 from timeline.cli.values import due_of, parse_headers, parse_time
 from timeline.driver.times import duration_ms
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError
 
 READ_BYTES = 256 * 1024
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("payload", required=False)
 @click.option("--at", metavar="TIME", help="When it is due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
 @click.option("--in", "in_", metavar="DURATION", help="How long from now: 250ms, 15m, 2h, 10d.")
@@ -69,14 +71,13 @@ def produce(
     shared: dict[str, Any] = {
         "at": due.at_ms,
         "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
-        "tag": tag,
         "headers": parse_headers(headers) or None,
         "expires": _expires(expires, tz),
     }
 
     async def one(content: bytes) -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
-            receipt = await producer.produce(content, id=id, if_exists=if_exists, **shared)
+            receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
         return tell_receipts([receipt], as_json, "put")
 
     async def many() -> int:
@@ -84,19 +85,21 @@ def produce(
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             # Else each line would be refused by itself, with the same words.
             await check_topic(tl, topic)
-            messages = (timeline.Message(line, **shared) async for line in _stdin_lines())
             with Progress("put") as progress:
-                async for receipt in producer.produce_iter(messages, if_exists=if_exists):
-                    progress.add()
-                    failed += not receipt.ok
-                    if as_json:
-                        print_json(receipt_json(receipt))
-                    elif not receipt.ok:
-                        complain(explain(refusal(receipt)))
+                try:
+                    async for lines, part in _stdin_lines():
+                        batch = timeline.Batch(payloads=lines, tags=tag, **shared)
+                        receipts = await producer.produce_many(batch, if_exists=if_exists)
+                        failed += _tell(receipts, as_json, progress)
+                        progress.add(len(lines), part)
+                except TimelineError:
+                    progress.clear()
+                    complain(f"broke off after {progress.done:,} lines")
+                    raise
                 rate = progress.rate_per_s
         if not as_json:
             click.echo(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
-        return SOME_FAILED if failed else 0
+        return SOME_FAILED if failed else DONE
 
     if lines:
         return awaited(many())
@@ -114,15 +117,32 @@ def _expires(text: str | None, zone: str | None) -> Any:
         return when.at_ms if when.at_ms is not None else max(0, when.in_ms or 0) / 1000
 
 
-async def _stdin_lines() -> AsyncIterator[bytes]:
-    """The lines of standard input without their ends, as they come; what does not end with a newline counts too."""
-    rest = b""
-    while data := await _read(sys.stdin.fileno()):
+def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int:
+    """Says of each line what became of it, to people only where it was refused; how many were."""
+    failed = receipts.failed
+    if failed and not as_json:
+        progress.clear()
+    for receipt in receipts if as_json else failed:
+        if as_json:
+            print_json(receipt_json(receipt))
+        else:
+            complain(explain(refusal(receipt)))
+    return len(failed)
+
+
+async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
+    """The lines of standard input without their ends, as many as came at once; what does not end with a newline counts
+    too. With the part of the input that they end, where that is a file."""
+    source, rest, read = sys.stdin.fileno(), b"", 0
+    about = os.fstat(source)
+    size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+    while data := await _read(source):
+        read += len(data)
         *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            yield line.removesuffix(b"\r")
+        if whole:
+            yield [line.removesuffix(b"\r") for line in whole], read / size if size else None
     if rest:
-        yield rest
+        yield [rest], 1.0
 
 
 async def _read(source: int) -> bytes:

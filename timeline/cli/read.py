@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,9 +10,12 @@ import click
 
 import timeline
 from timeline.cli.app import REFUSED, Failed, awaited
-from timeline.cli.asking import client_command
+from timeline.cli.asking import client_command, topic_names
+from timeline.cli.follow import follow as changing
+from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.values import iso, parse_time, shown_time, zone_of
+from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import State
 
@@ -20,7 +24,7 @@ LIMIT = 100
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("id")
 @click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
 @client_command
@@ -71,7 +75,7 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--state", "states", multiple=True, type=click.Choice([str(state) for state in STATES]), help="Only these."
 )
@@ -82,6 +86,8 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="At most so many.")
 @click.option("--all", "everything", is_flag=True, help="No limit; printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
+@click.option("--follow", is_flag=True, help="Go on: print what is new, moves, is taken, ends, until Ctrl-C.")
+@click.option("--every", default="1s", show_default=True, metavar="DURATION", help="With --follow: how often to look.")
 @client_command
 def ls(
     topic: str,
@@ -93,6 +99,8 @@ def ls(
     limit: int,
     everything: bool,
     payloads: bool,
+    follow: bool,
+    every: str,
     address: str,
     timeout: str,
     as_json: bool,
@@ -102,6 +110,7 @@ def ls(
     \b
     Example:
       timeline ls departures --state waiting --due-to now+1h
+      timeline ls departures --follow
       timeline ls departures --tag spring --payload --json --all
     """
     zone = zone_of(tz)
@@ -111,10 +120,18 @@ def ls(
         raise Invalid("--due-from must lie before --due-to")
     chosen = [State(state) for state in states] or None
     due = (from_ms or None, to_ms or None) if from_ms or to_ms else None
+    every_s = duration_ms(every, "--every", least_ms=1) / 1000
 
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
-            scan = tl.scan(topic, state=chosen, tag=tag, due=due, payload=payloads)
+
+            def look() -> AsyncIterator[timeline.StoredMessage]:
+                return tl.scan(topic, state=chosen, tag=tag, due=due, payload=payloads)
+
+            if follow:
+                tell = tell_json(entry_json) if as_json else tell_lines(zone, payloads)
+                return await changing(look, sys.maxsize if everything else limit, every_s, tell)
+            scan = look()
             if everything and as_json:
                 async for entry in scan:
                     print_json(entry_json(entry))

@@ -10,7 +10,7 @@ import click
 
 import timeline
 from timeline.cli.app import Suggesting, awaited
-from timeline.cli.asking import check_topic, client_command
+from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
 from timeline.config import parse_bytes
@@ -142,7 +142,7 @@ def list_(address: str, timeout: str, as_json: bool) -> int:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @client_command
 def show(name: str, address: str, timeout: str, as_json: bool) -> int:
     """Topic NAME with its settings.
@@ -160,7 +160,7 @@ def show(name: str, address: str, timeout: str, as_json: bool) -> int:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @settings_options
 @client_command
 def update(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
@@ -177,7 +177,7 @@ def update(name: str, address: str, timeout: str, as_json: bool, **given: str | 
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @client_command
 def pause(name: str, address: str, timeout: str, as_json: bool) -> int:
     """Stop deliveries of topic NAME; messages can still be put.
@@ -190,7 +190,7 @@ def pause(name: str, address: str, timeout: str, as_json: bool) -> int:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @client_command
 def resume(name: str, address: str, timeout: str, as_json: bool) -> int:
     """Deliver messages of topic NAME again.
@@ -203,7 +203,7 @@ def resume(name: str, address: str, timeout: str, as_json: bool) -> int:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int:

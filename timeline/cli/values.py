@@ -100,6 +100,20 @@ def iso(at_ms: int) -> str | None:
     return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def shown_lateness(late_ms: float) -> str:
+    """A length of time for people, three digits of it: 73 ms, 4.52 s, 12m 3s, 3h 20m, 5d 2h."""
+    if late_ms < 999.5:
+        return f"{late_ms:.3g} ms"
+    seconds = late_ms / 1000
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for large, large_s, small, small_s in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= large_s:
+            return f"{whole // large_s}{large} {whole % large_s // small_s}{small}"
+    return f"{whole} s"
+
+
 def shown_bytes(size_bytes: int) -> str:
     """A size for people, such as 1MiB or 1500B; exact."""
     for unit, unit_bytes in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):

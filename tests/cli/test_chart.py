@@ -1,0 +1,109 @@
+"""Pictures of numbers, and the line that is drawn while long work goes on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from timeline.cli.chart import columns, nice_step_ms, widened
+from timeline.cli.forecast import Load, picture
+from timeline.cli.progress import Progress
+from timeline.cli.values import shown_bytes, shown_lateness, zone_of
+from timeline.clock import Clock
+
+
+def test_columns_are_as_high_as_their_share() -> None:
+    assert columns([0, 1, 4, 8], 1) == [" ▁▄█"]
+    assert columns([0, 8, 16], 2) == ["  █", " ██"]
+    assert columns([1, 10_000], 2) == [" █", "▁█"]  # what is there shows, however little
+    assert columns([5], 1, top=10) == ["▄"]
+    assert columns([0, 0], 2) == ["  ", "  "]
+    assert columns([], 3) == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("window_ms", "most", "step_ms"),
+    [(3_600_000, 100, 60_000), (3_600_000, 59, 120_000), (60_000, 100, 1_000), (1, 10, 100)],
+)
+def test_steps_are_round(window_ms: int, most: int, step_ms: int) -> None:
+    assert nice_step_ms(window_ms, most) == step_ms
+    assert nice_step_ms(10**15, 10) == 10**14
+
+
+def test_few_counts_are_widened_and_many_added_up() -> None:
+    assert widened([1, 2], 5) == [1, 1, 2, 2]
+    assert widened([1, 2, 3, 4, 5], 2) == [6, 9]
+    assert widened([], 5) == []
+
+
+def test_a_forecast_names_its_peak() -> None:
+    edges_ms = [1_774_767_600_000 + at * 60_000 for at in range(61)]
+    load = Load(edges_ms, [0] * 30 + [120] + [60] * 29, 7, True)
+    text = "\n".join(line.plain for line in picture("t", load, 60_000, 100, zone_of("Europe/Berlin")))
+    assert "t: 1,860 to come until 10:00, 7 due already" in text
+    assert "peak        120 in the 1m from 2026-03-29 09:30:00+02:00  (2/s)" in text
+    assert "09:00 " in text and "09:30" in text and "each column 1m" in text
+    assert text.count("█") == 8 + 29 * 4
+    nothing = picture("t", Load(edges_ms, [0] * 60, 0, False), 60_000, 100, zone_of("UTC"))
+    assert [line.plain for line in nothing] == ["t: about 0 to come until 08:00"]
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_says_how_fast_and_how_long_still() -> None:
+    now_ms = [1_000.0]
+    clock = Clock(lambda: 0.0, lambda: now_ms[0] / 1000)
+    screen = Screen()
+    with Progress("moved", 10_000, screen=screen, clock=clock) as progress:
+        progress.add(10)
+        assert screen.getvalue() == ""  # not for what may be over at once
+        now_ms[0] += 1_000
+        progress.add(990)
+        assert screen.getvalue().endswith("moved 1,000 of 10,000  1,000/s  10%, 9 s left")
+        now_ms[0] += 100
+        progress.add(1_000)
+        assert screen.getvalue().endswith("9 s left")
+    assert screen.getvalue().endswith("\r\033[K")
+    assert (progress.done, round(progress.rate_per_s)) == (2_000, 1_818)
+
+
+def test_progress_reckons_with_the_pace_of_late_and_by_parts() -> None:
+    now_ms = [0.0]
+    screen = Screen()
+    progress = Progress("put", screen=screen, clock=Clock(lambda: 0.0, lambda: now_ms[0] / 1000))
+    for _ in range(20):  # slow: a percent a second
+        now_ms[0] += 1_000
+        progress.add(1, (now_ms[0] / 1_000) / 100)
+    assert screen.getvalue().endswith("put 20  1/s  20%, 80 s left")
+    for at in range(10):  # then two percent a second
+        now_ms[0] += 1_000
+        progress.add(1, 0.2 + (at + 1) * 0.02)
+    assert screen.getvalue().endswith("40%, 30 s left")
+
+
+def test_nobody_watches_a_pipe() -> None:
+    pipe = io.StringIO()
+    now_ms = [0.0]
+    with Progress("put", 5, screen=pipe, clock=Clock(lambda: 0.0, lambda: now_ms[0] / 1000)) as progress:
+        now_ms[0] += 10_000
+        progress.add(5)
+    assert pipe.getvalue() == "" and not progress.watched
+
+
+def test_lengths_and_sizes_for_people() -> None:
+    shown = {0: "0 ms", 73.4: "73.4 ms", 999: "999 ms", 4_520: "4.52 s", 99_960: "1m 40s", 723_000: "12m 3s"}
+    assert {ms: shown_lateness(ms) for ms in shown} == shown
+    assert shown_lateness(12_000_000) == "3h 20m" and shown_lateness(86_400_000 * 5 + 7_200_000) == "5d 2h"
+    assert [shown_bytes(size) for size in (0, 1_500, 1024, 5 * 1024**2, 1024**3)] == [
+        "0B",
+        "1500B",
+        "1KiB",
+        "5MiB",
+        "1GiB",
+    ]

@@ -1,0 +1,127 @@
+"""Commands that look ahead, back, and on: forecast, late, ls --follow, completion; against a real broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Call, plain_environment, start
+from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.wire import Cause
+
+pytestmark = pytest.mark.processes
+
+
+def test_forecast_counts_what_comes(tell: Call, topic: str) -> None:
+    for due in ("30s", "90s", "95s"):
+        assert tell("produce", topic, "x", "--in", due).code == 0
+    tell("produce", topic, "x", "--in", "0s")
+    (told,) = tell("forecast", topic, "--window", "2m", "--step", "1m", "--json").json
+    assert (told["topic"], told["step_ms"], told["exact"], told["overdue"]) == (topic, 60_000, True, 1)
+    assert [step["count"] for step in told["steps"]] == [1, 2] and told["total"] == 3
+    assert told["steps"][0]["end_ms"] == told["steps"][1]["start_ms"] == told["steps"][0]["start_ms"] + 60_000
+    text = tell("forecast", topic, "--window", "2m", "--step", "1m").out
+    assert f"{topic}: 3 to come until" in text and "1 due already" in text
+    assert "peak          2 in the 1m from 2" in text and "█" in text
+
+
+def test_forecast_of_all_topics_adds_them_up(tell: Call, topic: str) -> None:
+    before = tell("forecast", "--json").json[0]["total"]
+    assert tell("topic", "create", topic + "-2").code == 0
+    for name in (topic, topic + "-2"):
+        tell("produce", name, "x", "--in", "10m")
+    (told,) = tell("forecast", "--json").json
+    assert (told["topic"], told["total"]) == (None, before + 2)
+
+
+def test_forecast_of_too_many_steps_is_refused(tell: Call, topic: str) -> None:
+    done = tell("forecast", topic, "--window", "10d", "--step", "1s")
+    assert done.code == 2 and "make the step longer" in done.err
+
+
+def test_late_says_what_was_late_and_why(tell: Call, topic: str) -> None:
+    assert tell("late", topic).out == f"nothing on {topic} was more than 50 ms late in the last 1h\n"
+    # Put when it was due long ago: late from the beginning, whatever this machine is doing.
+    assert tell("produce", topic, "x", "--at", "2025-12-31T00:00Z", "--id", "a").code == 0
+    assert tell("produce", topic, "x", "--at", "2026-01-01T00:00Z", "--id", "b").code == 0
+    assert tell("consume", topic, "--count", 2, "--id", "worker-1").code == 0
+    told = {row["id"]: row for row in tell("late", topic, "--json").json}
+    assert told.keys() == {"a", "b"}
+    assert {row["cause"] for row in told.values()} == {"PRODUCED_LATE"}
+    assert all(row["late_ms"] == row["delivered_ms"] - row["due_ms"] > 50 for row in told.values())
+    assert {row["consumer"] for row in told.values()} == {"worker-1"}
+    text = tell("late", topic).out
+    assert text.count(HAPPENED[Cause.PRODUCED_LATE]) == 3  # two lines, one sum
+    assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]} → {ADVICE[Cause.PRODUCED_LATE]}" in text
+    assert len(tell("late", "--limit", 1, "--json").json) == 1
+
+
+def test_every_cause_is_put_in_words() -> None:
+    assert HAPPENED.keys() == ADVICE.keys() == set(Cause)
+
+
+def test_follow_tells_each_change(tell: Call, topic: str, address: str) -> None:
+    tell("produce", topic, "x", "--in", "1h", "--id", "early")
+    following = start("ls", topic, "--follow", "--every", "10ms", "--json", address=address)
+
+    def next_change() -> tuple[str, str]:
+        assert following.stdout is not None
+        told = json.loads(following.stdout.readline())
+        return told["id"], told["change"]
+
+    try:
+        assert next_change() == ("early", "there")
+        tell("move", topic, "early", "--in", "2h")
+        assert next_change() == ("early", "moved")
+        tell("produce", topic, "x", "--in", "1h", "--id", "later")
+        assert next_change() == ("later", "new")
+        tell("cancel", topic, "later")
+        assert next_change() == ("later", "gone")
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=30)
+    finally:
+        following.kill()
+        following.wait()
+    assert (following.returncode, errors) == (130, b"\n")
+
+
+def test_follow_refuses_more_than_it_reads(tell: Call, topic: str) -> None:
+    for id in ("a", "b"):
+        tell("produce", topic, id, "--in", "1h", "--id", id)
+    done = tell("ls", topic, "--follow", "--limit", 1)
+    assert done.code == 4 and "more than 1 messages match" in done.err and "--tag" in done.err
+
+
+def completed(words: str, address: str) -> list[str]:
+    """What bash is told when a person presses the tab key behind `words`."""
+    said = words.split(" ")
+    environment = plain_environment() | {
+        "_TIMELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(said) - 1),
+        "TIMELINE_ADDRESS": address,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from timeline.cli.app import run; run([])"], env=environment, capture_output=True
+    )
+    assert done.stderr == b""
+    return [line.partition(",")[2] for line in done.stdout.decode().split()]
+
+
+def test_the_shell_completes_commands_options_and_topics(tell: Call, address: str) -> None:
+    assert tell("topic", "create", "boarding").code == 0
+    assert completed("timeline fore", address) == ["forecast"]
+    assert completed("timeline dead re", address) == ["revive"]
+    assert completed("timeline ls boarding --stat", address) == ["--state"]
+    assert completed("timeline ls boa", address) == ["boarding"]
+    assert completed("timeline topic pause boa", address) == ["boarding"]
+    assert completed("timeline ls boa", "127.0.0.1:1") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(call: Call, shell: str) -> None:
+    done = call("completion", shell)
+    assert done.code == 0 and "_TIMELINE_COMPLETE" in done.out
+    assert call("completion", "tcsh").code == 2

@@ -1,0 +1,169 @@
+"""`timeline forecast`: how much comes due, and when."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import click
+import numpy as np
+from rich.text import Text
+
+import timeline
+from timeline.cli.app import awaited
+from timeline.cli.asking import client_command, topic_names
+from timeline.cli.chart import columns, nice_step_ms, widened
+from timeline.cli.output import console, print_json
+from timeline.cli.values import iso, shown_duration, zone_of
+from timeline.driver.reading import MAX_STEPS
+from timeline.driver.times import as_datetime, duration_ms
+from timeline.errors import Invalid
+
+HEIGHT = 8
+MARGIN = 12
+WIDTH_UNSEEN = 100
+"""How wide the picture is where nobody sees it on a terminal."""
+PEAKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What comes due per step, of one topic or of all. `edges_ms` is one longer than `counts`."""
+
+    edges_ms: list[int]
+    counts: list[int]
+    overdue: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+@click.command()
+@click.argument("topic", required=False, shell_complete=topic_names)
+@click.option("--window", default="1h", show_default=True, metavar="DURATION", help="How far to look ahead.")
+@click.option("--step", metavar="DURATION", help="How much a column covers.  [a round one that fits the terminal]")
+@click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
+@client_command
+def forecast(
+    topic: str | None, window: str, step: str | None, tz: str | None, address: str, timeout: str, as_json: bool
+) -> int:
+    """Draw how many messages come due in the time ahead, of TOPIC or of all topics.
+
+    Counted at the broker's store, so it is what stands now: messages that are put, moved or cancelled later change it,
+    and what a consumer has counts at its lease's end.
+
+    \b
+    Example:
+      timeline forecast departures --window 24h
+      timeline forecast --window 10m --step 1s --json
+    """
+    zone = zone_of(tz)
+    window_ms = duration_ms(window, "--window", least_ms=1)
+    width = (shutil.get_terminal_size().columns if console().is_terminal else WIDTH_UNSEEN) - MARGIN
+    step_ms = nice_step_ms(window_ms, max(10, width)) if step is None else duration_ms(step, "--step", least_ms=1)
+    if -(-window_ms // step_ms) > MAX_STEPS:
+        raise Invalid(f"--window has more than {MAX_STEPS} steps of --step {step}: make the step longer")
+
+    async def work() -> None:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            load = await load_ahead(tl, topic, window_ms, step_ms)
+        if as_json:
+            print_json(_json(topic, load, step_ms))
+        else:
+            for line in picture(topic or "all topics", load, step_ms, width, zone):
+                console().print(line, soft_wrap=True)
+
+    return awaited(work())
+
+
+async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> Load:
+    """The load of `topic` (None: of all topics, added up)."""
+    names = [topic] if topic is not None else [each.name for each in await tl.topics()]
+    outlooks = [await tl.forecast(name, window_ms / 1000, step_ms / 1000) for name in names]
+    if not outlooks:
+        return Load([], [], 0, True)
+    counts = np.sum([outlook.counts for outlook in outlooks], axis=0).tolist()
+    overdue = sum(outlook.overdue for outlook in outlooks)
+    return Load(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
+
+
+def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:
+    """The load drawn in columns, its peaks in words."""
+    about = "" if load.exact else "about "
+    head = Text.assemble((name, "bold"), f": {about}{load.total:,} to come")
+    if load.edges_ms:
+        head.append(f" until {_clock(load.edges_ms[-1], zone, load)}")
+    if load.overdue:
+        head.append(f", {load.overdue:,} due already", "yellow")
+    if not load.total:
+        return [head]
+    shown = widened(load.counts, width)
+    per_step = step_ms * max(1, -(-len(load.counts) // width))
+    top = max(shown)
+    lines = [head, Text("")]
+    for at, bars in enumerate(columns(shown, HEIGHT)):
+        label = f"{top:,.0f}" if at == 0 else f"{top / 2:,.0f}" if at == HEIGHT // 2 else ""
+        lines.append(
+            Text.assemble((f"{label:>9} ", "grey58"), ("│", "grey58"), (bars, "green" if at else "bold green"))
+        )
+    lines.append(Text(f"{'0':>9} └{'─' * len(shown)}", "grey58"))
+    lines.append(Text(" " * 11 + _axis(load, len(shown), zone), "grey58"))
+    lines.append(Text(f"{'':11}each column {shown_duration(per_step)}", "grey58"))
+    lines += [Text(""), *_peaks(load, step_ms, zone)]
+    return lines
+
+
+def _axis(load: Load, width: int, zone: ZoneInfo | None) -> str:
+    """Times under the columns, at the ends and between."""
+    first_ms, last_ms = load.edges_ms[0], load.edges_ms[-1]
+    axis = [" "] * (width + 12)
+    marks = 4 if width >= 60 else 2 if width >= 30 else 1
+    for mark in range(marks + 1):
+        at = round(width * mark / marks)
+        said = _clock(first_ms + (last_ms - first_ms) * mark // marks, zone, load)
+        start = at if mark == 0 else at - len(said) if mark == marks else at - len(said) // 2
+        axis[start : start + len(said)] = said
+    return "".join(axis).rstrip()
+
+
+def _clock(at_ms: int, zone: ZoneInfo | None, load: Load) -> str:
+    """A time as short as the window allows."""
+    when = as_datetime(at_ms).astimezone(zone)
+    window_ms = load.edges_ms[-1] - load.edges_ms[0]
+    if window_ms <= 600_000:
+        return when.strftime("%H:%M:%S")
+    return when.strftime(
+        "%H:%M" if window_ms < 86_400_000 else "%d %b %H:%M" if window_ms < 864_000_000 else "%Y-%m-%d"
+    )
+
+
+def _peaks(load: Load, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
+    """The fullest steps, fullest first."""
+    order = sorted(range(len(load.counts)), key=lambda at: (-load.counts[at], at))
+    lines = []
+    for at in [at for at in order if load.counts[at]][:PEAKS]:
+        count = load.counts[at]
+        when = as_datetime(load.edges_ms[at]).astimezone(zone).isoformat(sep=" ", timespec="seconds")
+        rate = count * 1000 / step_ms
+        said = "peak" if at == order[0] else "then"
+        lines.append(Text(f"{said}  {count:>9,} in the {shown_duration(step_ms)} from {when}  ({rate:,.3g}/s)"))
+    return lines
+
+
+def _json(topic: str | None, load: Load, step_ms: int) -> dict[str, Any]:
+    steps = [
+        {"start": iso(start_ms), "start_ms": start_ms, "end_ms": end_ms, "count": count}
+        for start_ms, end_ms, count in zip(load.edges_ms, load.edges_ms[1:], load.counts, strict=False)
+    ]
+    return {
+        "topic": topic,
+        "step_ms": step_ms,
+        "total": load.total,
+        "overdue": load.overdue,
+        "exact": load.exact,
+        "steps": steps,
+    }

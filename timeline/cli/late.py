@@ -1,0 +1,90 @@
+"""`timeline late`: what was late in the last while, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import DONE, SOME_FAILED, awaited, complain
+from timeline.cli.asking import check_topic, client_command, topic_names
+from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.cli.output import print_json, print_table
+from timeline.cli.values import iso, shown_lateness, shown_time, zone_of
+from timeline.driver.reading import LateDelivery
+from timeline.driver.times import duration_ms
+from timeline.model import MAX_BATCH
+
+
+@click.command()
+@click.argument("topic", required=False, shell_complete=topic_names)
+@click.option("--since", default="1h", show_default=True, metavar="DURATION", help="How far to look back.")
+@click.option("--limit", type=click.IntRange(1, MAX_BATCH), default=100, show_default=True, help="The newest so many.")
+@click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
+@client_command
+def late(topic: str | None, since: str, limit: int, tz: str | None, address: str, timeout: str, as_json: bool) -> int:
+    """Deliveries that were more than 50 ms late, of TOPIC or of all topics, each with its cause.
+
+    Each broker keeps the newest 10,000 until it ends; all brokers are asked. Exit code 1 when one did not answer.
+
+    \b
+    Example:
+      timeline late --since 10m
+      timeline late departures --json
+    """
+    zone = zone_of(tz)
+    duration_ms(since, "--since", least_ms=1)
+
+    async def work() -> int:
+        async with timeline.connect(address, timeout=timeout) as tl:
+            if topic is not None:
+                await check_topic(tl, topic)
+            report = await tl.late(since, topic=topic or "", limit=limit)
+        found = report.deliveries[-limit:]
+        if as_json:
+            for one in found:
+                print_json(late_json(one))
+        else:
+            rows = [
+                (shown_time(one.delivered_ms, zone), shown_lateness(one.delivered_ms - one.due_ms), *_told(one))
+                for one in found
+            ]
+            empty = f"nothing{f' on {topic}' if topic else ''} was more than 50 ms late in the last {since}"
+            print_table(("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY"), rows, ("LATE BY",), empty=empty)
+            _sum_up(found)
+        if report.dropped:
+            complain(f"the brokers had to forget {report.dropped:,} older ones since they started")
+        for address_ in report.unreachable:
+            complain(f"{address_} did not answer: what was late there is missing here")
+        return SOME_FAILED if report.unreachable else DONE
+
+    return awaited(work())
+
+
+def _told(one: LateDelivery) -> tuple[str, str, str, str]:
+    return one.topic, one.id, one.consumer, HAPPENED[one.cause]
+
+
+def _sum_up(found: tuple[LateDelivery, ...]) -> None:
+    """Causes, the most frequent first, each with what to do."""
+    if found:
+        click.echo()
+    for cause, count in Counter(one.cause for one in found).most_common():
+        click.echo(f"{count:>6} × {HAPPENED[cause]} → {ADVICE[cause]}")
+
+
+def late_json(one: LateDelivery) -> dict[str, Any]:
+    """A late delivery for machines."""
+    return {
+        "topic": one.topic,
+        "id": one.id,
+        "consumer": one.consumer,
+        "due": iso(one.due_ms),
+        "due_ms": one.due_ms,
+        "delivered": iso(one.delivered_ms),
+        "delivered_ms": one.delivered_ms,
+        "late_ms": one.delivered_ms - one.due_ms,
+        "cause": one.cause.name,
+    }
