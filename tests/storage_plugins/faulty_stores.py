@@ -80,7 +80,7 @@ class RejectedPutsOverwrite(MemoryStore):
         rows = self._rows[topic.uid]
         for id, payload in zip(puts_.ids, puts_.payloads, strict=True):
             if id in rows.index:
-                rows.payloads[rows.index[id]] = payload
+                rows.payloads[rows.index.get(id)] = payload
         return await super().put(topic, now_ms, puts_)
 
 
@@ -331,3 +331,16 @@ class IsDeadAfterClosing(MemoryStore):
     async def close(self) -> None:
         await super().close()
         self.closed = True
+
+
+@caught_by("remembered_ids")
+class ForgetsOnlyWhenSwept(MemoryStore):
+    def _long(self, topic: Topic) -> Topic:
+        longer = 1 << 40 if topic.settings.remember_ms else 0
+        return replace(topic, settings=replace(topic.settings, remember_ms=longer))
+
+    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+        return await super().put(self._long(topic), now_ms, puts_)
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
+        return await super().mutate(self._long(topic), now_ms, mutations_)

@@ -102,7 +102,7 @@ def mutate_tag(
     if not mutation.tag or tag is None:
         return TagStep({}, None)
     ids, after = walks.step(rows, cursor, limit, rows.tagged.get(tag, set()))
-    slots = np.fromiter((rows.index.get(id, -1) for id in ids), dtype=np.intp, count=len(ids))
+    slots = np.array(rows.index.find(ids), dtype=np.intp)
     known = slots >= 0
     slots = slots[known]
     there = (

@@ -40,14 +40,10 @@ def put(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, fast:
 def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
     """Stores the whole batch when no id is known and none comes twice; else changes nothing and says False."""
     ids, count = puts.ids.tolist(), len(puts)
-    if count == 0 or not rows.index.keys().isdisjoint(ids):
-        return count == 0
-    before = len(rows.index)
+    if count == 0:
+        return True
     slots = rows.allocate(count)
-    rows.index.update(zip(ids, slots.tolist(), strict=True))
-    if len(rows.index) != before + count:
-        for id in ids:
-            rows.index.pop(id, None)
+    if not rows.index.add(ids, slots.tolist()):
         rows.give_back(slots)
         return False
     words = np.zeros((count, WORDS), dtype=np.int64)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32
 from timeline.model import Rows, buckets_of
 from timeline.storage_plugins.memory.agenda import Agenda, Objects, pack
+from timeline.storage_plugins.memory.growing import Index, Numbers, grow_objects, objects
 from timeline.storage_plugins.memory.names import Names, same
 
 EMPTY, FREE, HELD, DEAD, KEPT = range(5)
@@ -62,7 +63,7 @@ class TopicRows:
 
     def __init__(self, buckets: int) -> None:
         self.buckets = buckets
-        self.index: dict[bytes, int] = {}
+        self.index = Index()
         self.groups, self.tags, self.holders = Names(), Names(), Names()
         self.tagged: dict[int, set[int]] = {}
         self.headers: dict[int, bytes] = {}
@@ -76,17 +77,25 @@ class TopicRows:
         self._start_columns()
 
     def _start_columns(self) -> None:
-        self.words: Int64 = np.empty((_FIRST_CAPACITY, WORDS), dtype=np.int64)
-        self.records = records_of(self.words)
-        self.stamps: UInt32 = np.zeros(_FIRST_CAPACITY, dtype=np.uint32)
-        self.kinds: UInt8 = np.zeros(_FIRST_CAPACITY, dtype=np.uint8)
-        self.bucket: npt.NDArray[np.uint16] = np.zeros(_FIRST_CAPACITY, dtype=np.uint16)
-        self.ids: Objects = np.empty(_FIRST_CAPACITY, dtype=np.object_)
-        self.payloads: Objects = np.empty(_FIRST_CAPACITY, dtype=np.object_)
+        self._words = Numbers(np.int64, _FIRST_CAPACITY, WORDS)
+        self._stamps = Numbers(np.uint32, _FIRST_CAPACITY)
+        self._kinds = Numbers(np.uint8, _FIRST_CAPACITY)
+        self._bucket = Numbers(np.uint16, _FIRST_CAPACITY)
+        self._spare = Numbers(np.intp, _FIRST_CAPACITY)
+        self.ids: Objects = objects(_FIRST_CAPACITY)
+        self.payloads: Objects = objects(_FIRST_CAPACITY)
+        self._show()
         self.counts = [0, 0, 0, 0, 0]
         self._used = 0
-        self._spare: Indexes = np.empty(_FIRST_CAPACITY, dtype=np.intp)
         self._spares = 0
+
+    def _show(self) -> None:
+        """The columns under the names by which they are used."""
+        self.words: Int64 = self._words.array
+        self.records = records_of(self.words)
+        self.stamps: UInt32 = self._stamps.array
+        self.kinds: UInt8 = self._kinds.array
+        self.bucket: npt.NDArray[np.uint16] = self._bucket.array
 
     def _current(self, slots: Indexes, stamps: UInt32) -> Bools:
         current: Bools = self.stamps[slots] == stamps
@@ -104,7 +113,7 @@ class TopicRows:
         reused = min(count, self._spares)
         self._spares -= reused
         slots: Indexes = np.empty(count, dtype=np.intp)
-        slots[:reused] = self._spare[self._spares : self._spares + reused]
+        slots[:reused] = self._spare.array[self._spares : self._spares + reused]
         if reused < count:
             fresh = count - reused
             if self._used + fresh > len(self.kinds):
@@ -114,29 +123,24 @@ class TopicRows:
         return slots
 
     def _grow(self, wanted: int) -> None:
-        capacity = max(wanted, len(self.kinds) * 3 // 2)
-
-        def longer(column: Any, fill: Any = None) -> Any:
-            made = np.empty((capacity, *column.shape[1:]), dtype=column.dtype)
-            made[: len(column)] = column
-            if fill is not None:
-                made[len(column) :] = fill
-            return made
-
-        self.words = longer(self.words)
-        self.records = records_of(self.words)
-        self.stamps = longer(self.stamps, 0)
-        self.kinds = longer(self.kinds, EMPTY)
-        self.bucket = longer(self.bucket)
-        self.ids = longer(self.ids)
-        self.payloads = longer(self.payloads)
+        length = len(self.kinds)
+        capacity = max(wanted, length + (length // 2 if length < _SHRINK_ABOVE else length // 8))
+        # No view may be left while they grow.
+        del self.words, self.records, self.stamps, self.kinds, self.bucket
+        try:
+            for column in (self._words, self._stamps, self._kinds, self._bucket):
+                column.grow(capacity)
+            grow_objects(self.ids, capacity)
+            grow_objects(self.payloads, capacity)
+        finally:
+            self._show()
 
     def give_back(self, slots: Indexes) -> None:
         """Slots that hold nothing any more."""
         count = len(slots)
-        if self._spares + count > len(self._spare):
-            self._spare = np.concatenate((self._spare[: self._spares], np.empty(len(self.kinds), dtype=np.intp)))
-        self._spare[self._spares : self._spares + count] = slots
+        if self._spares + count > len(self._spare.array):
+            self._spare.grow(len(self.kinds))
+        self._spare.array[self._spares : self._spares + count] = slots
         self._spares += count
 
     # ── where a row stands ──
@@ -197,7 +201,7 @@ class TopicRows:
         self._count_out(slots)
         self.kinds[slots] = EMPTY
         self.give_back(slots)
-        if not self.index and len(self.kinds) > _SHRINK_ABOVE:
+        if len(self.kinds) > _SHRINK_ABOVE and not len(self.index):
             for agenda in (self.free, self.held, self.dead, self.kept, self.expiring):
                 agenda.clear()
             self._start_columns()
@@ -232,8 +236,7 @@ class TopicRows:
         if remember:
             self.keep(slots, words, now_ms)
             return
-        for id in self.ids[slots].tolist():
-            del self.index[id]
+        self.index.take(self.ids[slots].tolist())
         self.erase(slots, words)
 
     def forget_unused_names(self) -> None:

@@ -36,7 +36,8 @@ def message_at(rows: TopicRows, slot: int) -> Message:
 
 def rule(rows: TopicRows, id: bytes, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
     """Decides `ask` for the message under `id` and does what was decided. A put of an absent id is the caller's."""
-    slot = rows.index.get(id)
+    found = rows.index.get(id)
+    slot = found if found >= 0 else None
     if slot is not None and rows.kinds[slot] == KEPT and rows.records["died_ms"][slot] <= now_ms - settings.remember_ms:
         rows.remove(np.array([slot], dtype=np.intp), now_ms, remember=False)  # forgotten, though not swept yet
         slot = None

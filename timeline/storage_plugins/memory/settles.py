@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import repeat
-
 import numpy as np
 
 from timeline.columns import Bools, Indexes
@@ -15,9 +12,9 @@ from timeline.storage_plugins.memory.rows import FREE, HELD, TopicRows, records_
 from timeline.storage_plugins.memory.rulings import answer, rule
 
 
-def find(rows: TopicRows, ids: Sequence[bytes]) -> Indexes:
+def find(rows: TopicRows, ids: list[bytes]) -> Indexes:
     """The slot of each id, -1 where there is none and for all of an id that comes more than once."""
-    slots = np.fromiter(map(rows.index.get, ids, repeat(-1)), dtype=np.intp, count=len(ids))
+    slots = np.array(rows.index.find(ids), dtype=np.intp)
     if len(set(ids)) != len(ids):
         known, places, counts = np.unique(slots, return_inverse=True, return_counts=True)
         slots = np.where(counts[places] > 1, -1, known[places])
@@ -78,7 +75,7 @@ def _ack_all(rows: TopicRows, now_ms: int, settles: Settles, ids: list[bytes]) -
     the index at once and return to it in the rarer case: one pass where two would be needed."""
     if not ids:
         return np.zeros(0, dtype=np.bool_)
-    found = list(map(rows.index.pop, ids, repeat(-1)))
+    found = rows.index.take(ids)
     slots = np.array(found, dtype=np.intp)
     if int(slots.min()) >= 0:
         words = rows.words.take(slots, axis=0)
@@ -92,7 +89,7 @@ def _ack_all(rows: TopicRows, now_ms: int, settles: Settles, ids: list[bytes]) -
             late: Bools = records["due_ms"] <= now_ms
             rows.erase(slots, words)
             return late
-    rows.index.update((id, slot) for id, slot in zip(ids, found, strict=True) if slot >= 0)
+    rows.index.put_back(ids, found)
     return None
 
 

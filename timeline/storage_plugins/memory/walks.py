@@ -102,7 +102,7 @@ def _fitting(rows: TopicRows) -> Fits:
 
     def fits(ids: list[bytes]) -> int:
         nonlocal left
-        slots = np.fromiter((rows.index.get(id, -1) for id in ids), dtype=np.intp, count=len(ids))
+        slots = np.array(rows.index.find(ids), dtype=np.intp)
         sizes = rows.sizes(records_of(rows.words.take(np.maximum(slots, 0), axis=0)))
         sizes = np.cumsum(np.where(slots < 0, 0, sizes))
         count = int(np.searchsorted(sizes, left, "right"))
@@ -172,7 +172,7 @@ def held_by(rows: TopicRows, now_ms: int, holder: bytes, cursor: bytes, limit: i
 
 
 def _slots(rows: TopicRows, ids: list[bytes]) -> Indexes:
-    found = [slot for slot in map(rows.index.get, ids) if slot is not None]
+    found = [slot for slot in rows.index.find(ids) if slot >= 0]
     return np.array(found, dtype=np.intp)
 
 
