@@ -246,8 +246,8 @@ async def check_payloads_ride_only_where_asked(trial: Trial) -> None:
 
 @check()
 async def check_remembered_ids(trial: Trial) -> None:
-    """On a topic that remembers, a put of an acked or cancelled id answers DUPLICATE, settled, a cancel repeated OK, for
-    that time and not a millisecond longer, swept or not; on one that does not, the id is free at once."""
+    """On a topic that remembers, a put of an acked or cancelled id answers DUPLICATE, settled, a repeated cancel OK
+    for that time and not a millisecond longer, swept or not; on one that does not, the id is free at once."""
     for remember_ms in (0, 60_000):
         topic = await trial.topic(remember_ms=remember_ms)
         await trial.stored(topic, [b"acked", b"quiet", b"cancelled"], [T0, T0, T0 + 900])
