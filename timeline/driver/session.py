@@ -200,6 +200,11 @@ class Session:
         now_ms = self._link.clock.monotonic_ms()
         if now_ms >= stream.tick_ms:
             self._tick(stream, now_ms)
+        # Before what goes back: it would be dealt to us again.
+        if not self.taking and not stream.farewell:
+            stream.farewell = True
+            stream.leave_by_ms = now_ms + PARTING_MS
+            await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         line = self.desk.line
         while not stream.over and line.aboard < FRAMES_ABOARD:
             form = line.aboard < SINGLES_ABOARD
@@ -216,10 +221,6 @@ class Session:
                 line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
                 continue
             await stream.stream.send(data)
-        if not self.taking and not stream.farewell:
-            stream.farewell = True
-            stream.leave_by_ms = now_ms + PARTING_MS
-            await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         # Credit rides with settles; alone it goes when no settle is about to.
         if (self._hand.owed_messages or self._hand.owed_bytes) and not (line.waiting or self.desk.gathering):
             messages, nbytes = self._owed()
