@@ -70,6 +70,7 @@ class Dealer:
         self._retry_ms = 0.0
         self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
+        self._swept = False
         self._fruitless_until_ms = 0.0
         self._leasing = True
         self._hindrances = Hindrances(clock.now_ms())
@@ -200,7 +201,8 @@ class Dealer:
         """One call of the store, what it says of the next due, and when it returned."""
         now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
-        if mono_ms >= self._sweep_at_ms:
+        self._swept = mono_ms >= self._sweep_at_ms and not self._swept
+        if self._swept:
             self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
             if buckets is not None:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
@@ -215,6 +217,8 @@ class Dealer:
         self._next_due_ms = min(times, default=None)
         if not overdue_ms:
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
+        elif len(leased.rows):
+            self._sweep_at_ms = mono_ms  # there may be more: again, after a round for what is ours
         return leased, done_ms
 
     def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
