@@ -193,3 +193,16 @@ def test_a_life_lived_twice_is_known_from_the_store(scene: StoreScene) -> None:
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
     assert "S2" in scene.broken()
+
+
+def test_two_lives_of_one_birth_are_each_acknowledged(scene: StoreScene) -> None:
+    """The documented doubling: a put sent again after its message was settled."""
+    _leased(scene)
+    scene.settle("ack")
+    scene.commit("ack", 2, at=scene.at - 1)
+    scene.commit("put", 1)
+    scene.events[0].returned = scene.at
+    _leased(scene)
+    scene.settle("ack")
+    scene.commit("ack", 2, at=scene.at - 1)
+    assert scene.broken() == set()

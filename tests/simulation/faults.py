@@ -25,8 +25,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self.world = world
         self.rng = random.Random(f"{world.seed}-faults")
-        self.transit_bound_ms: float | None = None
-        self._log = History("faults", world.true_clock, world.events)
+        self._log = History("faults", world.history_clock, world.events)
         self._broker = asyncio.Lock()
         """Held by whatever starts or ends a broker, or keeps one from being started (a stepped clock)."""
 
@@ -44,7 +43,7 @@ class Faults:
         kinds: list[Callable[[], Awaitable[None]]] = [
             self._crash_broker, self._crash_broker, self._drain_broker, self._pause_broker, self._crash_consumer,
             self._pause_consumer, self._supersede, self._crash_producer, self._bad_wire, self._one_way,
-            self._bad_store, self._store_down, self._slow_store, self._step_clock,
+            self._bad_store, self._store_down, self._slow_store, self._step_clock, self._wrong_membership,
         ]  # fmt: skip
         chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
         at = sorted(rng.uniform(0.2, PHASE_S - 3.0) for _ in chosen)
@@ -192,3 +191,13 @@ class Faults:
             world.clock.step_s = self.rng.choice((-HOUR_S, HOUR_S, 2.0, -2.0))
             await world.timer.wait(self.rng.uniform(1.0, 6.0))
             world.clock.step_s = 0.0
+
+    async def _wrong_membership(self) -> None:
+        """Some buckets, or all, are said to be dealt by others. Now and then for ever: then the sweep has to do."""
+        world, rng = self.world, self.rng
+        self._note("wrong membership")
+        others = rng.choice((frozenset({0}), frozenset({1, 2}), frozenset({0, 1, 2})))
+        world.belief.change(others, told=rng.random() < 0.7)
+        if rng.random() < 0.7:
+            await world.timer.wait(rng.uniform(0.5, 6.0))
+            world.belief.change(frozenset(), told=rng.random() < 0.7)

@@ -166,7 +166,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _number_of(handle: Any) -> int:
-    number: int = handle._context.get(_number)
+    number: int = handle._context.get(_number, 0)
     return number
 
 

@@ -58,6 +58,8 @@ class TroubledStore(Store):
         self._timer = Timer(loop)
         self.answer_lost_s = self.unknown_s = 0.0
         """When the answer to what was done was last lost; when a call was last answered UNKNOWN, done or not."""
+        self.broker = ""
+        """Who calls now."""
         self._rng = rng
         self._history = history
         self._opened: Opened | None = None
@@ -158,7 +160,23 @@ class TroubledStore(Store):
                 self._commit(topic, "bury", leased.buried.ids[at], values)
             return leased
 
-        return await self._through(work)
+        leased = await self._through(work)
+        self._note_deal(topic, grants, leased)
+        return leased
+
+    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased) -> None:
+        """How the round was shared, as far as the broker knows: with the answer lost, so is the round."""
+        if not len(leased.rows):
+            return
+        assert leased.rows.payloads is not None and leased.rows.headers is not None
+        sizes = leased.rows.payloads.sizes + leased.rows.headers.sizes
+        counts = np.bincount(leased.grant, minlength=len(grants)).tolist()
+        nbytes = np.bincount(leased.grant, weights=sizes, minlength=len(grants)).astype(int).tolist()
+        holders = [grant.holder.decode() for grant in grants]
+        granted = {holder: [grant.count, grant.max_bytes] for holder, grant in zip(holders, grants, strict=True)}
+        dealt = {holder: list(got) for holder, *got in zip(holders, counts, nbytes, strict=True)}
+        values = {"topic": topic.name, "broker": self.broker, "granted": granted, "dealt": dealt}
+        self._history.note("deal", {**values, "largest": int(sizes.max())})
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         async def work() -> Answers:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.__main__ import run_seeds
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
-from tests.simulation.world import World
+from tests.simulation.world import LIMITS, World
 
 FEW = 12
 LEAST_OPERATIONS = 300
@@ -35,6 +35,28 @@ def test_seeds_differ() -> None:
     first.run()
     second.run()
     assert first.history() != second.history()
+
+
+def test_what_others_are_wrongly_said_to_deal_is_swept_as_fast_as_credit_allows() -> None:
+    world = World(1)
+    world.store.trouble.slowest_s = 0.0
+    world.belief.change(frozenset(range(3)), told=False)
+
+    async def scene() -> float:
+        await world.start_broker()
+        async with world.client(world.process("p"), random.Random(1)) as client:
+            await client.create_topic("t")
+            await client.producer("t").produce_many([world.message(payload=b"x", in_=0) for _ in range(30)])
+            async with client.consumer("t", id="c", credit=2) as consumer:
+                for _ in range(30):
+                    await (await anext(aiter(consumer))).ack()
+        return world.loop.time()
+
+    started_s = world.loop.time()
+    took_s = world.loop.run_until_complete(scene()) - started_s
+    world.loop.finish()
+    sweep_s = (LIMITS.sweep_every_ms + LIMITS.stranded_after_ms) / 1_000.0
+    assert took_s < 2 * sweep_s  # and not as many sweeps as credit fits into what there is
 
 
 def _loop() -> VirtualLoop:

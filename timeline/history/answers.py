@@ -186,12 +186,12 @@ def _asked(story: Story, course: Course) -> Iterator[Violation]:
     """Each change was asked for by a call that was under way, and each call asked for its own. A call has one operation
     id (a put its birth), whatever it met when it was sent again, so that its changes are known by that."""
     wanted: dict[tuple[str, int, int], list[Event]] = {}
-    for change in course.changes:
+    for at, change in enumerate(course.changes):
         values, kind = change.arguments, change.arguments["kind"]
         if kind == "put":
             wanted.setdefault((kind, values["birth"], 0), []).append(change)
-        elif kind in ASKED:
-            own = (values["op"], 0) if values.get("op") else (values["birth"], values["version"])
+        elif kind in ASKED:  # an ack has no id: it changes a message once, for then there is none
+            own = (values["op"], 0) if values.get("op") else (0, at)
             wanted.setdefault((kind, *own), []).append(change)
     calls = (*story.puts, *story.mutations, *story.settles, *story.by_tag)
     able = [

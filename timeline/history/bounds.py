@@ -1,11 +1,8 @@
-"""What shows only across messages: S12 and L1 (nothing is stranded once faults are healed), S14 (credit)."""
+"""What shows only across messages: S12 and L1 (nothing is stranded once faults are healed), S15 (bounds)."""
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from math import inf
 
 from timeline.history.record import Event, Values, described
 from timeline.history.story import Declared, Violation
@@ -35,38 +32,10 @@ def stranded(events: Iterable[Event], rows: Iterable[Values], declared: Declared
             yield Violation("S12", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
 
 
-def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Violation]:
-    """Where a consumer's code had more messages in flight than its session's credit. `consume` lines say the credit."""
-    credit: dict[tuple[str, int], int] = {}
-    deliveries: dict[tuple[str, int], list[Event]] = defaultdict(list)
-    settled: dict[tuple[str, int, int], float] = {}
+def over_bounds(events: Iterable[Event]) -> Iterator[Violation]:
+    """Queues that grew past their bounds. `queue` lines say the most that each held."""
     for event in events:
         values = event.arguments
-        if event.operation == "consume" and "credit" in values:
-            credit[values["consumer"], values["session"]] = values["credit"]
-        elif event.operation == "receive" and "session" in values:
-            deliveries[values["consumer"], values["session"]].append(event)
-        elif event.operation in ("ack", "release", "bury", "lost"):
-            key = values["id"], values["birth"], values["version"]
-            settled[key] = min(settled.get(key, inf), event.invoked)
-    for session, received in deliveries.items():
-        if session in credit:
-            yield from _over(credit[session], received, settled, clock_bound_ms)
-
-
-def _over(
-    credit: int, received: list[Event], settled: dict[tuple[str, int, int], float], bound_ms: float
-) -> Iterator[Violation]:
-    """In flight are those received whose lease runs, whose settle was not yet asked for, and which the driver has not
-    given up as lost (it may, when it cannot be sure that the lease still runs)."""
-    ends: list[float] = []
-    for event in sorted(received, key=lambda one: one.invoked):
-        values = event.arguments
-        while ends and ends[0] <= event.invoked:
-            heapq.heappop(ends)
-        lease_ends = event.invoked + (values["lease_until_ms"] - event.wall_ms) - bound_ms
-        heapq.heappush(ends, min(lease_ends, settled.get((values["id"], values["birth"], values["version"]), inf)))
-        if len(ends) > credit:
-            sentence = f"{len(ends)} messages in flight at a consumer with credit for {credit}"
-            yield Violation("S14", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
-            return
+        if event.operation == "queue" and values["most"] > values["bound"]:
+            sentence = f"{values['what']} grew to {values['most']}, where {values['bound']} are allowed"
+            yield Violation("S15", sentence, lines=(event.as_line(),))

@@ -8,17 +8,19 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | move, revive | id, group, due_ms or in_ms, if_version | status version due_ms |
 | cancel, purge | id, group, leased, if_version | status |
 | move_tag, cancel_tag | tag, group, due_ms, in_ms or by_ms, leased, dry_run | counts |
-| receive | id, consumer, session, birth, version, due_ms, scheduled_ms, lease_until_ms, sum, deliveries | |
+| receive | id, consumer, session, birth, version, due_ms, scheduled_ms, lease_until_ms, sum, size, deliveries | |
 | ack, release, bury | id, consumer, birth, version; release: due_ms or in_ms | status late version |
 | extend | id, consumer, birth, version | status lease_until_ms |
 | lost | id, consumer, birth, version: the driver gave it up | |
 | get | id | status |
-| consume | consumer, session, credit | |
+| consume | consumer, session, credit, credit_bytes | |
 | parted | consumer, session: it is over | |
 | topic | name, settings; or name, action = drop | |
 | fault | what (crash, stop, continue, drain, cut, step …) | |
 | healed | all faults are over | |
 | commit | see `commits` | |
+| deal | see `sharing.unfair` | |
+| queue | what, most, bound: the most that a queue of a broker held, and may hold | |
 
 Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost.
 
@@ -34,17 +36,18 @@ from dataclasses import dataclass, field
 from math import inf
 
 from timeline.history.answers import answers
-from timeline.history.bounds import over_credit, stranded
+from timeline.history.bounds import over_bounds, stranded
 from timeline.history.commits import commits
 from timeline.history.presence import presence
 from timeline.history.record import Event, Values, read_lines
+from timeline.history.sharing import over_credit, unfair
 from timeline.history.story import Declared, Story, Violation, sort_out
 from timeline.history.timing import is_early, timing
 from timeline.history.tokens import tokens
 
 DOUBLED = ("S2", "S10", "S11")
 LOST = ("S8", "L1")
-UNANSWERED = ("commit", "fault", "healed", "consume", "parted", "lost")
+UNANSWERED = ("commit", "deal", "queue", "fault", "healed", "consume", "parted", "lost")
 """Lines that are no questions."""
 
 
@@ -96,6 +99,8 @@ def check(
         found.extend(_judge(story))
     found.extend(stranded(events, rows, declared))
     found.extend(over_credit(events, clock_bound_ms))
+    found.extend(unfair(events))
+    found.extend(over_bounds(events))
     totals = Counter(violation.invariant for violation in found)
     counts, statuses = _count(events, clock_bound_ms)
     counts["lost"] = sum(totals[name] for name in LOST)

@@ -1,0 +1,103 @@
+"""S14: nobody has more in flight than its credit, and those with credit get the same share."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from timeline.history.record import Event, Values
+from timeline.history.story import Violation
+
+Session = tuple[str, int]
+Token = tuple[str, int, int]
+
+
+def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Violation]:
+    """Where a consumer's code had more in flight than its session's credit. `consume` lines say the credit: `credit`
+    in messages, `credit_bytes` in bytes of payloads and headers (a message larger than that goes alone)."""
+    credit: dict[Session, Values] = {}
+    deliveries: dict[Session, list[Event]] = defaultdict(list)
+    settled: dict[Token, float] = {}
+    for event in events:
+        values = event.arguments
+        if event.operation == "consume" and "credit" in values:
+            credit[values["consumer"], values["session"]] = values
+        elif event.operation == "receive" and "session" in values:
+            deliveries[values["consumer"], values["session"]].append(event)
+        elif event.operation in ("ack", "release", "bury", "lost"):
+            key = values["id"], values["birth"], values["version"]
+            settled[key] = min(settled.get(key, inf), event.invoked)
+    for session, received in deliveries.items():
+        if session in credit:
+            yield from _over(credit[session], received, settled, clock_bound_ms)
+
+
+def _over(credit: Values, received: list[Event], settled: dict[Token, float], bound_ms: float) -> Iterator[Violation]:
+    """In flight are those received whose lease runs, whose settle was not yet asked for, and which the driver has not
+    given up as lost (it may, when it cannot be sure that the lease still runs)."""
+    ends: list[tuple[float, int]] = []
+    nbytes = 0
+    for event in sorted(received, key=lambda one: one.invoked):
+        values = event.arguments
+        while ends and ends[0][0] <= event.invoked:
+            nbytes -= heapq.heappop(ends)[1]
+        lease_ends = event.invoked + (values["lease_until_ms"] - event.wall_ms) - bound_ms
+        end = min(lease_ends, settled.get((values["id"], values["birth"], values["version"]), inf))
+        size = values.get("size", 0)
+        heapq.heappush(ends, (end, size))
+        nbytes += size
+        most = credit.get("credit_bytes") or inf
+        if len(ends) > credit["credit"] or (nbytes > most and len(ends) > 1):
+            sentence = f"{len(ends)} messages of {nbytes} bytes in flight at a consumer with credit for "
+            sentence += f"{credit['credit']}" + (f" of {most}" if most < inf else "")
+            yield Violation("S14", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
+            return
+
+
+@dataclass(slots=True)
+class _Run:
+    """Dealing rounds of one topic one after the other, by one broker, between the same consumers, none of whom ran out
+    of credit: what each got in all of them."""
+
+    holders: frozenset[str] = frozenset()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def unfair(events: Iterable[Event]) -> Iterator[Violation]:
+    """Where consumers with credit got shares that differ by more than one: within a dealing round, and over rounds as
+    long as the same consumers had credit. A `deal` line says of one round `granted`: holder → [messages, bytes] of
+    credit, `dealt`: holder → [messages, bytes], and `largest`: the size of the largest message."""
+    runs: dict[tuple[str, str], _Run] = {}
+    for event in events:
+        if event.operation != "deal":
+            continue
+        values = event.arguments
+        granted, dealt, largest = values["granted"], values["dealt"], values["largest"]
+        got = {holder: dealt.get(holder, (0, 0)) for holder in granted}
+        able = [
+            holder
+            for holder, (messages, nbytes) in granted.items()
+            if got[holder][0] < messages and got[holder][1] + largest <= nbytes
+        ]
+        counts = {holder: count for holder, (count, _) in got.items()}
+        yield from _uneven(event, counts, able, "in one round")
+        run = runs.setdefault((values.get("topic", ""), values.get("broker", "")), _Run())
+        if run.holders != frozenset(granted):
+            run.holders, run.counts = frozenset(granted), dict.fromkeys(granted, 0)
+        if len(able) < len(granted):
+            run.holders = frozenset()
+            continue
+        run.counts = {holder: run.counts[holder] + count for holder, count in counts.items()}
+        yield from _uneven(event, run.counts, able, "over rounds in which all had credit")
+
+
+def _uneven(event: Event, counts: dict[str, int], able: list[str], when: str) -> Iterator[Violation]:
+    most = max(counts.values(), default=0)
+    for holder in able:
+        if most > counts[holder] + 1:
+            sentence = f"{holder!r} got {counts[holder]} though it had credit, another {most}, {when}"
+            yield Violation("S14", sentence, event.arguments.get("topic", ""), lines=(event.as_line(),))
+            return
