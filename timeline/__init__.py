@@ -25,6 +25,7 @@ broker pushes it to one healthy consumer under a lease.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,12 @@ if TYPE_CHECKING:
     from timeline.driver.sync_producer import SyncProducer
     from timeline.driver.times import local
     from timeline.model import State, Status, Topic, TopicSettings
+
+# Before gRPC is imported by whom it may be, and unless the user says otherwise: its C library keeps its own log lines
+# from people's terminals (what matters reaches us as errors), and leaves forked children alone. Its handlers crash one
+# child in ten that was forked while a call was under way; ours does not use gRPC there (driver/relay.py).
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Looked up on first use, so that `import timeline` costs next to nothing.
 _HOMES = {

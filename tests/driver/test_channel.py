@@ -57,12 +57,12 @@ async def test_it_stays_with_what_works_and_leaves_what_fails() -> None:
     channel.worked("a:1")
     picked = [await channel._pick(deadline) for _ in range(5)]
     assert {place.address for place in picked if place is not None} == {"a:1"}
-    channel.failed("a:1")
+    channel.failed("a:1", "gone")
     place = await channel._pick(deadline)
     assert place is not None and place.address == "b:1"
     rests = []
     for _ in range(20):
-        channel.failed("a:1")
+        channel.failed("a:1", "gone")
         rests.append(channel._places["a:1"].rest_until_ms - clock.monotonic_ms())
     assert max(rests) <= BACKOFF_CAP_MS and rests[-1] >= BACKOFF_CAP_MS / 2 and rests[0] < 100
     hands.now_s += 10

@@ -87,6 +87,51 @@ def test_credit_goes_back_once_with_the_settle() -> None:
     assert hand.loads == [] and hand.room() == (10, 1_000)
 
 
+def test_a_settle_that_came_to_nothing_takes_its_credit_back() -> None:
+    hand = Hand(4, 40)
+    load = _load(4)
+    hand.arrive(load)
+    hand.next_batch(0.0)
+    hand.settle(load, np.array([0, 1]))
+    assert hand.take_owed() == (2, 20)
+    hand.take_back(load, np.array([0, 1, 2]))
+    assert load.state == bytearray([HANDED] * 4)
+    assert hand.take_owed() == (0, 0)  # the broker has two too many
+    hand.settle(load, np.array([0, 1, 2]))
+    assert hand.take_owed() == (1, 10)
+    hand.take_back(load, np.array([2]))
+    # A new stream starts from what is in hand: two held, two being settled.
+    assert hand.room() == (0, 0) and hand.take_owed() == (2, 20)
+
+
+def test_a_message_named_twice_gives_its_credit_back_once() -> None:
+    hand = Hand(4, 40)
+    load = _load(2)
+    hand.arrive(load)
+    hand.next_batch(0.0)
+    hand.settle(load, np.array([0, 0]))
+    assert hand.take_owed() == (1, 10)
+    hand.finish(load, np.array([0, 0]))
+    assert load.open == 1
+
+
+def test_tokens_that_a_hello_has_no_room_for_are_lost_here_and_what_waits_goes_first() -> None:
+    hand = Hand(10, 1_000)
+    given_up, held, waits = _load(1, ends_ms=50.0, name="g"), _load(3, name="h"), _load(3, name="w")
+    for load in (given_up, held, waits):
+        hand.arrive(load)
+    hand.next(0.0)
+    hand.sweep(60.0)
+    hand.next(0.0), hand.next(0.0), hand.next(0.0)
+    hand.settle(held, np.array([1]))
+    assert hand.tokens(60.0)[0].tolist() == [b"h0", b"h2", b"h1", b"g0", b"w0", b"w1", b"w2"]
+    ids, births, versions = hand.tokens(60.0, most=5)
+    assert ids.tolist() == [b"h0", b"h2", b"h1", b"g0", b"w0"] and len(births) == len(versions) == 5
+    assert hand.stats.dropped == 2 and hand.next(60.0) == (waits, 0) and hand.next(60.0) is None
+    assert hand.tokens(60.0, most=1)[0].tolist() == [b"h0"]
+    assert list(held.lost) == [0, 1, 1] and list(waits.lost) == [1, 1, 1]
+
+
 def test_what_was_handed_out_and_never_settled_gives_its_credit_back_when_it_is_lost() -> None:
     hand = Hand(10, 1_000)
     load = _load(2)
@@ -157,7 +202,14 @@ class HandMachine(RuleBasedStateMachine):
     @rule(pick=st.randoms(use_true_random=False))
     def settle(self, pick: object) -> None:
         for load in self.loads:
-            self.hand.settle(load, load.where(HANDED)[: pick.randrange(3)])  # type: ignore[attr-defined]
+            at = load.where(HANDED)[: pick.randrange(3)]  # type: ignore[attr-defined]
+            self.hand.settle(load, np.concatenate([at, at]))
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def take_back(self, pick: object) -> None:
+        for load in self.loads:
+            at = load.where(SETTLING)[: pick.randrange(3)]  # type: ignore[attr-defined]
+            self.hand.take_back(load, np.concatenate([at, at]))
 
     @rule()
     def answered(self) -> None:
@@ -170,7 +222,9 @@ class HandMachine(RuleBasedStateMachine):
 
     @rule()
     def send_credit(self) -> None:
-        self.returned += self.hand.take_owed()[0]
+        messages, nbytes = self.hand.take_owed()
+        assert messages >= 0 and nbytes >= 0
+        self.returned += messages
 
     @invariant()
     def counts_fit(self) -> None:

@@ -19,10 +19,14 @@ from timeline.model import Answers, Operation, Status
 
 def _parcel(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> Parcel:
     columns = {"ids": Ragged.of([b"%d" % n for n in range(count)]), "birth": np.arange(1, count + 1, dtype=np.uint64)}
-    many = Many(count, 1_000.0, clock)
+    many = Many(count, 1_000.0, clock, str)
     parcel = Parcel(columns, operation, many, None, 10 * count, unsure=unsure)
     many.adopt(parcel)
     return parcel
+
+
+def _line() -> Line:
+    return Line(build_puts, Clock(), random.Random(1), lambda: "nobody is there")
 
 
 def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
@@ -70,7 +74,7 @@ def test_what_may_be_repeated_goes_again_and_the_rest_is_final() -> None:
         ([b"4"], False),
         ([b"2"], True),
     ]
-    assert [Status.of(part.overdue()[0]) for part in judged.again] == ["THROTTLED", "UNAVAILABLE", "UNKNOWN"]
+    assert [Status.of(part.overdue().status) for part in judged.again] == ["THROTTLED", "UNAVAILABLE", "UNKNOWN"]
     assert judged.again[2].columns["birth"].tolist() == [3]
 
 
@@ -79,7 +83,7 @@ def _entry(id: bytes) -> tuple[object, ...]:
 
 
 async def test_single_calls_form_the_next_frame() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     calls = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 60_000)) for n in range(10)]
     await line.work.wait()
     taken = line.next()
@@ -93,7 +97,7 @@ async def test_single_calls_form_the_next_frame() -> None:
 
 
 async def test_a_broken_wire_makes_what_was_aboard_unsure_and_sends_the_same_again() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
     await line.work.wait()
     first = line.next()
@@ -108,7 +112,7 @@ async def test_a_broken_wire_makes_what_was_aboard_unsure_and_sends_the_same_aga
 
 
 async def test_an_answer_that_does_not_fit_is_refused() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
     await line.work.wait()
     taken = line.next()
@@ -120,7 +124,7 @@ async def test_an_answer_that_does_not_fit_is_refused() -> None:
 
 
 async def test_closing_says_what_is_known() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     sent = asyncio.ensure_future(line.single(_entry(b"sent"), 100, 60_000))
     await line.work.wait()
     line.next()
@@ -132,7 +136,7 @@ async def test_closing_says_what_is_known() -> None:
 
 
 async def test_a_call_that_was_cancelled_is_not_sent() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
     await line.work.wait()
     call.cancel()
@@ -141,7 +145,7 @@ async def test_a_call_that_was_cancelled_is_not_sent() -> None:
 
 
 async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothing_behind() -> None:
-    line = Line(build_puts, Clock(), random.Random(1))
+    line = _line()
     overdue = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 0.0)) for n in range(10)]
     cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
     await line.work.wait()
@@ -153,7 +157,7 @@ async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothin
 
 
 async def test_a_line_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
-    line, clock = Line(build_puts, Clock(), random.Random(1)), Clock()
+    line, clock = _line(), Clock()
     waiting = asyncio.ensure_future(line.single(_entry(b"waits"), 100, 60_000))
     await line.work.wait()
     cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))

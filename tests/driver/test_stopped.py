@@ -1,4 +1,4 @@
-"""A consumer process that is stopped past its leases, and goes on: it hands out nothing that has ended."""
+"""Consumer processes that are stopped: past their leases, to go on, and by Ctrl-C, to end."""
 
 from __future__ import annotations
 
@@ -60,3 +60,37 @@ async def test_after_a_stop_past_the_lease_nothing_stale_is_handed_out(broker: B
     assert len({id for id, _, _ in told["seen"]}) == 40
     assert all(version >= 3 and not lost for _, version, lost in told["seen"])
     assert told["dropped"] >= 40
+
+
+RUN = """
+import sys, timeline
+
+def handler(d):
+    print("took", flush=True)
+    sys.stdin.readline()
+
+with timeline.connect_sync(sys.argv[1], timeout="20s") as tl, tl.consumer("t", id="w") as c:
+    try:
+        c.run(handler, concurrency=1)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.processes
+async def test_ctrl_c_lets_the_handler_finish_and_is_told_once(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce_many(Batch([b""] * 3, in_=0))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RUN, broker.address, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert await process.stdout.readline() == b"took\n"
+    process.send_signal(signal.SIGINT)
+    # It has heard of it once it handed back what nobody took.
+    while len([m async for m in tl.scan("t") if m.state is timeline.State.AVAILABLE]) < 2:
+        await asyncio.sleep(0)
+    told = await process.communicate(b"done\n")
+    assert told == (b"interrupted\n", b"") and process.returncode == 0
+    assert len([m async for m in tl.scan("t")]) == 2  # the one in hand was acknowledged

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,19 +27,29 @@ class Background:
 
     def run(self, asked: Coroutine[Any, Any, T], /) -> T:
         """Runs `asked` in the loop and answers what it answers. Ctrl-C cancels it there."""
+        future = self.start(asked)
+        try:
+            return self.wait(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, asked: Coroutine[Any, Any, T], /) -> Future[T]:
+        """Has `asked` run in the loop."""
         try:
             loop = self._ready()
         except BaseException:
             asked.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(asked, loop)
+        return asyncio.run_coroutine_threadsafe(asked, loop)
+
+    @staticmethod
+    def wait(future: Future[T]) -> T:
+        """What a future of `start` came to."""
         try:
             return future.result()
         except CancelledError:
             raise Closed("the client was closed meanwhile") from None
-        except BaseException:
-            future.cancel()
-            raise
 
     def _ready(self) -> asyncio.AbstractEventLoop:
         if self._pid != os.getpid():

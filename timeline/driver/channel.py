@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
 from timeline.driver.ids import Randomness
@@ -60,13 +60,15 @@ def refusal(fault: TransportError) -> TimelineError:
 
 @dataclass(slots=True)
 class _Place:
-    """An address and how it fares. `rest_until_ms`: monotonic; not tried before, while another can be."""
+    """An address and how it fares. `rest_until_ms`: monotonic; not tried before, while another can be.
+    `trouble`: what it last failed with."""
 
     address: str
     given: bool
     transport: Transport | None = None
     failures: int = 0
     rest_until_ms: float = 0.0
+    trouble: str = ""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,22 @@ class Opened:
     address: str
 
 
+class Sending(Protocol):
+    """What is known of a frame on its way. `aboard`: it was sent, and its answer is awaited. `unsure`: an earlier
+    sending of it may have happened."""
+
+    aboard: bool
+    unsure: bool
+
+
+@dataclass(slots=True)
+class Fate:
+    """A `Sending` of a call of its own."""
+
+    aboard: bool = False
+    unsure: bool = False
+
+
 @dataclass(slots=True)
 class Channel:
     """Ways to the brokers of one cluster. `make` makes the transport to an address, on its first use."""
@@ -103,7 +121,6 @@ class Channel:
     random: Randomness
     _places: dict[str, _Place] = field(default_factory=dict)
     _current: str = ""
-    _trouble: str = "no broker could be reached in time"
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -135,9 +152,10 @@ class Channel:
             if address not in self._places and len(self._places) < LEARNED_AT_MOST and _ADDRESS.fullmatch(address):
                 self._places[address] = _Place(address, given=False)
 
-    def failed(self, address: str) -> None:
+    def failed(self, address: str, trouble: str) -> None:
         """`address` did not work: rest it, longer each time."""
         place = self._places[address]
+        place.trouble = trouble
         backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
         place.failures += 1
         place.rest_until_ms = self.clock.monotonic_ms() + backoff_ms * (0.5 + self.random.random() / 2)
@@ -191,51 +209,63 @@ class Channel:
             left_ms = min(left_ms, max(left_ms / 2, LEAST_ATTEMPT_MS))
         return max(0.001, left_ms / 1000.0)
 
+    @property
+    def unreached(self) -> str:
+        """Why nothing could be sent, for whoever asked: the addresses, what was found there, and what to do."""
+        if self._current:
+            return "it could not be sent in time"
+        given = [place for place in self._places.values() if place.given]
+        found = "; ".join(_found(place) for place in given)
+        return f"no broker could be reached: {found}. Is one running there? `timeline serve` starts one"
+
     async def open(self, method: str, deadline: Deadline) -> Opened:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""
-        why = self._trouble
         while (place := await self._pick(deadline)) is not None:
             try:
                 stream = await self.transport(place.address).stream(method, self._attempt_s(deadline))
             except TransportError as fault:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                why = self._trouble = f"{place.address}: {fault.reason}"
-                self.failed(place.address)
+                self.failed(place.address, fault.reason)
             else:
                 self._current = place.address
                 return Opened(stream, place.address)
             if deadline.left_ms <= 0:
                 break
-        raise Unavailable(why)
+        raise Unavailable(self.unreached)
 
-    async def unary(self, method: str, frame: bytes, deadline: Deadline) -> tuple[bytes, bool]:
-        """One frame for one, repeated as it is until it is answered. Also says whether an earlier sending of it may
-        have happened. Raises Unavailable or Unknown at the deadline, Invalid or NotFound for what stays refused."""
-        unsure = False
-        why = self._trouble
+    async def unary(self, method: str, frame: bytes, deadline: Deadline, sending: Sending | None = None) -> bytes:
+        """One frame for one, repeated as it is until it is answered. `sending` is kept up to date meanwhile. Raises
+        Unavailable or Unknown at the deadline, Invalid or NotFound for what stays refused."""
+        fate = sending if sending is not None else Fate()
         while (place := await self._pick(deadline)) is not None:
+            transport = self.transport(place.address)
             try:
-                answer = await self.transport(place.address).unary(method, frame, self._attempt_s(deadline))
+                await transport.ready(self._attempt_s(deadline))
+                fate.aboard = True
+                answer = await transport.unary(method, frame, self._attempt_s(deadline))
             except TransportError as fault:
+                fate.aboard = False
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                unsure = unsure or fault.fault not in NOTHING_HAPPENED
-                why = self._trouble = f"{place.address}: {fault.reason}"
-                self.failed(place.address)
+                fate.unsure = fate.unsure or fault.fault not in NOTHING_HAPPENED
+                self.failed(place.address, fault.reason)
             else:
+                fate.aboard = False
                 self.worked(place.address)
-                return answer, unsure
+                return answer
             if deadline.left_ms <= 0:
                 break
-        raise (Unknown if unsure else Unavailable)(why)
+        if fate.unsure:
+            raise Unknown("the answer was lost: it may or may not have happened")
+        raise Unavailable(self.unreached)
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
         """One frame for many, from one broker. Raises TransportError when that breaks off: the caller knows from where
         to go on; Invalid or NotFound for what stays refused; Unavailable when none could be reached."""
         place = await self._pick(deadline)
         if place is None:
-            raise Unavailable(self._trouble)
+            raise Unavailable(self.unreached)
         try:
             async for page in self.transport(place.address).unary_stream(method, frame, None):
                 self.worked(place.address)
@@ -243,7 +273,7 @@ class Channel:
         except TransportError as fault:
             if fault.fault in REFUSALS:
                 raise refusal(fault) from fault
-            self.failed(place.address)
+            self.failed(place.address, fault.reason)
             raise
 
     async def close(self) -> None:
@@ -258,6 +288,12 @@ class Channel:
         for place in self._places.values():
             place.transport, place.failures, place.rest_until_ms = None, 0, 0.0
         self._current = ""
+
+
+def _found(place: _Place) -> str:
+    if not place.trouble:
+        return f"{place.address} did not answer in time"
+    return place.trouble if place.address in place.trouble else f"{place.address}: {place.trouble}"
 
 
 async def _rest(wait_ms: float) -> None:

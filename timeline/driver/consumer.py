@@ -20,8 +20,9 @@ from timeline.driver.message import encode_text
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
-from timeline.driver.session import Session, Wish
+from timeline.driver.session import Session
 from timeline.driver.settling import AT, SettleDesk
+from timeline.driver.stream import Wish
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_BATCH, MAX_REASON_BYTES, Operation

@@ -140,7 +140,8 @@ class Delivery(Delivered):
         await self._consumer.ack_one(self, timeout)
 
     def ack_soon(self) -> None:
-        """The same without waiting: goes with the next frame; a failure goes to `consumer.on_settle_error`."""
+        """The same without waiting: goes within 5 ms, with others, or with the next settle that is awaited; a failure
+        goes to `consumer.on_settle_error`."""
         self._consumer.ack_soon(self._load, self._index)
 
     async def extend(self, more: Duration | None = None, *, timeout: Duration | None = None) -> datetime:

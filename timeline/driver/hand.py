@@ -91,6 +91,7 @@ class Load:
 
     def mark(self, at: Indexes, state: int) -> None:
         """Sets the state of messages (nothing goes back to WAITING), and counts."""
+        at = _distinct(at)
         view = np.frombuffer(self.state, dtype=np.uint8)
         before = view[at]
         self.waiting -= int((before == WAITING).sum())
@@ -199,6 +200,18 @@ class Hand:
         self.pay(load, at)
         load.mark(at, SETTLING)
 
+    def take_back(self, load: Load, at: Indexes) -> None:
+        """The settles of these came to nothing: they are in hand again, and their credit with them. What of it was sent
+        already is missing from what goes back next."""
+        at = _distinct(at)
+        at = at[np.frombuffer(load.state, dtype=np.uint8)[at] == SETTLING]
+        load.mark(at, HANDED)
+        paid = np.frombuffer(load.paid, dtype=np.uint8)
+        spent = at[paid[at] == 1]
+        if len(spent):
+            paid[spent] = 0
+            self._owe(-len(spent), -int(load.sizes[spent].sum()))
+
     def settle_one(self, load: Load, index: int) -> None:
         """`settle` for one message that is handed out, or whose settle goes again."""
         if not load.paid[index]:
@@ -223,6 +236,7 @@ class Hand:
 
     def pay(self, load: Load, at: Indexes) -> None:
         """Gives back the credit of messages, once each."""
+        at = _distinct(at)
         paid = np.frombuffer(load.paid, dtype=np.uint8)
         fresh = at[paid[at] == 0]
         if len(fresh):
@@ -230,10 +244,11 @@ class Hand:
             self._owe(len(fresh), int(load.sizes[fresh].sum()))
 
     def take_owed(self) -> tuple[int, int]:
-        """The credit to send now: (messages, bytes)."""
-        owed = self.owed_messages, self.owed_bytes
-        self.owed_messages = self.owed_bytes = 0
-        return owed
+        """The credit to send now: (messages, bytes). More may have been sent than is free (`take_back`): then none."""
+        messages, nbytes = max(0, self.owed_messages), max(0, self.owed_bytes)
+        self.owed_messages -= messages
+        self.owed_bytes -= nbytes
+        return messages, nbytes
 
     def room(self) -> tuple[int, int]:
         """Credit for a new stream, besides what is in hand. What is being settled counts as in hand until it is sent
@@ -288,20 +303,57 @@ class Hand:
         self._queue.clear()
         return taken
 
-    def tokens(self, now_ms: float) -> tuple[Ragged, UInt64, Int64]:
-        """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now."""
+    def tokens(self, now_ms: float, most: int = MAX_BATCH) -> tuple[Ragged, UInt64, Int64]:
+        """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now; at most
+        `most`. What is not among them will be leased again: what waits goes without first, and is dropped here, so that
+        nobody has it twice; then what was given up. A person's code has at most the credit, which always fits."""
         while self._given_up and self._given_up[0][0] <= now_ms:
             self._given_up.popleft()
-        ids: list[Ragged] = [Ragged.of([])]
-        births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
-        versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
-        for load in self._loads.values():
-            at = np.flatnonzero(np.frombuffer(load.state, dtype=np.uint8) != DONE)
-            ids.append(load.frame.ids.take(at))
-            births.append(load.frame.birth[at])
-            versions.append(load.frame.version[at])
-        for _, given_ids, given_births, given_versions in self._given_up:
-            ids.append(given_ids)
-            births.append(given_births)
-            versions.append(given_versions)
-        return Ragged.concat(ids)[:MAX_BATCH], np.concatenate(births)[:MAX_BATCH], np.concatenate(versions)[:MAX_BATCH]
+        told = _Tokens(most)
+        for state in (HANDED, SETTLING):
+            for load in self.loads:
+                self._tell(told, load, state)
+        for _, ids, births, versions in self._given_up:
+            told.add(ids, births, versions)
+        for load in self.loads:
+            self._tell(told, load, WAITING)
+        return told.columns()
+
+    def _tell(self, told: _Tokens, load: Load, state: int) -> None:
+        at = load.where(state)
+        frame = load.frame
+        room = told.add(frame.ids.take(at), frame.birth[at], frame.version[at])
+        untold = at[room:]
+        if len(untold):
+            if state == WAITING:
+                self._drop(load, untold)
+            else:
+                self.stats.lost += len(untold)
+                self.lose(load, untold)
+
+
+class _Tokens:
+    """Columns of tokens, with room for so many."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._ids: list[Ragged] = [Ragged.of([])]
+        self._births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
+        self._versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
+
+    def add(self, ids: Ragged, births: UInt64, versions: Int64) -> int:
+        """Adds what there is room for; answers how many that were."""
+        taken = min(len(ids), self._room)
+        self._room -= taken
+        self._ids.append(ids[:taken])
+        self._births.append(births[:taken])
+        self._versions.append(versions[:taken])
+        return taken
+
+    def columns(self) -> tuple[Ragged, UInt64, Int64]:
+        return Ragged.concat(self._ids), np.concatenate(self._births), np.concatenate(self._versions)
+
+
+def _distinct(at: Indexes) -> Indexes:
+    """Each index once: a caller may name a message twice."""
+    return at if len(at) < 2 or bool((at[1:] > at[:-1]).all()) else np.unique(at)

@@ -237,30 +237,31 @@ async def run_handlers(
     keeper = asyncio.create_task(crew.keep(), name="extending leases")
     uninstall = _on_sigterm(consumer.stop_taking)
     try:
-        failed = await _until_done(workers, consumer, grace_ms)
+        failed = await _until_done(workers, keeper, consumer, grace_ms)
     finally:
         uninstall()
-        keeper.cancel()
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(keeper, *workers, return_exceptions=True)
+        for task in (keeper, *workers):
+            task.cancel()
+        await asyncio.wait({keeper, *workers})
         if crew.pool is not None:
             crew.pool.shutdown(wait=False, cancel_futures=True)
     if failed is not None:
         raise failed
 
 
-async def _until_done(workers: set[asyncio.Task[None]], consumer: Consumer, grace_ms: float) -> BaseException | None:
-    """Until workers have ended; once no more is taken they get the grace. Answers why one failed."""
+async def _until_done(
+    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], consumer: Consumer, grace_ms: float
+) -> BaseException | None:
+    """Until workers have ended; once no more is taken they get the grace. Answers why one, or their keeper, failed."""
     try:
-        await consumer.stopped_taking(workers)
+        await consumer.stopped_taking({*workers, keeper})
     except asyncio.CancelledError:
         consumer.stop_taking()
         await asyncio.wait(workers, timeout=grace_ms / 1000.0)
         raise
-    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
+    errors = [task.exception() for task in (keeper, *workers) if task.done() and not task.cancelled()]
     failed = next((error for error in errors if error is not None), None)
-    if failed is None and not consumer.closed:
+    if (failed is None or keeper.done()) and not consumer.closed:
         consumer.stop_taking()
     _, late = await asyncio.wait(workers, timeout=grace_ms / 1000.0)
     if late:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from timeline.clock import Clock
 from timeline.driver.ids import Randomness
@@ -25,12 +24,14 @@ AGAIN_CAP_MS = 1_000.0
 
 
 class Line:
-    """Parcels on their way. `work` is set while something waits to be sent; `build` makes a parcel of single calls."""
+    """Parcels on their way. `work` is set while something waits to be sent; `build` makes a parcel of single calls;
+    `trouble` says why nothing can be sent."""
 
-    def __init__(self, build: Build, clock: Clock, random: Randomness) -> None:
+    def __init__(self, build: Build, clock: Clock, random: Randomness, trouble: Callable[[], str]) -> None:
         self._build = build
         self._clock = clock
         self._random = random
+        self._trouble = trouble
         self._waiting: deque[Parcel] = deque()
         self._forming: deque[tuple[Any, Single, int]] = deque()
         self._aboard: dict[int, Parcel] = {}
@@ -40,8 +41,6 @@ class Line:
         self._idle.set()
         self.work = asyncio.Event()
         self.aboard_bytes = 0
-        self.trouble = ""
-        """Why nothing can be sent at the moment."""
 
     @property
     def waiting(self) -> bool:
@@ -96,7 +95,7 @@ class Line:
         self._check_idle()
 
     def _expire(self, single: Single) -> None:
-        single.expire(self.trouble)
+        single.expire(self._trouble())
 
     def add(self, parcel: Parcel) -> None:
         """Queues a parcel."""
@@ -162,6 +161,7 @@ class Line:
         self._unboard(request)
         judged = judge(parcel, answers)
         for part in judged.again:
+            part.retry_after_ms = retry_after_ms
             part.sink.adopt(part)
         if len(judged.final):
             parcel.sink.answer(parcel, judged.done, judged.final)
@@ -201,7 +201,11 @@ class Line:
             self.back(request, sent=sent)
 
     def refuse_all(self, status: Status, detail: str) -> None:
-        """A definite refusal of all that is aboard or waits: the broker cannot be talked to at all."""
+        """A definite refusal of all that is aboard, waits or rests: the broker cannot be talked to at all."""
+        for handle, parcel in self._resting.items():
+            handle.cancel()
+            self._waiting.append(parcel)
+        self._resting.clear()
         while self.next() is not None:
             pass
         self.refuse_aboard(status, detail)
@@ -258,10 +262,9 @@ class Line:
             wanted = parcel.sink.wants(parcel)
             count = len(parcel) if wanted is None else len(wanted)
             if count:
-                code, detail = parcel.overdue()
-                answers = Answers.blank(count)
-                answers.status = np.full(count, code, dtype=np.uint8)
-                answers.details = dict.fromkeys(range(count), detail or "it was closed before it could be sent")
+                overdue = parcel.overdue()
+                why = overdue.detail or "it was closed before it could be sent"
+                answers = refusal_of(count, Status.of(overdue.status), why)
                 parcel.sink.answer(parcel, wanted, answers)
             _forget(parcel)
         self.aboard_bytes = 0

@@ -54,6 +54,10 @@ class Link:
             self._forked = self._forked or pid != self._pid
         self._loop, self._pid = loop, pid
 
+    def trouble(self) -> str:
+        """Why nothing can be sent."""
+        return self.channel.unreached
+
     def leave_behind(self, *things: object) -> None:
         """After a fork: what holds on to the parent's gRPC is never taken apart here, since that would call into it."""
         if self._forked or os.getpid() != self._pid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -11,21 +10,18 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.driver.channel import Deadline
-from timeline.driver.line import Line, refusal_of
+from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
+from timeline.driver.line import Line
 from timeline.driver.link import Link
 from timeline.driver.message import asked_time, encode_id, encode_tag
 from timeline.driver.parcel import Columns, Many, Parcel, error_of
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
-from timeline.errors import Invalid, NotFound, TimelineError, Unknown
+from timeline.errors import Invalid
 from timeline.model import Operation, Status
-from timeline.wire import Mutate, Mutated, MutateFlag, MutateTag, TagMutated, decode_as, encode
+from timeline.wire import MutateFlag, MutateTag, TagMutated, decode_as, encode
 
-CALLS_ABOARD = 4
 FRAME_IDS = 10_000
-ID_OVERHEAD_BYTES = 48
-SPARE_MS = 50.0
 
 
 @dataclass(slots=True)
@@ -48,79 +44,6 @@ class TagProgress:
         return sum(self.counts.values())
 
 
-class _Calls:
-    """The line of one operation: parcels go as Mutate calls, a few at once."""
-
-    def __init__(self, link: Link, topic: str, group: str, operation: Operation) -> None:
-        self._link, self._topic, self._group, self._operation = link, topic, group, operation
-        self.line = Line(self._build, link.clock, link.random)
-        self._runner: asyncio.Task[None] | None = None
-        self._under_way: set[asyncio.Task[None]] = set()
-
-    def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
-        count = len(entries)
-        ids, times, flags, versions, ops = zip(*entries, strict=True)
-        columns: Columns = {
-            "ids": Ragged.of(list(ids)),
-            "time_ms": np.fromiter(times, np.int64, count),
-            "flags": np.fromiter(flags, np.uint8, count),
-            "if_version": np.fromiter(versions, np.int64, count),
-            "op": np.fromiter(ops, np.uint64, count),
-        }
-        return columns, self._operation, columns["ids"].nbytes + ID_OVERHEAD_BYTES * count
-
-    def start(self) -> None:
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"mutating {self._topic}")
-
-    async def _run(self) -> None:
-        line = self.line
-        while True:
-            await line.work.wait()
-            line.work.clear()
-            while len(self._under_way) < CALLS_ABOARD and (taken := line.next()) is not None:
-                task = asyncio.get_running_loop().create_task(self._call(*taken))
-                self._under_way.add(task)
-                task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
-        self.line.work.set()
-
-    async def _call(self, request: int, parcel: Parcel) -> None:
-        line, link = self.line, self._link
-        now_ms = link.clock.monotonic_ms()
-        # A little before the callers give up, so that they learn whether it was ever sent.
-        spare_ms = min(SPARE_MS, (parcel.sink.deadline_ms - now_ms) / 4)
-        deadline = Deadline(link.clock, parcel.sink.deadline_ms - spare_ms)
-        frame = Mutate(
-            topic=self._topic,
-            group=self._group,
-            operation=self._operation,
-            timeout_ms=max(1, int(deadline.left_ms)),
-            **parcel.columns,
-        )
-        try:
-            data, unsure = await link.channel.unary("Mutate", encode(frame), deadline)
-            parcel.unsure = parcel.unsure or unsure
-            mutated = decode_as(data, Mutated)
-            line.answer(request, mutated.answers, mutated.retry_after_ms)
-        except (Invalid, NotFound) as bad:
-            status = Status.INVALID if isinstance(bad, Invalid) else Status.NOT_FOUND
-            line.refused(request, refusal_of(len(parcel), status, bad.reason))
-        except TimelineError as trouble:
-            parcel.verdict_detail = trouble.reason
-            line.back(request, sent=isinstance(trouble, Unknown))
-
-    async def stop(self) -> None:
-        tasks = [*self._under_way, *([self._runner] if self._runner is not None else [])]
-        self._runner = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.line.drop()
-
-
 class Mutations:
     """The part of a producer that changes messages that are there. See `Producer`."""
 
@@ -129,7 +52,7 @@ class Mutations:
         self.closed = False
         self._link = link
         self._epoch = link.epoch
-        self._calls: dict[Operation, _Calls] = {}
+        self._calls: dict[Operation, Changing] = {}
 
     def _start(self) -> None:
         raise AssertionError("a Producer says how it starts")
@@ -148,7 +71,7 @@ class Mutations:
     def _line(self, operation: Operation) -> Line:
         calls = self._calls.get(operation)
         if calls is None:
-            calls = self._calls[operation] = _Calls(self._link, self.topic, self.group, operation)
+            calls = self._calls[operation] = Changing(self._link, self.topic, self.group, operation)
         calls.start()
         return calls.line
 
@@ -244,7 +167,7 @@ class Mutations:
         self, operation: Operation, ids: Ragged, times: Any, flags: MutateFlag, timeout: Duration | None
     ) -> Receipts:
         count = len(ids)
-        many = Many(count, self._link.patience_ms(timeout), self._link.clock)
+        many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
         columns: Columns = {
             "ids": ids,
             "time_ms": np.zeros(count, dtype=np.int64) if times is None else times,
@@ -330,7 +253,7 @@ class Mutations:
             )
             if told.at_ms:
                 frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
-            data, _ = await self._link.channel.unary("Mutate", encode(frame), deadline)
+            data = await self._link.channel.unary("Mutate", encode(frame), deadline)
             chunk = decode_as(data, TagMutated)
             for code, many in chunk.counts.items():
                 status = Status.of(code)

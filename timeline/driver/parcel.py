@@ -51,9 +51,6 @@ def error_of(status: int, id: str | None, detail: str = "", retry_after_ms: int 
     return _ERRORS[status](detail, id=id, retry_after_ms=retry_after_ms)
 
 
-NEVER_SENT = "nothing happened: no broker could be reached within the deadline"
-
-
 class Answer(NamedTuple):
     """One message's definite answer. `status` is a code."""
 
@@ -63,13 +60,15 @@ class Answer(NamedTuple):
     settled: bool = False
     late: bool = False
     detail: str = ""
+    retry_after_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Parcel:
     """Columns of one frame. `operation`: what is asked of all, or of each. `positions`: which messages of the sink
     these are, None: all, in order. `unsure`: an earlier sending may have happened. `aboard`: sent and not answered.
-    `verdict`: what a deadline makes of it while nothing of it can have happened. `tries`: how often it was sent."""
+    `verdict`: what a deadline makes of it while nothing of it can have happened; `retry_after_ms`: the wait that a
+    broker asked for then. `tries`: how often it was sent."""
 
     columns: Columns
     operation: Operation | UInt8
@@ -80,6 +79,7 @@ class Parcel:
     aboard: bool = False
     verdict: int = UNAVAILABLE
     verdict_detail: str = ""
+    retry_after_ms: int = 0
     tries: int = 0
     sent_ms: float = 0.0
 
@@ -97,11 +97,11 @@ class Parcel:
         share = self.nbytes * len(at) // max(1, len(self))
         return Parcel(columns, operation, self.sink, positions, share, unsure or self.unsure, tries=self.tries)
 
-    def overdue(self) -> tuple[int, str]:
-        """The status that its deadline makes of it now."""
+    def overdue(self) -> Answer:
+        """What its deadline makes of it now."""
         if self.unsure or self.aboard:
-            return UNKNOWN, "no answer within the deadline: it may or may not have happened"
-        return self.verdict, self.verdict_detail
+            return Answer(UNKNOWN, detail="no answer within the deadline: it may or may not have happened")
+        return Answer(self.verdict, detail=self.verdict_detail, retry_after_ms=self.retry_after_ms)
 
 
 class Sink(Protocol):
@@ -131,11 +131,11 @@ class Single:
         self.deadline_ms = deadline_ms
         self.parcel: Parcel | None = None
 
-    def expire(self, trouble: str = "") -> None:
-        """The deadline has come. `trouble`: why nothing could be sent, when that is known."""
+    def expire(self, trouble: str) -> None:
+        """The deadline has come. `trouble`: why nothing could be sent."""
         if not self.future.done():
-            status, detail = self.parcel.overdue() if self.parcel is not None else (UNAVAILABLE, "")
-            self.future.set_result(Answer(status, detail=detail or trouble or NEVER_SENT))
+            answer = self.parcel.overdue() if self.parcel is not None else Answer(UNAVAILABLE)
+            self.future.set_result(answer if answer.detail else answer._replace(detail=trouble))
 
 
 class Singles:
@@ -184,15 +184,16 @@ class Singles:
 
 class Many:
     """One call over a batch: collects the answers in order. Its deadline counts from the last answer, so that a large
-    batch may take as long as it gets on."""
+    batch may take as long as it gets on. `trouble` says why nothing could be sent."""
 
-    def __init__(self, count: int, timeout_ms: float, clock: Clock) -> None:
+    def __init__(self, count: int, timeout_ms: float, clock: Clock, trouble: Callable[[], str]) -> None:
         self.answers = Answers.blank(count, Status.UNAVAILABLE)
         self.deadline_ms = clock.monotonic_ms() + timeout_ms
         self._missing = np.ones(count, dtype=np.bool_)
         self._left = count
         self._timeout_ms = timeout_ms
         self._clock = clock
+        self._trouble = trouble
         self._parcels: dict[int, Parcel] = {}
         self._done = asyncio.Event()
         if not count:
@@ -250,11 +251,10 @@ class Many:
             wanted = self.wants(parcel)
             where = _positions(parcel, wanted)
             if len(where):
-                status, detail = parcel.overdue()
-                answers = Answers.blank(len(where), Status.of(status))
-                if detail:
-                    answers.details = dict.fromkeys(range(len(where)), detail)
-                self.heard = self.heard or status == THROTTLED
+                overdue = parcel.overdue()
+                answers = Answers.blank(len(where), Status.of(overdue.status))
+                answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._trouble())
+                self.heard = self.heard or overdue.status == THROTTLED
                 self._fill(where, answers)
         self._parcels.clear()
 

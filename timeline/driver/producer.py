@@ -124,7 +124,7 @@ class Producer(Mutations):
         self._start()
         batch = messages if isinstance(messages, Batch) else Batch.of(messages)
         columns = self._columns(batch, move_flag(if_exists))
-        many = Many(len(batch), self._link.patience_ms(timeout), self._link.clock)
+        many = Many(len(batch), self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
         sizes = put_sizes(columns)
         for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
             cut = {name: column if column is None else column[part] for name, column in columns.items()}

@@ -12,6 +12,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.driver.channel import NOTHING_HAPPENED, Deadline, Opened
+from timeline.driver.companion import end
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
@@ -70,7 +71,7 @@ class Putting:
 
     def __init__(self, link: Link, topic: str, group: str) -> None:
         self._link, self._topic, self._group = link, topic, group
-        self.line = Line(build_puts, link.clock, link.random)
+        self.line = Line(build_puts, link.clock, link.random, link.trouble)
         self._task: asyncio.Task[None] | None = None
         self._careful = 0
 
@@ -83,11 +84,19 @@ class Putting:
         """Ends at once; who still waits is told what is known."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
         self.line.drop()
 
     async def _run(self) -> None:
+        try:
+            await self._carry()
+        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
+            log.exception("the producer of %s failed", self._topic)
+            self._task = None
+            self.line.broke()
+            self.line.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
+
+    async def _carry(self) -> None:
         channel = self._link.channel
         while True:
             await self.line.work.wait()
@@ -100,8 +109,7 @@ class Putting:
             except Invalid as bad:
                 self.line.refuse_all(Status.INVALID, bad.reason)
                 continue
-            except TimelineError as trouble:
-                self.line.trouble = trouble.reason
+            except TimelineError:
                 self.line.forget_unwanted()
                 continue  # each call has its own deadline, and goes again until then
             conversation = await self._converse(opened)
@@ -121,9 +129,8 @@ class Putting:
         except TransportError as fault:
             state.fault = state.fault or fault
         finally:
-            reader.cancel()
             opened.stream.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            await end(reader)
         return state
 
     async def _send_all(self, opened: Opened, state: _Conversation) -> None:
@@ -192,7 +199,7 @@ class Putting:
         """The stream is over: what becomes of what was aboard."""
         fault = state.fault
         if not state.leaving and (fault is not None or self.line.aboard):
-            self._link.channel.failed(address)
+            self._link.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
         if fault is None:
             self.line.broke()
         elif fault.fault is Fault.WRONG_VERSION:

@@ -324,7 +324,7 @@ class Reading:
         if -(-window_ms // step_ms) > MAX_STEPS:
             raise Invalid(f"a window of {window!r} has more than {MAX_STEPS} steps of {step!r}: make the step longer")
         frame = encode(Forecast(check_topic_name(topic), window_ms, step_ms))
-        data, _ = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
+        data = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
         told = decode_as(data, Forecasted)
         return Outlook(told.edges_ms, told.counts, told.overdue, told.exact)
 
@@ -367,7 +367,7 @@ class Reading:
         self._link.check()
         clock = self._link.clock
         sent_ms = clock.now()
-        data, _ = await self._link.channel.unary("Ping", encode(Ping(sent_ms)), self._link.deadline(timeout))
+        data = await self._link.channel.unary("Ping", encode(Ping(sent_ms)), self._link.deadline(timeout))
         arrived_ms = clock.now()
         pong = decode_as(data, Pong)
         round_trip_ms = (arrived_ms - sent_ms) - (pong.answered_ms - pong.received_ms)

@@ -46,12 +46,12 @@ class Receipt:
             raise error_of(self.status.code, self.id, self.detail)
 
 
-def receipt_of(id: bytes, answer: Answer, retry_after_ms: int = 0) -> Receipt:
+def receipt_of(id: bytes, answer: Answer) -> Receipt:
     """The receipt for one message's answer, or its error, raised."""
     status = answer.status
     if status in (OK, DUPLICATE):
         return Receipt(id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled)
-    raise error_of(status, id.decode(), answer.detail, retry_after_ms)
+    raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms)
 
 
 class Receipts(Sequence[Receipt]):

@@ -195,19 +195,27 @@ class RelayTransport:
         self._starting = asyncio.Lock()
 
     async def _opened(self, kind: Kind, method: str, frame: bytes, timeout_s: float | None) -> tuple[int, _Call]:
+        process = await self._running()
+        number, call = process.open()
+        name = method.encode()
+        timeout_ms = 0 if timeout_s is None else max(1, int(timeout_s * 1000))
+        process.say(kind, number, OPENING.pack(timeout_ms, len(name)) + name + frame)
+        return number, call
+
+    async def _running(self) -> _Process:
         async with self._starting:
             if self._process is None or self._process.over:
                 self._process = await _Process.start(self.address)
-        number, call = self._process.open()
-        name = method.encode()
-        timeout_ms = 0 if timeout_s is None else max(1, int(timeout_s * 1000))
-        self._process.say(kind, number, OPENING.pack(timeout_ms, len(name)) + name + frame)
-        return number, call
+            return self._process
 
     def _over(self, number: int) -> None:
         if self._process is not None:
             self._process.say(Kind.CANCEL, number)
             self._process.forget(number)
+
+    async def ready(self, timeout_s: float) -> None:
+        """Starts the relay; what it finds at the address, each call says."""
+        await self._running()
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.driver.channel import REFUSALS, Deadline, Opened, refusal
+from timeline.driver.channel import REFUSALS, Deadline, refusal
+from timeline.driver.companion import beside, end
 from timeline.driver.hand import Hand, Load
 from timeline.driver.line import refusal_of
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.settling import UNSEEN, SettleDesk
+from timeline.driver.stream import ConsumeStream, Wish
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import Operation, Status, payload_sums
 from timeline.wire import (
@@ -41,35 +42,9 @@ SILENT_HEARTBEATS = 3
 FRAMES_ABOARD = 64
 SINGLES_ABOARD = 2
 """Frames of awaited settles that await their answers: past it, settles gather in the next one."""
-LEAST_TICK_MS = 5.0
+LEAST_RHYTHM_MS = 5.0
 PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
-
-
-@dataclass(slots=True)
-class Wish:
-    """What a consumer asks for. `lease_ms` 0: the topic's."""
-
-    topic: str
-    consumer: str
-    session: int
-    lease_ms: int
-
-
-class _Stream:
-    """One Consume stream: what is known of it."""
-
-    def __init__(self, opened: Opened, now_ms: float) -> None:
-        self.stream, self.address = opened.stream, opened.address
-        self.hello_ms = self.heard_ms = self.beat_ms = self.tick_ms = now_ms
-        self.welcome: Welcome | None = None
-        self.over = False
-        self.leaving: Leaving | None = None
-        self.leave_by_ms = float("inf")
-        self.fault: TransportError | None = None
-        self.echoes: dict[int, float] = {}
-        self.farewell = False
-        """Whether the broker was told that nothing more is taken."""
 
 
 class Session:
@@ -89,6 +64,8 @@ class Session:
         self.stopped_taking = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._echo = 0
+        self._talking = False
+        """Whether a broker has welcomed this session, and is still there."""
         self._since_ms = 0.0
         self._welcomed_ms = float("-inf")
 
@@ -108,17 +85,16 @@ class Session:
 
     async def _run(self) -> None:
         try:
-            await self._stay_connected()
+            await beside(self._stay_connected(), self._keep_time())
         except TimelineError as error:
             self.failure = error
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # a mistake of ours: whoever iterates must not wait for ever
+        except Exception as error:  # a mistake of ours: whoever iterates must not wait for ever
             log.exception("the consumer of %s failed", self.wish.topic)
             self.failure = Unavailable(f"the consumer failed: {error!r}")
         self._task = None
         if self.failure is not None:
             self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
+            self.desk.line.broke()
             self.desk.line.refuse_all(Status.UNAVAILABLE, str(self.failure))
         self.arrived()
 
@@ -131,11 +107,11 @@ class Session:
                 if self.welcome is None and not self.closing:
                     raise  # never connected: say so, rather than wait where nobody is
                 continue
-            stream = _Stream(opened, link.clock.monotonic_ms())
+            stream = ConsumeStream(opened, link.clock.monotonic_ms())
             await self._converse(stream)
             self._conclude(stream)
 
-    async def _converse(self, stream: _Stream) -> None:
+    async def _converse(self, stream: ConsumeStream) -> None:
         reader: asyncio.Task[None] | None = None
         try:
             stream.hello_ms = self._link.clock.monotonic_ms()
@@ -153,13 +129,12 @@ class Session:
         except TransportError as fault:
             stream.fault = stream.fault or fault
         finally:
-            if reader is not None:
-                reader.cancel()
+            self._talking = False
             stream.stream.cancel()
             if reader is not None:
-                await asyncio.gather(reader, return_exceptions=True)
+                await end(reader)
 
-    def _parted(self, stream: _Stream) -> bool:
+    def _parted(self, stream: ConsumeStream) -> bool:
         """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
         line = self.desk.line
         if stream.leaving is not None and not stream.farewell:
@@ -168,13 +143,13 @@ class Session:
         parted = stream.leaving is not None
         return self.closing and parted and not (line.aboard or line.waiting or self.desk.gathering)
 
-    def _awaits_parting(self, stream: _Stream) -> bool:
+    def _awaits_parting(self, stream: ConsumeStream) -> bool:
         """Whether the broker said that it goes, or has yet to say that it heard that we do."""
         if stream.farewell:
             return self.closing and stream.leaving is None
         return stream.leaving is not None
 
-    async def _part(self, stream: _Stream, reader: asyncio.Task[None]) -> None:
+    async def _part(self, stream: ConsumeStream, reader: asyncio.Task[None]) -> None:
         """Ends the stream in order: the broker closes its half in turn."""
         await stream.stream.close()
         await asyncio.wait({reader}, timeout=PARTING_MS / 1000.0)
@@ -194,12 +169,10 @@ class Session:
             version=version,
         )
 
-    async def _send_all(self, stream: _Stream) -> None:
+    async def _send_all(self, stream: ConsumeStream) -> None:
         if stream.welcome is None or (stream.leaving is not None and not stream.farewell):
             return
         now_ms = self._link.clock.monotonic_ms()
-        if now_ms >= stream.tick_ms:
-            self._tick(stream, now_ms)
         # Before what goes back: it would be dealt to us again.
         if not self.taking and not stream.farewell:
             stream.farewell = True
@@ -222,7 +195,7 @@ class Session:
                 continue
             await stream.stream.send(data)
         # Credit rides with settles; alone it goes when no settle is about to.
-        if (self._hand.owed_messages or self._hand.owed_bytes) and not (line.waiting or self.desk.gathering):
+        if not (line.waiting or self.desk.gathering):
             messages, nbytes = self._owed()
             if messages or nbytes:
                 await stream.stream.send(encode(Credit(messages, nbytes)))
@@ -233,7 +206,7 @@ class Session:
         owed = self._hand.take_owed()
         return owed if self.taking else (0, 0)
 
-    async def _beat(self, stream: _Stream, now_ms: float) -> None:
+    async def _beat(self, stream: ConsumeStream, now_ms: float) -> None:
         self._echo += 1
         stream.echoes[self._echo] = now_ms
         if len(stream.echoes) > SILENT_HEARTBEATS * 4:
@@ -242,21 +215,29 @@ class Session:
         self._link.clock.observe()
         await stream.stream.send(encode(Credit(echo=self._echo)))
 
-    def _tick(self, stream: _Stream, now_ms: float) -> None:
-        """Leases that ended, buffers to extend, deadlines of what nobody waits for."""
-        self._hand.sweep(now_ms)
-        self.desk.expire(now_ms)
-        for load, at in self._hand.to_extend(now_ms, self.lease_ms):
-            self.desk.quietly(
-                [(load, at)], Operation.EXTEND, int(self.lease_ms), timeout_ms=self.lease_ms / 2, told=False
-            )
-        stream.tick_ms = now_ms + self._rhythm_ms(stream)
+    async def _keep_time(self) -> None:
+        """Leases that ended, buffers to extend, deadlines of what nobody waits for: whether or not a broker is
+        there."""
+        while True:
+            await _rest(self._rhythm_ms)
+            now_ms = self._link.clock.monotonic_ms()
+            self._hand.sweep(now_ms)
+            self.desk.expire(now_ms)
+            if not self._talking:
+                self.desk.line.forget_unwanted()
+                continue
+            if self._hand.owed_messages > 0 or self._hand.owed_bytes > 0:
+                self.desk.line.work.set()
+            for load, at in self._hand.to_extend(now_ms, self.lease_ms):
+                lease_ms = int(self.lease_ms)
+                self.desk.quietly([(load, at)], Operation.EXTEND, lease_ms, timeout_ms=lease_ms / 2, told=False)
 
-    def _rhythm_ms(self, stream: _Stream) -> float:
-        heartbeat_ms = stream.welcome.heartbeat_ms if stream.welcome is not None else 1_000
-        return max(LEAST_TICK_MS, min(heartbeat_ms / 2, self.lease_ms / 10))
+    @property
+    def _rhythm_ms(self) -> float:
+        heartbeat_ms = self.welcome.heartbeat_ms if self.welcome is not None else 1_000
+        return max(LEAST_RHYTHM_MS, min(heartbeat_ms / 2, self.lease_ms / 10))
 
-    async def _wait(self, stream: _Stream) -> None:
+    async def _wait(self, stream: ConsumeStream) -> None:
         """Until there is something to send, or the next tick; gives up a broker that is silent."""
         now_ms = self._link.clock.monotonic_ms()
         if stream.welcome is None:
@@ -269,14 +250,14 @@ class Session:
             stream.fault = TransportError(Fault.DEADLINE, "the broker says nothing")
             stream.over = True
             return
-        wait_ms = min(left_ms, self._rhythm_ms(stream))
+        wait_ms = min(left_ms, self._rhythm_ms)
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.desk.line.work.set)
         try:
             await self.desk.line.work.wait()
         finally:
             timer.cancel()
 
-    async def _read(self, stream: _Stream) -> None:
+    async def _read(self, stream: ConsumeStream) -> None:
         try:
             while (data := await stream.stream.receive()) is not None:
                 stream.heard_ms = self._link.clock.monotonic_ms()
@@ -293,7 +274,7 @@ class Session:
             stream.over = True
             self.desk.line.work.set()
 
-    def _take(self, stream: _Stream, frame: Frame) -> None:
+    def _take(self, stream: ConsumeStream, frame: Frame) -> None:
         now_ms = stream.heard_ms
         if isinstance(frame, Deliver):
             self._clock.arrived(now_ms, frame.pushed_ms)
@@ -312,6 +293,7 @@ class Session:
             self._clock.sent(stream.hello_ms, frame.now_ms, now_ms)
             self._link.channel.worked(stream.address)
             self._link.channel.learn(frame.brokers)
+            self._talking = True
             self.desk.line.work.set()
         elif isinstance(frame, Leaving):
             stream.leaving, stream.leave_by_ms = frame, now_ms + PARTING_MS
@@ -350,7 +332,7 @@ class Session:
             self._hand.stats.released_unseen += sum(len(at) for _, at in taken)
             self.desk.quietly(taken, Operation.RELEASE, flags=UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
 
-    def _conclude(self, stream: _Stream) -> None:
+    def _conclude(self, stream: ConsumeStream) -> None:
         """The stream is over: whether and where to go on. Raises when not."""
         channel, leaving, fault = self._link.channel, stream.leaving, stream.fault
         if stream.farewell and leaving is not None and leaving.reason is LeavingReason.DRAINING:
@@ -372,10 +354,11 @@ class Session:
             raise refusal(fault)
         if fault is not None:
             log.info("the stream to %s ended: %s", stream.address, fault.reason)
-        channel.failed(stream.address)
+        why = fault.reason if fault is not None else "it ended the stream"
+        channel.failed(stream.address, why)
         waited_ms = self._link.clock.monotonic_ms() - self._since_ms
         if self.welcome is None and waited_ms >= self._link.timeout_ms:
-            raise Unavailable(f"{stream.address}: {fault.reason if fault is not None else 'it ended the stream'}")
+            raise Unavailable(channel.unreached)
 
     def _may_be_news(self, fault: TransportError) -> bool:
         """Whether another broker, lately started or joined, has only not read yet that there is such a topic."""
@@ -391,6 +374,9 @@ class Session:
             self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
             self.desk.line.work.set()
             await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
         self.desk.line.drop()
+
+
+async def _rest(wait_ms: float) -> None:
+    await asyncio.sleep(wait_ms / 1000.0)

@@ -10,8 +10,8 @@ import numpy as np
 
 from timeline.columns import Indexes, Ragged
 from timeline.driver.gathering import Gathering
-from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
-from timeline.driver.line import Line
+from timeline.driver.hand import DONE, WAITING, Hand, Load
+from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, UNAVAILABLE, UNKNOWN, Answer, Columns, Many, Parcel, error_of, pick
@@ -79,10 +79,9 @@ class Quiet:
             wanted = self.wants(parcel)
             count = len(parcel) if wanted is None else len(wanted)
             if count:
-                status, detail = parcel.overdue()
-                answers = Answers.blank(count, Status.of(status))
-                answers.details = dict.fromkeys(range(count), detail)
-                self.answer(parcel, wanted, answers)
+                overdue = parcel.overdue()
+                why = overdue.detail or self._desk.link.trouble()
+                self.answer(parcel, wanted, refusal_of(count, Status.of(overdue.status), why))
         return True
 
 
@@ -94,7 +93,7 @@ class SettleDesk:
         self.hand = hand
         self._broker_clock = broker_clock
         self._on_error = on_error
-        self.line = Line(_build, link.clock, link.random)
+        self.line = Line(_build, link.clock, link.random, link.trouble)
         self._gathered = Gathering(hand, link.clock, self.line.work.set)
         self._quiet: list[Quiet] = []
 
@@ -109,8 +108,7 @@ class SettleDesk:
         try:
             answer = await self.line.single(entry, SETTLE_BYTES + len(reason), timeout_ms)
         except BaseException:
-            if load.state[index] == SETTLING:
-                load.state[index] = HANDED
+            self.hand.take_back(load, np.array([index]))
             raise
         if settles and answer.status == OK:
             self.hand.finish_one(load, index)
@@ -135,14 +133,14 @@ class SettleDesk:
         live = at[np.frombuffer(load.state, dtype=np.uint8)[at] != DONE]
         if operation is not Operation.EXTEND:
             self.hand.settle(load, live)
-        many = Many(len(at), timeout_ms, self.link.clock)
+        many = Many(len(at), timeout_ms, self.link.clock, self.link.trouble)
         for start in range(0, len(at), FRAME_SETTLES):
             positions = np.arange(start, min(len(at), start + FRAME_SETTLES))
             self.line.add(self._parcel([(load, at[positions])], operation, time_ms, flags, reason, many, positions))
         try:
             answers = await many.finished()
         except BaseException:
-            load.mark(live[np.frombuffer(load.state, dtype=np.uint8)[live] == SETTLING], HANDED)
+            self.hand.take_back(load, live)
             raise
         self.conclude(load, at, operation, answers, told=False)
         if len(at) and not many.heard:
@@ -235,10 +233,9 @@ class SettleDesk:
             self.hand.finish(load, at)
         else:
             ours = np.isin(status, RETRIED_BY_HAND)
-            self._lose(load, at[~ours & (status != OK)])
             self.hand.finish(load, at[status == OK])
-            back = at[ours]
-            load.mark(back[np.frombuffer(load.state, dtype=np.uint8)[back] == SETTLING], HANDED)
+            self._lose(load, at[~ours & (status != OK)])
+            self.hand.take_back(load, at[ours])
         if told and status.any():
             self._tell(load, at, operation, answers)
 
@@ -252,8 +249,10 @@ class SettleDesk:
         self._lose(load, gone)
 
     def _lose(self, load: Load, gone: Indexes) -> None:
+        state = np.frombuffer(load.state, dtype=np.uint8)
+        gone = gone[state[gone] != DONE]  # what was settled, or known to be lost, is counted already
         if len(gone):
-            waiting = np.frombuffer(load.state, dtype=np.uint8)[gone] == WAITING
+            waiting = state[gone] == WAITING
             self.hand.stats.dropped += int(waiting.sum())
             self.hand.stats.lost += int((~waiting).sum())
             self.hand.lose(load, gone)

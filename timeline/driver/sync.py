@@ -76,12 +76,22 @@ class SyncConsumer(Closing):
         timeout: Duration | None = None,
         grace: Duration = "30s",
     ) -> None:
-        """See Consumer.run. Blocks; in the main thread SIGTERM ends it in order, as Ctrl-C does."""
+        """See Consumer.run. Blocks; in the main thread SIGTERM ends it in order, and so does Ctrl-C, which then raises
+        KeyboardInterrupt; a second Ctrl-C does not wait for handlers."""
         undo = self._on_sigterm()
         try:
-            self._background.run(
+            working = self._background.start(
                 self._consumer.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace)
             )
+            try:
+                self._background.wait(working)
+            except KeyboardInterrupt:
+                try:
+                    self.stop_taking()
+                    self._background.wait(working)
+                finally:
+                    working.cancel()
+                raise
         finally:
             undo()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from timeline.driver.channel import Fate
 from timeline.driver.link import Link
 from timeline.driver.message import encode_text
 from timeline.driver.parcel import NOT_FOUND, OK, error_of
@@ -91,8 +92,9 @@ class TopicCalls:
         if action is not TopicAction.LIST:
             check_topic_name(name)
         frame = encode(Topics(action, name, settings))
-        data, unsure = await self._link.channel.unary("Topics", frame, self._link.deadline(timeout))
+        fate = Fate()
+        data = await self._link.channel.unary("Topics", frame, self._link.deadline(timeout), fate)
         answer = decode_as(data, TopicList)
-        if answer.status == OK or (action is TopicAction.DROP and unsure and answer.status == NOT_FOUND):
+        if answer.status == OK or (action is TopicAction.DROP and fate.unsure and answer.status == NOT_FOUND):
             return answer.topics
         raise error_of(answer.status, None, answer.detail)

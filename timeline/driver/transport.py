@@ -116,7 +116,7 @@ class GrpcTransport:
         """One frame for one."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
-        await self._ready(timeout_s)
+        await self.ready(timeout_s)
         call = self._method("unary_unary", method)
         try:
             answer: bytes = await call(frame, timeout=max(0.001, until_s - loop.time()))
@@ -126,7 +126,7 @@ class GrpcTransport:
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
         """One frame for many."""
-        await self._ready(timeout_s if timeout_s is not None else 10.0)
+        await self.ready(timeout_s if timeout_s is not None else 10.0)
         call = self._method("unary_stream", method)(frame, timeout=timeout_s)
         try:
             async for page in call:
@@ -138,7 +138,7 @@ class GrpcTransport:
 
     async def stream(self, method: str, timeout_s: float) -> GrpcStream:
         """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
-        await self._ready(timeout_s)
+        await self.ready(timeout_s)
         return GrpcStream(self._method("stream_stream", method)())
 
     def _method(self, kind: str, method: str) -> Any:
@@ -147,7 +147,7 @@ class GrpcTransport:
             made = self._methods[method] = getattr(self._channel, kind)(f"/{SERVICE}/{method}")
         return made
 
-    async def _ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float) -> None:
         """Connects, or says at once that it cannot be done: UNREACHABLE means that nothing was sent."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)

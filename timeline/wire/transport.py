@@ -65,6 +65,10 @@ class Stream(Protocol):
 class Transport(Protocol):
     """A driver's way to one broker address. Opens on first use; reconnects by being asked again."""
 
+    async def ready(self, timeout_s: float) -> None:
+        """Connects where that is known apart from a call, so that whoever waits can tell what was never sent. Raises
+        TransportError(UNREACHABLE)."""
+
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one. Raises TransportError."""
 

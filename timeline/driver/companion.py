@@ -1,0 +1,29 @@
+"""Tasks that run beside another one, and end with it; what goes wrong in them is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks and waits for them. Raises what one of them failed with; that it was cancelled is no failure."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise failure
+
+
+async def beside(work: Coroutine[Any, Any, None], companion: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` with `companion` beside it until one of them is done; ends the other. Raises what either failed
+    with."""
+    loop = asyncio.get_running_loop()
+    both = (loop.create_task(work), loop.create_task(companion))
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(*both)
