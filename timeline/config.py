@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import math
 import os
 import re
@@ -27,9 +28,15 @@ LOG_FORMATS = ("json", "text")
 NOT_OF_SERVE = ("TIMELINE_ADDRESS", "TIMELINE_CONFIG", "TIMELINE_TZ", "TIMELINE_REQUIRE_SERVICES")
 """TIMELINE_* variables that somebody else reads."""
 
+_MOST_S = 1e12
+"""Durations are cut here, far above every limit and far below where numbers end."""
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _WILDCARDS = ("0.0.0.0", "::", "")
+MAX_FILE_BYTES = MIB
+"""A configuration file that is larger is none."""
+_MAX_DIGITS = 30
+"""Longer numbers are above every limit, and Python takes long over them or refuses to read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class ServeConfig:
         if self.advertise:
             check_address("advertise", self.advertise)
         name = self.name or f"{socket.gethostname()}-{os.getpid()}"
-        if not 1 <= len(name.encode()) <= 255 or not name.isprintable():
+        if not name.isprintable() or not name.strip() or len(name.encode()) > 255:
             raise Invalid(f"name must be 1 to 255 bytes of printable characters, not {name!r:.80}")
         for field in ("store", "sync"):
             _check_url(field, getattr(self, field))
@@ -107,10 +114,32 @@ _RANGES = {
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[v6]:port`. Raises Invalid."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]*)):(\d{1,5})", address)
+    match = re.fullmatch(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", address)
     if match is None or int(match[3]) > 65_535:
         raise Invalid(f"an address is host:port, port from 1 to 65535, such as 127.0.0.1:9000, not {address!r:.80}")
-    return match[1] or match[2] or "", int(match[3])
+    host = match[1] or match[2] or ""
+    if not (is_ipv6(host) if match[1] else is_host(host) or not host):
+        raise Invalid(f"{host!r:.80} is no host: give a name, 127.0.0.1, or an IPv6 address in brackets, [::1]")
+    return host, int(match[3])
+
+
+def is_host(name: str) -> bool:
+    """Whether `name` can be looked up: up to 253 bytes in labels of 1 to 63, or what IDNA makes such."""
+    try:
+        encoded = name.encode("ascii" if name.isascii() else "idna")
+    except UnicodeError:
+        return False
+    labels = encoded.removesuffix(b".").split(b".")
+    return name.isprintable() and len(encoded) <= 253 and all(1 <= len(label) <= 63 for label in labels)
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether `text` is an IPv6 address, with its zone or without."""
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_address(field: str, address: object, *, free_port: bool = False, otherwise: str = "") -> tuple[str, int]:
@@ -148,21 +177,22 @@ def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def did_you_mean(word: object, known: tuple[str, ...] | list[str], cutoff: float = 0.6) -> str:
     """`; did you mean …?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(str(word), known, n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]}?" if near else ""
+    spelt = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(str(word)[:80].lower(), spelt, n=1, cutoff=cutoff)
+    return f"; did you mean {spelt[near[0]]}?" if near else ""
 
 
 def parse_duration_ms(value: object) -> int:
     """Milliseconds of "250ms", "15m", "1h30m", or a number of seconds. Raises Invalid."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST_S:
         return math.ceil(value * 1000)
     if isinstance(value, str):
         text = value.strip()
         parts = _DURATION.findall(text)
         if parts and _DURATION.sub("", text) == "":
-            return math.ceil(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return math.ceil(float(text) * 1000)
+            return math.ceil(min(_MOST_S * 1000, sum(float(number) * _UNITS_MS[unit] for number, unit in parts)))
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+            return math.ceil(min(_MOST_S, float(text)) * 1000)
     raise Invalid(f'a duration is seconds or a text such as "250ms", "30s", "15m" or "1h30m", not {value!r:.80}')
 
 
@@ -171,7 +201,7 @@ def parse_bytes(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+)\s*(|B|KiB|MiB|GiB)\s*", value)
+        match = re.fullmatch(rf"\s*([0-9]{{1,{_MAX_DIGITS}}})\s*(|B|KiB|MiB|GiB)\s*", value)
         if match:
             return int(match[1]) * {"": 1, "B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[match[2]]
     raise Invalid(f'a size is a number of bytes or a text such as "64MiB" or "1GiB", not {value!r:.80}')
@@ -181,7 +211,7 @@ def parse_count(value: object) -> int:
     """A whole number, as such or as text. Raises Invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}\s*", value):
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value):
         return int(value)
     raise Invalid(f"a whole number is needed, such as 1000, not {value!r:.80}")
 
@@ -211,6 +241,8 @@ def load(
     (default: the process's). `file`: TOML. Raises Invalid, naming the place and what is allowed there."""
     merged: dict[str, object] = {}
     if file is not None:
+        if not str(file):
+            raise Invalid("--config needs the name of a file")
         merged.update(_from_file(Path(file)))
     merged.update(_from_variables(os.environ if variables is None else variables))
     for name, value in (flags or {}).items():
@@ -234,20 +266,36 @@ def _parsed(name: str, value: object, where: str) -> object:
 
 
 def _from_file(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as opened:
-            table = tomllib.load(opened)
-    except OSError as cannot:
-        raise Invalid(f"the configuration file {str(path)!r} cannot be read: {cannot.strerror}") from cannot
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as bad:
-        raise Invalid(f"the configuration file {str(path)!r} is not TOML: {bad}") from bad
     settings: dict[str, object] = {}
-    for key, value in table.items():
+    for key, value in _read_toml(path).items():
+        if key not in SETTINGS and isinstance(value, dict):
+            raise Invalid(f"{path}: settings stand at the top, as name = value; there is no section [{key:.80}]")
         if key not in SETTINGS:
-            near = did_you_mean(key, SETTINGS)
-            raise Invalid(f"{path}: {key!r} is no setting{near or '; there are: ' + ', '.join(SETTINGS)}")
+            near = did_you_mean(key.lower().removeprefix(PREFIX.lower()), SETTINGS)
+            raise Invalid(f"{path}: {key!r:.80} is no setting{near or '; there are: ' + ', '.join(SETTINGS)}")
         settings[_FIELDS.get(key, key)] = _parsed(key, value, f"{path}: {key}")
     return settings
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    about = f"the configuration file {str(path)!r:.200}"
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as cannot:
+        raise Invalid(f"{about} cannot be read: {cannot.strerror}") from cannot
+    except ValueError as cannot:
+        raise Invalid(f"{about} cannot be read: no file has such a name") from cannot
+    if len(content) > MAX_FILE_BYTES:
+        raise Invalid(f"{about} is not TOML for a broker: it has more than {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as bad:
+        raise Invalid(f"{about} is not TOML: save it as UTF-8 (byte {bad.start} is none)") from bad
+    except RecursionError as deep:
+        raise Invalid(f"{about} is not TOML for a broker: it is nested too deeply") from deep
+    except ValueError as bad:  # TOMLDecodeError, and a number of thousands of digits
+        raise Invalid(f"{about} is not TOML: {str(bad).partition(';')[0]}") from bad
 
 
 def _from_variables(variables: Mapping[str, str]) -> dict[str, object]:

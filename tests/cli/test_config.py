@@ -56,6 +56,21 @@ def test_a_free_port_is_advertised_once_it_is_known() -> None:
         ({"name": "a\nb"}, "printable"),
         ({"name": "x" * 256}, "1 to 255 bytes"),
         ({"lisen": "x"}, "did you mean listen?"),
+        ({"name": " "}, "1 to 255 bytes"),
+        ({"name": "\udcff"}, "printable"),
+        ({"log_level": "INFO"}, "did you mean info?"),
+        ({"grace": "9" * 5_000}, "grace_ms must be a whole number from 0 to 86400000"),
+        ({"grace": "9" * 5_000 + "s"}, "grace_ms must be"),
+        ({"grace": "\u0663s"}, "--grace: a duration"),
+        ({"max_outbox_bytes": "9" * 5_000}, "--max-outbox-bytes: a size"),
+        ({"max_outbox_bytes": "\u0664\u0664\u0664\u0664\u0664\u0664\u0664\u0664"}, "--max-outbox-bytes: a size"),
+        ({"listen": "127.0.0.1:\u0663\u0664\u0665"}, "an address is host:port"),
+        ({"listen": "\udcff:9000"}, "is no host"),
+        ({"listen": "a..b:9000"}, "'a..b' is no host"),
+        ({"listen": "127.0.0.1\0:9000"}, "is no host"),
+        ({"listen": "x" * 64 + ":9000"}, "is no host"),
+        ({"metrics": "x." * 130 + "y:9000"}, "is no host"),
+        ({"advertise": "[::zz]:9000"}, "IPv6 address in brackets"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(flags: dict[str, str], said: str) -> None:
@@ -73,6 +88,16 @@ def test_what_cannot_be_meant_is_refused(flags: dict[str, str], said: str) -> No
         ("grace = true", "grace: a duration"),
         ("store = ", "is not TOML"),
         ("\x00", "is not TOML"),
+        ("name = " + "[" * 20_000, "is nested too deeply"),
+        ("name = " + "{a=" * 3_000, "is nested too deeply"),
+        ("grace = " + "9" * 5_000, "is not TOML: Exceeds the limit"),
+        ("grace = " + "9" * 4_000, "grace: a duration"),
+        ("grace = 1e308", "grace: a duration"),
+        ("#" * 1_100_000, "more than 1048576 bytes"),
+        ('[serve]\nstore = "memory://"', "there is no section [serve]"),
+        ('STORE = "memory://"', "did you mean store?"),
+        ('TIMELINE_STORE = "memory://"', "did you mean store?"),
+        ("x" * 100_000 + " = 1", "is no setting"),
     ],
 )
 def test_a_file_is_refused_by_name_and_place(tmp_path: Path, text: str, said: str) -> None:
@@ -82,6 +107,36 @@ def test_a_file_is_refused_by_name_and_place(tmp_path: Path, text: str, said: st
         load({}, {}, file)
     assert said in str(refused.value)
     assert "bad.toml" in str(refused.value)
+
+
+@pytest.mark.parametrize(("content", "said"), [(b'name = "\xe9"', "UTF-8"), ("name = 1".encode("utf-16"), "UTF-8")])
+def test_a_file_of_another_encoding_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_bytes(content)
+    with pytest.raises(Invalid, match=said):
+        load({}, {}, file)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "marked.toml"
+    file.write_bytes(b'\xef\xbb\xbfname = "marked"')
+    assert load({}, {}, file).name == "marked"
+
+
+def test_sentences_about_a_file_stay_short(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    file.write_text("x" * 100_000 + " = 1")
+    for name in (file, Path("y" * 5_000), Path("nul\0")):
+        with pytest.raises(Invalid) as refused:
+            load({}, {}, name)
+        assert len(str(refused.value)) < 600
+
+
+def test_what_never_ends_is_no_file() -> None:
+    with pytest.raises(Invalid, match="more than 1048576 bytes"):
+        load({}, {}, "/dev/zero")
+    with pytest.raises(Invalid, match="--config needs the name of a file"):
+        load({}, {}, "")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from timeline.cli.values import Time, due_of, iso, parse_headers, parse_time, shown_duration, shown_time, zone_of
 from timeline.clock import Clock
+from timeline.driver.times import instant_ms
 from timeline.errors import Invalid
 
 
@@ -33,6 +34,7 @@ def test_times(text: str, zone: str | None, time: Time) -> None:
         ("2026-03-29T09:00", "Europe/Berln", "no time zone 'Europe/Berln' is known"),
         ("2026-02-30T09:00Z", None, "is no time"),
         ("now+soon", None, "--at must be numbers with a unit"),
+        ("now+" + "9" * 5_000 + "s", None, "--at must be numbers with a unit"),
         ("now*2", None, "is no time"),
         ("", None, "is no time"),
         ("1774767600", None, "is no time"),
@@ -42,6 +44,14 @@ def test_no_times(text: str, zone: str | None, said: str) -> None:
     with pytest.raises(Invalid) as refused:
         parse_time(text, "--at", zone)
     assert said in str(refused.value)
+
+
+def test_a_time_before_clocks_is_a_time_long_past() -> None:
+    """The driver would take the milliseconds of 1970 for seconds, and refuse them."""
+    for text in ("0001-01-01T00:00Z", "1970-01-01T00:00:01Z"):
+        when = parse_time(text, "--at")
+        assert when.at_ms is not None
+        assert instant_ms(when.at_ms) == when.at_ms < Clock().now_ms()
 
 
 def test_a_relative_time_counts_from_this_machines_clock() -> None:

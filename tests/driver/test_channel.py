@@ -22,7 +22,10 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "localhost", "localhost:0", "localhost:65536", "http://localhost:9000", "a:1,,b:2", ":9000", "a b:1", 5],
+    [
+        *("", "localhost", "localhost:0", "localhost:65536", "http://localhost:9000", "a:1,,b:2", ":9000", "a b:1", 5),
+        *("a..b:9000", "\udcff:9000", f"{'x' * 64}:9000", f"{'x.' * 127}x:9000", "[zz]:1", "[::1:1", "a:\u0663\u0664"),
+    ],
 )
 def test_what_is_no_address_is_refused_when_connecting(wrong: object) -> None:
     with pytest.raises((Invalid, TypeError)):
@@ -105,6 +108,7 @@ def test_settings_are_written_as_a_person_does() -> None:
         ({"paused": 1}, "True or False"),
         ({"lease": "soon"}, "lease must"),
         ({"kind": 5}, "text"),
+        ({"max_deliveries": 10**20}, "max_deliveries must be a whole number from 0 to"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], mends: str) -> None:

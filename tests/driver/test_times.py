@@ -51,6 +51,7 @@ def test_durations(written: object, millis: int) -> None:
     [
         *("", "5", "5 parsecs", "-5s", "1e3s", "5s later", "40000d", b"5s"),
         *(float("nan"), float("inf"), -1, -0.5, True, None, (), timedelta(milliseconds=-1), 10**12, 1e300),
+        *("9" * 5_000 + "s", "0." + "9" * 5_000 + "s", "\u0665s"),  # Python would not read, or read as 5
     ],
 )
 def test_durations_that_cannot_be_meant_are_refused(wrong: object) -> None:

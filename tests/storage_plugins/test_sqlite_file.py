@@ -27,6 +27,7 @@ from timeline.storage_plugins.sqlite import sweeping
         ("sqlite:///:memory:", "memory://"),
         ("sqlite://:memory:", "memory://"),
         ("sqlite://host/a.db", "three slashes"),
+        ("sqlite://me:secret@host/a.db", "^REFUSED: 'sqlite://…@host/a.db' names a host: .*, sqlite:///host/a.db$"),
         ("sqlite:///folder/", "names a folder"),
         ("sqlite:///a%00b", "names a folder, not a file"),
         ("sqlite:///a.db?mode=rw", "known is cache_mib"),
@@ -126,6 +127,8 @@ def _damaged(path: Path) -> None:
         (_damaged, "not a whole SQLite database|cannot be"),
         (_foreign, "not a Timeline's"),
         (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.symlink_to("/dev/null"), "/dev/null is no file"),
+        (os.mkfifo, "is no file"),
     ],
 )
 async def test_what_is_no_store_is_refused_and_left_alone(

@@ -8,6 +8,7 @@ from rich.text import Text
 from timeline.cli.app import DONE, SOME_FAILED, awaited
 from timeline.cli.output import console, print_json
 from timeline.errors import Invalid
+from timeline.storage_plugins import open_store
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Report, Result, run_suite
 
 _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"), Outcome.SKIPPED: ("–", "grey58")}
@@ -37,6 +38,8 @@ def check_store(url: str | None, only: tuple[str, ...], listing: bool, as_json: 
         raise Invalid("give the store's URL, such as sqlite:////tmp/check.db, or --list")
 
     async def work() -> int:
+        # One that cannot be opened at all is told once, not by every check.
+        await (await open_store(url)).close()
         report = await run_suite(url, only or None, lambda result: _told(result, as_json, False))
         _summed_up(url, report, as_json)
         return DONE if report.ok else SOME_FAILED

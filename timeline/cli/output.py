@@ -38,7 +38,7 @@ def print_table(
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=False)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     console().print(table)
 
 
@@ -46,7 +46,15 @@ def print_fields(fields: Mapping[str, object]) -> None:
     """Names and values, one a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
-        click.echo(f"{name:<{width}}  {value}")
+        click.echo(f"{plain(name):<{width}}  {plain(value)}")
+
+
+def plain(value: object) -> str:
+    """`value` as text that may be shown: what a terminal would take for orders, or what breaks a line, is spelt out."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def payload_text(payload: bytes) -> str | None:

@@ -9,7 +9,7 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain
-from timeline.cli.output import print_json
+from timeline.cli.output import plain, print_json
 from timeline.cli.values import iso, shown_time
 from timeline.errors import TimelineError
 from timeline.model import Status
@@ -44,14 +44,13 @@ def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str
             code = exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
+            id = plain(receipt.id)
             if receipt.status is not Status.DUPLICATE:
-                click.echo(f"{receipt.id} {done}{due}")
+                click.echo(f"{id} {done}{due}")
             elif receipt.settled:
-                click.echo(
-                    f"{receipt.id} not {done} again: it was delivered or cancelled before, and the topic remembers"
-                )
+                click.echo(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
             else:
-                click.echo(f"{receipt.id} {done}{due} (it was there already, and stays as it is)")
+                click.echo(f"{id} {done}{due} (it was there already, and stays as it is)")
     return code if count == 1 or not failed else SOME_FAILED
 
 

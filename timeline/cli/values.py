@@ -9,7 +9,7 @@ from datetime import date, datetime
 from zoneinfo import ZoneInfo
 
 from timeline.clock import Clock
-from timeline.driver.times import as_datetime, duration_ms, instant_ms, local
+from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
 from timeline.errors import Invalid
 
 FORMS = (
@@ -52,7 +52,8 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
                 f"{option} {text!r:.60} does not say in which time zone: add the offset ({said}Z is UTC) or give --tz"
             )
         when = local(date(when.year, when.month, when.day), when.time(), zone)
-    return Time(at_ms=instant_ms(when, option))
+    # The driver takes smaller numbers for seconds; what lies so far back is due at once either way.
+    return Time(at_ms=max(LOOKS_LIKE_SECONDS, instant_ms(when, option)))
 
 
 def due_of(at: str | None, in_: str | None, zone: str | None, options: tuple[str, str]) -> Time:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
+from timeline.config import is_host, is_ipv6
 from timeline.driver.ids import Randomness
 from timeline.errors import Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire.transport import Fault, Stream, Transport, TransportError
@@ -28,7 +29,7 @@ LEAVING_REST_MS = 3_000.0
 LEARNED_AT_MOST = 64
 LEAST_ATTEMPT_MS = 500.0
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/@\[\]]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
 
 REFUSALS = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
 """Faults that stay: the same call meets them again."""
@@ -43,12 +44,18 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
         if not isinstance(part, str):
             raise Invalid(f"an address is 'host:port', like 'localhost:9000', not {part!r:.80}")
         text = part.strip()
-        found = _ADDRESS.fullmatch(text)
-        if not found or not 1 <= int(found[2]) <= 65_535:
+        if not _is_address(text):
             raise Invalid(f"an address is 'host:port', like 'localhost:9000' or '[::1]:9000', not {text!r:.80}")
         if text not in parsed:
             parsed.append(text)
     return parsed
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 1 <= int(found[3]) <= 65_535:
+        return False
+    return is_ipv6(found[1]) if found[1] else is_host(found[2])
 
 
 def refusal(fault: TransportError) -> TimelineError:
@@ -149,7 +156,7 @@ class Channel:
     def learn(self, addresses: Sequence[str]) -> None:
         """Addresses that a broker told of."""
         for address in addresses:
-            if address not in self._places and len(self._places) < LEARNED_AT_MOST and _ADDRESS.fullmatch(address):
+            if address not in self._places and len(self._places) < LEARNED_AT_MOST and _is_address(address):
                 self._places[address] = _Place(address, given=False)
 
     def failed(self, address: str, trouble: str) -> None:

@@ -35,7 +35,8 @@ _UNITS_US = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|w)\s*")
+# So many digits at most, and ASCII ones: longer numbers are above every limit, and Python refuses to read the longest.
+_PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(us|ms|s|m|h|d|w)\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")
 
 
@@ -54,7 +55,7 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     if millis < least_ms:
         raise Invalid(f"{name} must be at least {least_ms} ms, not {value!r}")
     if millis > MAX_DURATION_MS:
-        raise Invalid(f"{name} must be at most 36600 days, not {value!r}")
+        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}")
     return millis
 
 

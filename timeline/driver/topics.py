@@ -34,6 +34,9 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
         elif name in SETTING_RANGES:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise Invalid(f"{name} must be a whole number, not {value!r:.60}")
+            if value.bit_length() > 63:  # more than the wire can carry; for the rest the broker knows the range
+                low, high = SETTING_RANGES[name]
+                raise Invalid(f"{name} must be a whole number from {low} to {high}, not {str(value)[:12]}…")
             settings[name] = value
         elif name == "paused":
             if not isinstance(value, bool):

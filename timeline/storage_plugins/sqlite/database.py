@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
-from timeline.storage_plugins import sql
+from timeline.storage_plugins import shown, sql
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.sqlite.checkpoints import LOG_BYTES, LOG_PAGES
 from timeline.storage_plugins.sqlite.writer import unavailable
@@ -44,7 +44,9 @@ class Location:
                 "sqlite:////var/lib/timeline.db (absolute); for a store without a file, memory://"
             )
         if not name.startswith("/"):
-            raise StoreRefused(f"{url!r:.120} names a host: a file takes three slashes, sqlite:///{name:.80}")
+            raise StoreRefused(
+                f"{shown(url)!r} names a host: a file takes three slashes, sqlite:///{name.rpartition('@')[2]:.80}"
+            )
         if "\0" in name or name.endswith("/"):
             raise StoreRefused(f"{url!r:.120} names a folder, not a file: write sqlite:///folder/timeline.db")
         return cls(Path(os.path.realpath(name[1:])), _cache_mib(url, query))
@@ -125,6 +127,8 @@ class Database:
         try:
             if path.is_dir():
                 raise StoreRefused(f"{path} is a folder: give a file in it, sqlite:///{path}/timeline.db")
+            if path.exists() and not path.is_file():
+                raise StoreRefused(f"{path} is no file that holds anything: give one in a folder of your own")
             if path.exists() and path.stat().st_nlink > 1:
                 # The log beside it is found by name: under another name, what it holds would be missed.
                 raise StoreRefused(f"{path} has several names (hard links): keep one of them")

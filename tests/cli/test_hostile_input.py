@@ -1,0 +1,57 @@
+"""What somebody else chose (ids, reasons, URLs) neither gives a terminal orders nor ends in a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import timeline
+from tests.cli.conftest import Call
+from timeline.cli.output import plain
+
+EVIL = "a\x1b]0;owned\x07\x9b2J\nb\u202e"
+SPELT = r"a\x1b]0;owned\x07\x9b2J\nb\u202e"
+
+
+def test_plain_spells_out_what_a_terminal_would_obey() -> None:
+    assert plain(EVIL) == SPELT
+    assert plain("Grüße, 東京 🛫") == "Grüße, 東京 🛫"
+
+
+@pytest.mark.processes
+def test_others_texts_are_shown_spelt_out(topic: str, tell: Call, address: str) -> None:
+    with timeline.connect_sync(address) as tl, tl.producer(topic, group=EVIL) as p:
+        p.produce(EVIL.encode(), in_="1h", id=EVIL, tag=EVIL, headers={EVIL: EVIL})
+    said = [
+        tell("show", topic, EVIL).out,
+        tell("ls", topic, "--payload").out,
+        tell("move", topic, EVIL, "--in", "0s", "--group", EVIL).out,
+        tell("consume", topic, "--count", "1").out,
+    ]
+    for text in said:
+        assert SPELT in text
+        assert all(line.isprintable() for line in text.splitlines()), text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("option", ["--buckets", "--max-deliveries", "--max-payload-bytes", "--max-rate-per-s"])
+@pytest.mark.parametrize("digits", [20, 5_000])
+def test_numbers_that_nothing_can_carry_are_refused(tell: Call, option: str, digits: int) -> None:
+    done = tell("topic", "create", "numbers", option, "9" * digits)
+    assert done.code == 2
+    assert done.err.startswith("timeline: ") and done.err.count("\n") == 1 and "Traceback" not in done.err
+    assert len(done.err) < 200
+
+
+def test_a_store_that_cannot_be_opened_is_told_once(call: Call, tmp_path: Path) -> None:
+    done = call("check-store", f"sqlite:///{tmp_path}/none/timeline.db")
+    assert (done.code, done.out, done.err.count("\n")) == (4, "", 1)
+    assert "cannot be opened" in done.err
+
+
+@pytest.mark.parametrize("address", ["a..b:9000", "\udcff:9000", "x" * 3_000 + ":1", "[zz]:1"])
+def test_hosts_that_cannot_be_are_refused(call: Call, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    done = call("ls", "departures", "--address", address)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "an address is 'host:port'" in done.err
