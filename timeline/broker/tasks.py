@@ -18,11 +18,9 @@ class Tasks:
         self._finishing: set[asyncio.Task[None]] = set()
         self._on_crash = on_crash
 
-    def spawn(
-        self, work: Coroutine[object, object, None], name: str, *, finishes: bool = False
-    ) -> asyncio.Task[None]:
-        """Runs `work` until it ends or `cancel` is called. What `finishes` is waited for instead: it is in the middle of
-        a store's call, and ends soon."""
+    def spawn(self, work: Coroutine[object, object, None], name: str, *, finishes: bool = False) -> asyncio.Task[None]:
+        """Runs `work` until it ends or `cancel` is called. What `finishes` is waited for instead: it is in the middle
+        of a store's call, and ends soon."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         (self._finishing if finishes else self._running).add(task)
         task.add_done_callback(self._ended)
