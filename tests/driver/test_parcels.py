@@ -15,6 +15,7 @@ from timeline.driver.parcel import Many, Parcel, judge
 from timeline.driver.putting import build_puts, cuts_of
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status
+from timeline.wire import PutFlag
 
 
 def _parcel(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> Parcel:
@@ -63,6 +64,26 @@ def test_an_own_unknown_is_settled_by_the_repeated_call(
     judged = judge(parcel, _answers(status, repeat=repeat, settled=settled))
     assert not judged.again
     assert Status.of(int(judged.final.status[0])) is final
+
+
+@pytest.mark.parametrize(
+    ("flags", "expires_ms", "unsure", "final"),
+    [
+        (PutFlag.IN, 5, True, Status.UNKNOWN),
+        (PutFlag.IN, 5, False, Status.INVALID),
+        (PutFlag.IN, 0, True, Status.INVALID),
+        (PutFlag.IN | PutFlag.EXPIRES_IN, 5, True, Status.INVALID),
+        (PutFlag(0), 5, True, Status.INVALID),
+    ],
+)
+def test_a_repeat_that_came_too_late_for_its_expiry_says_nothing_of_the_first_sending(
+    flags: PutFlag, expires_ms: int, unsure: bool, final: Status
+) -> None:
+    parcel = _parcel(Operation.PUT, 2, Clock(), unsure)
+    parcel.columns |= {"flags": np.full(2, flags, np.uint8), "expires_ms": np.full(2, expires_ms, np.int64)}
+    judged = judge(parcel, _answers(Status.INVALID, Status.OK))
+    assert not judged.again
+    assert [Status.of(code) for code in judged.final.status.tolist()] == [final, Status.OK]
 
 
 def test_what_may_be_repeated_goes_again_and_the_rest_is_final() -> None:

@@ -7,7 +7,7 @@ the same columns.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,8 @@ class Refusals:
 
     count: int
     reasons: Judgement
+    overtaken: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    """Puts whose relative due has passed their fixed expiry: an earlier sending of one may have been in time."""
 
     def where(self, bad: Bools, why: str) -> None:
         """Refuses as INVALID all where `bad`, for one reason, but for those that are INVALID already."""
@@ -66,7 +68,9 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
     if frame.expires_ms is not None:
         relative = (frame.flags & PutFlag.EXPIRES_IN) != 0
         expires_ms = np.where(frame.expires_ms == 0, 0, _absolute(frame.expires_ms, relative, now))
-        refusals.where((expires_ms != 0) & (expires_ms <= due_ms), "expires must lie after the due")
+        late = (expires_ms != 0) & (expires_ms <= due_ms)
+        refusals.overtaken = np.flatnonzero(late & ~relative & ((frame.flags & PutFlag.IN) != 0))
+        refusals.where(late, "expires must lie after the due")
     refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
     headers = frame.headers
     puts = Puts(

@@ -19,6 +19,7 @@ from timeline.clock import Clock
 from timeline.columns import Bools, Indexes, Ragged, UInt8
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
+from timeline.wire.frames import PutFlag
 
 Columns: TypeAlias = dict[str, Any]
 """Columns of a frame by name: Ragged, numpy arrays, or None where a column is absent."""
@@ -290,7 +291,8 @@ class Judged:
 
 def judge(parcel: Parcel, answers: Answers) -> Judged:
     """Tells final answers from what goes again, and settles what was unsure: a put's DUPLICATE of its own birth was the
-    put; an ack's NOT_FOUND was the ack; a cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered."""
+    put; an ack's NOT_FOUND was the ack; a cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered, and
+    so does a put whose repeat came too late for its expiry."""
     status = answers.status
     if not status.any():
         return Judged(None, answers)
@@ -306,6 +308,10 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
             status[gone] = UNKNOWN
             for index in np.flatnonzero(gone).tolist():
                 answers.details[index] = "it is gone: this call did it, or it was delivered first"
+        overtaken = (status == Status.INVALID.code) & _counted_anew(parcel)
+        status[overtaken] = UNKNOWN
+        for index in np.flatnonzero(overtaken).tolist():
+            answers.details[index] = "repeated too late for its expiry: it was never stored, or delivered meanwhile"
     again = (answers.status == THROTTLED) | (answers.status == UNAVAILABLE) | (answers.status == UNKNOWN)
     final = Answers(
         status, answers.version, answers.due_ms, answers.settled, answers.late, answers.repeat, answers.details
@@ -314,6 +320,16 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
         return Judged(None, final)
     done = np.flatnonzero(~again)
     return Judged(done, pick(final, done), _again(parcel, answers))
+
+
+def _counted_anew(parcel: Parcel) -> Bools | bool:
+    """Puts whose due is counted from the broker's now each time, against an expiry that stays: what refuses a later
+    sending says nothing of the first."""
+    expires_ms = parcel.columns.get("expires_ms")
+    if parcel.operation is not Operation.PUT or expires_ms is None:
+        return False
+    flags = parcel.columns["flags"]
+    return np.asarray((expires_ms != 0) & ((flags & (PutFlag.IN | PutFlag.EXPIRES_IN)) == PutFlag.IN), dtype=np.bool_)
 
 
 def _again(parcel: Parcel, answers: Answers) -> list[Parcel]:
