@@ -53,8 +53,8 @@ test: static ## Everything: static checks, 2,000 simulation seeds, all tests, re
 run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
 	@.venv/bin/timeline demo $(ARGS)
 
-bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS)
-	@.venv/bin/timeline bench $(ARGS)
+bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS; PLOT=1 draws the plots of design-docs/)
+	@.venv/bin/timeline bench $(if $(PLOT),plot --into design-docs,) $(ARGS)
 
 faults: $(STAMP) ## Kill, stop and drain real processes under load
 	$(PYTEST) -m processes tests/faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,25 +20,65 @@ from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.memory import Memory, run_memory
 from timeline.bench.payload import Payload, run_payload
+from timeline.bench.plots import PENDING, draw, lateness_by_pending, rate_by_batch
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce, run_produce
 from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart, run_restart
+from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.output import print_json, print_table
 from timeline.cli.progress import Progress
 
 
-@click.group(cls=Suggesting)
-def bench() -> None:
+@click.group(cls=Suggesting, invoke_without_command=True)
+@click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes instead of most of an hour.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where files go.  [a temporary one]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.pass_context
+def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool) -> int | None:
     """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
 
-    Exit code 1 when something was wrong (a message lost, doubled, early); a missed target is shown, not an error.
+    Without a command: all scenarios that the targets name, with beanstalkd beside the cycle. Exit code 1 when something
+    was wrong (a message lost, doubled, early); a missed target is shown, not an error.
 
     \b
     Example:
+      timeline bench --quick
       timeline bench cycle --store sqlite:// --pending 1000000 --json
     """
+    if context.invoked_subcommand is not None:
+        if as_json or folder is not None or quick:
+            raise click.UsageError("options go behind the scenario: timeline bench cycle --json")
+        return None
+    return run_suite(QUICK if quick else FULL, as_json, folder)
+
+
+def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int:
+    """All of a suite, one after the other; each is told as it ends."""
+    on, reports = machine(), []
+    for entry in suite:
+        with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
+            click.echo(f"{entry.title} …", err=True)
+            with Progress("pending", getattr(entry.asked, "pending", 0)) as progress:
+                try:
+                    report = asyncio.run(run_entry(entry, Path(made), progress.add))
+                except CannotMeasure as trouble:
+                    raise Failed(REFUSED, f"{entry.title}: {trouble.reason}") from trouble
+        reports.append(report)
+        compare_pending(reports)
+        if not as_json:
+            tell(report)
+    if as_json:
+        print_json({"scenarios": [report.as_json() for report in reports], "machine": on})
+    else:
+        click.echo(signature(on))
+    return SOME_FAILED if any(one.wrong for report in reports for one in (report, *report.beside)) else 0
+
+
+def signature(on: dict[str, Any]) -> str:
+    """What the figures were taken on, in a line."""
+    return f"\n{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"
 
 
 profile_option = click.option(
@@ -75,7 +115,7 @@ def conducted(
         print_json({**report.as_json(), "machine": on})
     else:
         tell(report)
-        click.echo(f"\n{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}")
+        click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
 
 
@@ -94,18 +134,6 @@ def tell(report: Report) -> None:
             click.echo(f"{one.scenario}: {note}")
         for wrong in one.wrong:
             click.echo(f"{one.scenario}: WRONG: {wrong}")
-
-
-def compare(report: Report) -> None:
-    """Adds how many times as fast it was as each of what ran beside it."""
-    for other in report.beside:
-        name = f"times_{other.scenario.replace(' ', '_')}"
-        report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
-
-
-def fresh(store: str, folder: Path, name: str = "bench") -> str:
-    """`sqlite://` alone as the URL of a new file in `folder`; any other URL as it is."""
-    return f"sqlite:///{folder / name}.db" if store in ("sqlite:", "sqlite://", "sqlite:///") else store
 
 
 @bench.command()
@@ -298,3 +326,27 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
             return await run_memory(asked, place, progress.add)
 
     return conducted(as_json, folder, run)
+
+
+@bench.command()
+@click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Where the SVGs go.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Each lateness.")
+@click.option("--messages", type=click.IntRange(1), default=500_000, show_default=True, help="Each cycle.")
+@click.option("--most", type=click.IntRange(0), default=10_000_000, show_default=True, help="Messages pending.")
+def plot(into: Path, seconds: float, messages: int, most: int) -> int:
+    """Draw lateness against messages pending, and the cycle's rate against the size of a batch.
+
+    \b
+    Example:
+      timeline bench plot --into design-docs --most 1000000
+    """
+    pending = tuple(count for count in PENDING if count <= most)
+    with tempfile.TemporaryDirectory(prefix="timeline-bench-") as made, Progress("messages put") as progress:
+        try:
+            draw(asyncio.run(rate_by_batch(Path(made), messages)), into / "rate-by-batch.svg")
+            late = lateness_by_pending(Path(made), seconds, pending, progress.add)
+            draw(asyncio.run(late), into / "lateness-by-pending.svg")
+        except CannotMeasure as trouble:
+            raise Failed(REFUSED, trouble.reason) from trouble
+    click.echo(f"lateness-by-pending.svg and rate-by-batch.svg are in {into}")
+    return 0

@@ -1,0 +1,84 @@
+"""`timeline bench` alone: every scenario in one invocation; and the plots."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from timeline.bench.cycle import Cycle
+from timeline.bench.figures import Report
+from timeline.bench.plots import Curves, draw, lateness_by_pending, rate_by_batch
+from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare_pending, entries, run_entry
+from timeline.cli.app import run
+from timeline.cli.bench import run_suite
+
+
+def late(pending: int, p99_ms: float, in_zero: bool = False) -> Report:
+    settings = {"in_zero": in_zero, "lease_ahead": "auto", "pending": pending}
+    return Report("lateness", settings, {"lateness_p50_ms": 1.0, "lateness_p99_ms": p99_ms, "lateness_p99_9_ms": 9.0})
+
+
+def test_the_suite_holds_every_scenario_at_both_sizes() -> None:
+    kinds = {"Cycle", "Produce", "Lateness", "Burst", "Payload", "CancelTag", "Restart", "Memory"}
+    assert {type(entry.asked).__name__ for entry in FULL} == kinds
+    assert [type(entry.asked) for entry in FULL] == [type(entry.asked) for entry in QUICK]
+    assert len({entry.title for entry in FULL}) == len(FULL)
+    assert {entry.asked.pending for entry in FULL if entry.title.startswith("lateness")} == {0, 10**6, 10**7}
+    assert any(entry.peer for entry in FULL) and any(entry.bare for entry in FULL)
+
+
+def test_lateness_with_others_pending_is_held_against_that_with_none() -> None:
+    none, many, other = late(0, 2.0), late(1_000_000, 3.0), late(0, 50.0, in_zero=True)
+    compare_pending([none, many, other])
+    compare_pending([none, many, other])
+    assert many.figures["times_none_lateness_p99_ms"] == 1.5
+    held = {target.figure: target.held(many.figures[target.figure]) for target in many.targets}
+    assert held == {"times_none_lateness_p50_ms": True, "times_none_lateness_p99_ms": False}
+    assert len(many.targets) == 2
+    assert not none.targets and not other.targets
+
+
+@pytest.mark.processes
+async def test_an_entry_runs_with_what_is_to_stand_beside_it(tmp_path: Path) -> None:
+    entry = Entry(Cycle(store=SQLITE, messages=2_000, batch=500), bare=True)
+    report = await run_entry(entry, tmp_path)
+    assert report.scenario == "cycle, SQLite"
+    assert report.figures["times_bare_store"] > 0
+    assert not report.wrong
+
+
+@pytest.mark.processes
+def test_a_suite_is_told_as_one_and_ends_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = [entry for entry in entries(0.001, 0.3, 1, 2_000) if not entry.peer and entry.title.startswith("burst")]
+    assert run_suite(small, as_json=False, folder=tmp_path) == 0
+    told = capsys.readouterr()
+    assert "burst, SQLite" in told.out and "burst, memory …" in told.err
+    assert list(tmp_path.iterdir()) == [], "what a scenario left is gone"
+
+
+def test_options_of_the_suite_do_not_go_before_a_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--quick", "cycle"]) == 2
+    assert "behind the scenario" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+async def test_curves_come_from_runs_that_were_right(tmp_path: Path) -> None:
+    lateness = await lateness_by_pending(tmp_path, seconds=0.2, pending=(0, 1_000))
+    assert set(lateness.curves) == {"p50", "p99", "p99.9"}
+    assert [x for x, _ in lateness.curves["p50"]] == [0, 1_000]
+    rates = await rate_by_batch(tmp_path, messages=2_000, batches=(100,))
+    assert set(rates.curves) == {"memory", "SQLite"}
+
+
+def test_a_picture_names_its_points_and_is_the_same_each_time(tmp_path: Path) -> None:
+    curves = Curves("Lateness", "messages pending", "ms late", none=10.0)
+    for pending, ms in ((0, 1.0), (1_000, 2.0)):
+        curves.add("p50", pending, ms)
+    draw(curves, tmp_path / "one.svg")
+    draw(curves, tmp_path / "two.svg")
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn == (tmp_path / "two.svg").read_text()
+    assert not re.search(r"/(home|root|tmp)/", drawn)
+    assert "messages pending" in drawn
