@@ -18,7 +18,7 @@ from timeline.wire.generated import layout
 from timeline.wire.verify import find_body
 
 KINDS: tuple[str, ...] = tuple(layout.BODIES.values())
-GOLDEN = Path(__file__).parent.parent / "wire" / "golden_1_0.txt"
+GOLDEN = sorted((Path(__file__).parent.parent / "wire").glob("golden_*.txt"))
 HANG_S = 20
 """libFuzzer ends a process whose input takes as long; what only takes too much processor time is told by the target."""
 RSS_MB = 2_048
@@ -43,7 +43,7 @@ class Catch:
 
 def seeds_of(kind: str) -> list[bytes]:
     """Good frames of a kind: the golden ones, and the samples of today."""
-    golden = [line.split() for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
+    golden = [line.split() for file in GOLDEN for line in file.read_text(encoding="utf-8").splitlines()]
     frames = [bytes.fromhex(data) for name, data in golden if name == kind]
     return [*dict.fromkeys([*frames, *(data for data in good_frames() if find_body(data).name == kind)])]
 

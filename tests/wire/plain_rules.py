@@ -40,9 +40,19 @@ TEXT_SIZES = {
     "version": (0, 1024),
     "text": (0, 1024),
     "detail": (0, 1024),
+    "trouble": (0, 1024),
+    "store": (0, 1024),
 }
-MAY_HOLD_NUL = {"tags", "tag", "reasons", "dead", "broker", "version", "text", "detail"}
-MOST = {"counts": 2**63 - 1, "version": 2**63 - 1, "if_version": 2**63 - 1, "revision": 2**63 - 1, "by_ms": CENTURY_MS}
+MAY_HOLD_NUL = {"tags", "tag", "reasons", "dead", "broker", "version", "text", "detail", "trouble", "store"}
+TALLIES = (
+    "available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered", "credit_messages",
+    "credit_bytes",
+)  # fmt: skip
+MOST = {
+    **dict.fromkeys(TALLIES, 2**53 - 1),
+    **dict.fromkeys(("counts", "version", "if_version", "revision"), 2**63 - 1),
+    "by_ms": CENTURY_MS,
+}
 LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1}
 WHOLE_64 = {"request", "session", "echo", "op", "birth", "last_op", "payload_sum"}
 DURATIONS = {
@@ -65,7 +75,7 @@ def out_of_range(frame: Any, blamed: typing.Collection[int] = ()) -> list[str]:
     for field in dataclasses.fields(frame):
         value = getattr(frame, field.name)
         about = f"{where}.{field.name}"
-        if isinstance(value, Answers | Rows):
+        if isinstance(value, Answers | Rows | frames.TopicLoads | frames.LatenessCounts | frames.Consumers):
             found += out_of_range(value)
         elif isinstance(value, Ragged):
             lengths.add(len(value))
@@ -138,6 +148,8 @@ def _number_fits(frame: Any, name: str, number: int) -> bool:
         return 0 <= number <= 255
     if name == "cause":
         return number <= 10
+    if name == "health":
+        return number <= 3
     if name == "version" and isinstance(frame, Answers):
         return 0 <= number < 2**63
     if re.search("_ms$", name):

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.model import ROW_DTYPES, Answers, Operation, Rows, State, Topic, TopicSettings, encode_headers
+from timeline.model import (
+    MAX_TIME_MS,
+    ROW_DTYPES,
+    Answers,
+    Operation,
+    Rows,
+    State,
+    Topic,
+    TopicSettings,
+    encode_headers,
+)
 from timeline.wire import frames
 
 NOW_MS = 1_700_000_000_000
@@ -142,6 +152,51 @@ def late_list() -> frames.LateList:
     )
 
 
+def standing() -> frames.Standing:
+    return frames.Standing(
+        broker="b1",
+        version="0.1.0",
+        now_ms=NOW_MS,
+        started_ms=NOW_MS - 60_000,
+        trouble="the store is down: disk full",
+        store="sqlite:///timeline.db",
+        store_ms=1.75,
+        topics=frames.TopicLoads(
+            topics=Ragged.of([b"departures", b"spring sale"]),
+            available=longs(3, 0),
+            waiting=longs(10_000_000, 0),
+            next_due_ms=longs(NOW_MS + 5, 0),
+            counted_ms=longs(NOW_MS - 900, 0),
+            consumers=longs(2, 0),
+            in_flight=longs(7, 0),
+            credit=longs(93, 0),
+            delivered=longs(1_000, 0),
+            redelivered=longs(1, 0),
+        ),
+        lateness=frames.LatenessCounts(
+            topics=Ragged.of([b"departures", b"departures"]), up_to_ms=longs(1, MAX_TIME_MS), counts=longs(998, 2)
+        ),
+        consumers=frames.Consumers(
+            topics=Ragged.of([b"departures", b"departures"]),
+            consumers=Ragged.of([b"worker-1", "père".encode()]),
+            health=ubytes(0, 3),
+            credit_messages=longs(93, 0),
+            credit_bytes=longs(1 << 20, 0),
+            in_flight=longs(7, 0),
+        ),
+    )
+
+
+def bare_standing() -> frames.Standing:
+    none, no = Ragged.of([]), longs()
+    return frames.Standing(
+        "", "", 0, 0, "", "", 0.0,
+        frames.TopicLoads(none, no, no, no, no, no, no, no, no, no),
+        frames.LatenessCounts(none, no, no),
+        frames.Consumers(none, none, ubytes(), no, no, no),
+    )  # fmt: skip
+
+
 _MOVE, _CANCEL = Operation.MOVE, Operation.CANCEL
 _TWO = Ragged.of([b"a", b"b"])
 
@@ -186,4 +241,8 @@ SAMPLES: list[frames.Frame] = [
     late_list(),
     frames.Ping(1_700_000_000_000.5),
     frames.Pong(1_700_000_000_000.5, 1_700_000_000_001.25, 1_700_000_000_002.0, "b1", "0.1.0"),
+    frames.Stand("departures", 50),
+    frames.Stand(),
+    standing(),
+    bare_standing(),
 ]

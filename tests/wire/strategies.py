@@ -316,6 +316,39 @@ def late_lists(draw: st.DrawFn) -> frames.LateList:
     )
 
 
+@st.composite
+def topic_loads(draw: st.DrawFn) -> frames.TopicLoads:
+    n = draw(sizes)
+    numbers = ("available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered")
+    return frames.TopicLoads(
+        topics=draw(ragged(encoded(topics), n)),
+        next_due_ms=draw(column(times, np.int64, n)),
+        counted_ms=draw(column(times, np.int64, n)),
+        **{name: draw(column(counts, np.int64, n)) for name in numbers},
+    )
+
+
+@st.composite
+def lateness_counts(draw: st.DrawFn) -> frames.LatenessCounts:
+    n = draw(sizes)
+    return frames.LatenessCounts(
+        draw(ragged(encoded(topics), n)), draw(column(times, np.int64, n)), draw(column(counts, np.int64, n))
+    )
+
+
+@st.composite
+def connected(draw: st.DrawFn) -> frames.Consumers:
+    n = draw(sizes)
+    return frames.Consumers(
+        topics=draw(ragged(encoded(topics), n)),
+        consumers=draw(ragged(encoded(names), n)),
+        health=draw(column(st.sampled_from(frames.Health), np.uint8, n)),
+        credit_messages=draw(column(counts, np.int64, n)),
+        credit_bytes=draw(column(counts, np.int64, n)),
+        in_flight=draw(column(counts, np.int64, n)),
+    )
+
+
 FRAMES: dict[type, st.SearchStrategy[Any]] = {
     frames.Produce: produces(),
     frames.Produced: st.builds(frames.Produced, whole64, answers(), durations),
@@ -351,5 +384,11 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     frames.LateList: late_lists(),
     frames.Ping: st.builds(frames.Ping, clock_readings),
     frames.Pong: st.builds(frames.Pong, clock_readings, clock_readings, clock_readings, texts(0, 1024), texts(0, 1024)),
+    frames.Stand: st.builds(frames.Stand, topics | st.just(""), st.integers(1, MAX_BATCH)),
+    frames.Standing: st.builds(
+        frames.Standing,
+        *(texts(0, 1024), texts(0, 1024), times, times, texts(0, 1024), texts(0, 1024), clock_readings),
+        *(topic_loads(), lateness_counts(), connected()),
+    ),
 }
 """A strategy for each kind of frame."""

@@ -28,6 +28,10 @@ def rows(**change: Any) -> Any:
     return dataclasses.replace(samples.rows(True), **change)
 
 
+def part(field: str, **change: Any) -> Any:
+    return dataclasses.replace(getattr(samples.standing(), field), **change)
+
+
 def ragged(data: bytes, *offsets: int) -> Ragged:
     """Offsets as said, sound or not."""
     return Ragged(data, np.array(offsets, np.uint32))
@@ -120,6 +124,20 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (frames.Ping, {"sent_ms": float("nan")}, "sent_ms is nan; a clock reads 0"),
     (frames.Ping, {"sent_ms": float("inf")}, "sent_ms is inf"),
     (frames.Pong, {"answered_ms": -0.5}, "answered_ms is -0.5"),
+    (frames.Stand, {"topic": "\n"}, "topic is no topic's name"),
+    (frames.Stand, {"limit": 0}, "limit is 0; allowed are 1"),
+    (frames.Standing, {"store_ms": float("inf")}, "store_ms is inf"),
+    (frames.Standing, {"started_ms": -1}, "started_ms is -1"),
+    (frames.Standing, {"topics": part("topics", credit=longs(1))}, r"TopicLoads\.credit has 1 items where 2"),
+    (frames.Standing, {"topics": part("topics", waiting=longs(1, -1))}, "waiting has a value outside 0"),
+    (frames.Standing, {"topics": part("topics", delivered=longs(0, 2**53))}, "delivered has a value outside 0"),
+    (frames.Standing, {"topics": part("topics", next_due_ms=longs(0, LATER))}, "next_due_ms has a value outside"),
+    (frames.Standing, {"lateness": part("lateness", topics=Ragged.of([b"t", b""]))}, "topics is bad at 1"),
+    (frames.Standing, {"lateness": part("lateness", counts=longs(0, -5))}, "counts has a value outside"),
+    (frames.Standing, {"consumers": part("consumers", health=ubytes(0, 4))}, "health has a value above 3"),
+    (frames.Standing, {"consumers": part("consumers", consumers=Ragged.of([b"a", b""]))}, "consumers is bad at 1"),
+    (frames.Standing, {"consumers": part("consumers", credit_bytes=longs(1, -1))}, "credit_bytes has a value outside"),
+    (frames.Standing, {"lateness": None}, "lateness is missing"),
 ]
 
 

@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 
 from tests.wire.sameness import same
-from tests.wire.samples import late_list, produce, settle
+from tests.wire.samples import late_list, produce, settle, standing
 from timeline.wire import (
     MAJOR,
     MINOR,
     Beat,
     Cause,
     Credit,
+    Health,
     LateList,
     Leaving,
     LeavingReason,
     Produce,
     Settle,
+    Standing,
     UnknownFrame,
     WireError,
     WireVersionError,
@@ -126,6 +128,13 @@ def test_unknown_reasons_and_causes_of_a_newer_minor_have_a_reading() -> None:
     with pytest.raises(WireError, match="cause has a value above"):
         decode(encode(late))
 
+    stands = standing()
+    stands.consumers.health = np.array([77, 0], np.uint8)
+    stood = decode_as(of_version(encode(stands), MAJOR, MINOR + 1), Standing)
+    assert stood.consumers.health.tolist() == [Health.SILENT, Health.HEALTHY]
+    with pytest.raises(WireError, match="health has a value above"):
+        decode(encode(stands))
+
 
 def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_path: Path) -> None:
     """The next minor as its authors would write it: fields, a table, a flag and a body more."""
@@ -133,16 +142,19 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
     grown = SCHEMA.read_text(encoding="utf-8")
     for old, new in (
         ("  echo:ulong;\n}", "  echo:ulong;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }"),
-        ("Ping, Pong\n", "Ping, Pong, Nudge\n"),
+        ("Stand, Standing\n", "Stand, Standing, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE }", "{ IN, EXPIRES_IN, MOVE, QUIET }"),
     ):
         assert old in grown
         grown = grown.replace(old, new, 1)
     (tmp_path / "grown.fbs").write_text(grown, encoding="utf-8")
     (tmp_path / "credit.json").write_text(
-        '{"major": 1, "minor": 1, "body_type": "Credit", "body": {"messages": 3, "urgent": true, "notes": ["a", "b"]}}'
+        f'{{"major": {MAJOR}, "minor": {MINOR + 1}, "body_type": "Credit", '
+        '"body": {"messages": 3, "urgent": true, "notes": ["a", "b"]}}'
     )
-    (tmp_path / "nudge.json").write_text('{"major": 1, "minor": 1, "body_type": "Nudge", "body": {"why": "x"}}')
+    (tmp_path / "nudge.json").write_text(
+        f'{{"major": {MAJOR}, "minor": {MINOR + 1}, "body_type": "Nudge", "body": {{"why": "x"}}}}'
+    )
     run(["flatc", "--binary", "grown.fbs", "credit.json", "nudge.json"], cwd=tmp_path, check=True)
     assert same(decode((tmp_path / "credit.tln").read_bytes()), Credit(3))
     with pytest.raises(UnknownFrame):

@@ -27,21 +27,27 @@ from timeline.model import (
 from timeline.wire.encode import SETTING_COLUMNS
 from timeline.wire.frames import (
     Cause,
+    Consumers,
     Forecast,
     Forecasted,
     Frame,
+    Health,
     Late,
     LateList,
+    LatenessCounts,
     Ping,
     Pong,
     Scan,
     ScanPage,
+    Stand,
+    Standing,
     TopicAction,
     TopicList,
+    TopicLoads,
     Topics,
 )
 from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
-from timeline.wire.ranges import MAX_INT64, Body
+from timeline.wire.ranges import MAX_COUNT, MAX_INT64, Body
 from timeline.wire.refusals import WireError
 
 MAX_SETTINGS = 256
@@ -208,6 +214,58 @@ def _pong(body: Body) -> Pong:
     )
 
 
+def _stand(body: Body) -> Stand:
+    topic = body.topic() if body.text("topic") else ""
+    return Stand(topic, body.number("limit", 1, MAX_BATCH))
+
+
+def _topic_loads(part: Body) -> TopicLoads:
+    return TopicLoads(
+        topics=part.judged("topics", _judge_topic_names),
+        next_due_ms=part.times("next_due_ms"),
+        counted_ms=part.times("counted_ms"),
+        **{
+            name: part.int64(name, 0, MAX_COUNT)
+            for name in ("available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered")
+        },
+    )
+
+
+def _consumers(part: Body) -> Consumers:
+    health = part.uint8("health")
+    unknown = health >= len(Health)
+    if unknown.any():
+        if not part.lenient:
+            raise part.refusal("health", f"has a value above {len(Health) - 1}")
+        health = np.where(unknown, np.uint8(Health.SILENT), health)
+    return Consumers(
+        topics=part.judged("topics", _judge_topic_names),
+        consumers=part.judged("consumers", lambda column: judge_texts(column, "a consumer", 1, MAX_HOLDER_BYTES)),
+        health=health,
+        credit_messages=part.int64("credit_messages", 0, MAX_COUNT),
+        credit_bytes=part.int64("credit_bytes", 0, MAX_COUNT),
+        in_flight=part.int64("in_flight", 0, MAX_COUNT),
+    )
+
+
+def _standing(body: Body) -> Standing:
+    late = body.part("lateness", "LatenessCounts")
+    return Standing(
+        broker=body.sentence("broker"),
+        version=body.sentence("version"),
+        now_ms=body.time("now_ms"),
+        started_ms=body.time("started_ms"),
+        trouble=body.sentence("trouble"),
+        store=body.sentence("store"),
+        store_ms=body.reading("store_ms"),
+        topics=_topic_loads(body.part("topics", "TopicLoads")),
+        lateness=LatenessCounts(
+            late.judged("topics", _judge_topic_names), late.times("up_to_ms"), late.int64("counts", 0, MAX_COUNT)
+        ),
+        consumers=_consumers(body.part("consumers", "Consumers")),
+    )
+
+
 QUESTION_READERS: dict[str, Callable[[Body], Frame]] = {
     "Scan": _scan,
     "ScanPage": _scan_page,
@@ -219,4 +277,6 @@ QUESTION_READERS: dict[str, Callable[[Body], Frame]] = {
     "LateList": _late_list,
     "Ping": _ping,
     "Pong": _pong,
+    "Stand": _stand,
+    "Standing": _standing,
 }

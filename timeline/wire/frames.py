@@ -17,21 +17,27 @@ from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.model import Answers, Operation
 from timeline.wire.questions import (
     Cause,
+    Consumers,
     Forecast,
     Forecasted,
+    Health,
     Late,
     LateList,
+    LatenessCounts,
     Ping,
     Pong,
     Scan,
     ScanPage,
+    Stand,
+    Standing,
     TopicAction,
     TopicList,
+    TopicLoads,
     Topics,
 )
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 """Version of this wire. Frames of a newer minor are read (what is not known in them is passed over); another major is
 refused with a sentence."""
 
@@ -45,6 +51,7 @@ METHODS = {
     "Topics": "unary_unary",
     "Late": "unary_unary",
     "Ping": "unary_unary",
+    "Stand": "unary_unary",
 }
 """gRPC methods of `SERVICE`; requests and responses are frames."""
 
@@ -311,6 +318,8 @@ Frame: TypeAlias = (
     | LateList
     | Ping
     | Pong
+    | Stand
+    | Standing
 )
 
 __all__ = [
@@ -322,14 +331,17 @@ __all__ = [
     "SERVICE",
     "Beat",
     "Cause",
+    "Consumers",
     "Credit",
     "Deliver",
     "Forecast",
     "Forecasted",
     "Frame",
+    "Health",
     "Hello",
     "Late",
     "LateList",
+    "LatenessCounts",
     "Leaving",
     "LeavingReason",
     "Mutate",
@@ -346,9 +358,12 @@ __all__ = [
     "Settle",
     "SettleFlag",
     "Settled",
+    "Stand",
+    "Standing",
     "TagMutated",
     "TopicAction",
     "TopicList",
+    "TopicLoads",
     "Topics",
     "Welcome",
 ]

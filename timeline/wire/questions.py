@@ -126,6 +126,81 @@ class LateList:
     now_ms: int
 
 
+class Health(IntEnum):
+    """How a connected consumer is. HEALTHY gets messages. SILENT: no heartbeat of late. STALLED: does not take what is
+    pushed. SET_ASIDE: its leases ran out one after another, so it gets none for a while."""
+
+    HEALTHY = 0
+    SILENT = 1
+    STALLED = 2
+    SET_ASIDE = 3
+
+
+@dataclass(slots=True)
+class Stand:
+    """How does this broker stand? Of `topic` only, when not empty; at most `limit` consumers."""
+
+    topic: str = ""
+    limit: int = 1_000
+
+
+@dataclass(slots=True)
+class TopicLoads:
+    """What a broker knows of n topics. `available`, `waiting`, `next_due_ms` (0: none): as the store counted them at
+    `counted_ms` (0: not yet). `consumers`, `in_flight`, `credit`: of those connected here. `delivered`, `redelivered`:
+    since it started."""
+
+    topics: Ragged
+    available: Int64
+    waiting: Int64
+    next_due_ms: Int64
+    counted_ms: Int64
+    consumers: Int64
+    in_flight: Int64
+    credit: Int64
+    delivered: Int64
+    redelivered: Int64
+
+
+@dataclass(slots=True)
+class LatenessCounts:
+    """`counts[k]` deliveries of `topics[k]` since the broker started were at most `up_to_ms[k]` late, and later than
+    the next smaller bound. Grouped by topic, bounds ascending, the last one MAX_TIME_MS: no bound."""
+
+    topics: Ragged
+    up_to_ms: Int64
+    counts: Int64
+
+
+@dataclass(slots=True)
+class Consumers:
+    """n consumers connected to a broker, with their credit (room for more) and what they have in hand."""
+
+    topics: Ragged
+    consumers: Ragged
+    health: UInt8
+    credit_messages: Int64
+    credit_bytes: Int64
+    in_flight: Int64
+
+
+@dataclass(slots=True)
+class Standing:
+    """How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages,
+    without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet."""
+
+    broker: str
+    version: str
+    now_ms: int
+    started_ms: int
+    trouble: str
+    store: str
+    store_ms: float
+    topics: TopicLoads
+    lateness: LatenessCounts
+    consumers: Consumers
+
+
 @dataclass(slots=True)
 class Ping:
     """`sent_ms`: the client's clock when it sent."""

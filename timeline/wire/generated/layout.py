@@ -13,6 +13,7 @@ METHODS: dict[str, str] = {
     'Topics': 'unary_unary',
     'Late': 'unary_unary',
     'Ping': 'unary_unary',
+    'Stand': 'unary_unary',
 }
 
 # number in the union: table
@@ -41,12 +42,15 @@ BODIES: dict[int, str] = {
     22: 'LateList',
     23: 'Ping',
     24: 'Pong',
+    25: 'Stand',
+    26: 'Standing',
 }
 
 # enum: name: number (a bit_flags enum: its bit)
 ENUMS: dict[str, dict[str, int]] = {
     'AnswerMark': {'SETTLED': 1, 'LATE': 2, 'REPEAT': 4},
     'Cause': {'UNEXPLAINED': 0, 'NO_CONSUMER': 1, 'NO_CREDIT': 2, 'STORE_SLOW': 3, 'NO_BROKER': 4, 'BROKER_DOWN': 5, 'PAUSED': 6, 'RATE_LIMITED': 7, 'CLOCK': 8, 'PRODUCED_LATE': 9, 'LEASE_RAN_OUT': 10},
+    'Health': {'HEALTHY': 0, 'SILENT': 1, 'STALLED': 2, 'SET_ASIDE': 3},
     'LeavingReason': {'DRAINING': 1, 'SUPERSEDED': 2, 'TOPIC_DROPPED': 3, 'STALLED': 4, 'QUARANTINED': 5},
     'MutateFlag': {'IN': 1, 'LEASED': 2},
     'Operation': {'PUT': 0, 'LEASE': 1, 'EXTEND': 2, 'ACK': 3, 'RELEASE': 4, 'BURY': 5, 'MOVE': 6, 'CANCEL': 7, 'REVIVE': 8, 'PURGE': 9, 'RELET': 10},
@@ -72,6 +76,16 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
     'Beat': (
         ('now_ms', 'long', 4, 0),
         ('echo', 'ulong', 6, 0),
+    ),
+    'Consumers': (
+        ('topics_offsets', '[uint]', 4, 0),
+        ('topics', '[ubyte]', 6, 0),
+        ('consumers_offsets', '[uint]', 8, 0),
+        ('consumers', '[ubyte]', 10, 0),
+        ('health', '[ubyte]', 12, 0),
+        ('credit_messages', '[long]', 14, 0),
+        ('credit_bytes', '[long]', 16, 0),
+        ('in_flight', '[long]', 18, 0),
     ),
     'Credit': (
         ('messages', 'long', 4, 0),
@@ -145,6 +159,12 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('cause', '[ubyte]', 20, 0),
         ('dropped', 'long', 22, 0),
         ('now_ms', 'long', 24, 0),
+    ),
+    'LatenessCounts': (
+        ('topics_offsets', '[uint]', 4, 0),
+        ('topics', '[ubyte]', 6, 0),
+        ('up_to_ms', '[long]', 8, 0),
+        ('counts', '[long]', 10, 0),
     ),
     'Leaving': (
         ('reason', 'ubyte', 4, 1),
@@ -280,6 +300,22 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('answers', 'Answers', 6, 0),
         ('now_ms', 'long', 8, 0),
     ),
+    'Stand': (
+        ('topic', 'string', 4, 0),
+        ('limit', 'long', 6, 1000),
+    ),
+    'Standing': (
+        ('broker', 'string', 4, 0),
+        ('version', 'string', 6, 0),
+        ('now_ms', 'long', 8, 0),
+        ('started_ms', 'long', 10, 0),
+        ('trouble', 'string', 12, 0),
+        ('store', 'string', 14, 0),
+        ('store_ms', 'double', 16, 0.0),
+        ('topics', 'TopicLoads', 18, 0),
+        ('lateness', 'LatenessCounts', 20, 0),
+        ('consumers', 'Consumers', 22, 0),
+    ),
     'TagMutated': (
         ('status', '[ubyte]', 4, 0),
         ('count', '[long]', 6, 0),
@@ -309,6 +345,19 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('paused', '[ubyte]', 40, 0),
         ('kind_offsets', '[uint]', 42, 0),
         ('kind', '[ubyte]', 44, 0),
+    ),
+    'TopicLoads': (
+        ('topics_offsets', '[uint]', 4, 0),
+        ('topics', '[ubyte]', 6, 0),
+        ('available', '[long]', 8, 0),
+        ('waiting', '[long]', 10, 0),
+        ('next_due_ms', '[long]', 12, 0),
+        ('counted_ms', '[long]', 14, 0),
+        ('consumers', '[long]', 16, 0),
+        ('in_flight', '[long]', 18, 0),
+        ('credit', '[long]', 20, 0),
+        ('delivered', '[long]', 22, 0),
+        ('redelivered', '[long]', 24, 0),
     ),
     'Topics': (
         ('action', 'ubyte', 4, 0),
