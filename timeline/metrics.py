@@ -69,19 +69,22 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 class ColumnHistogram(Collector):
-    """A histogram that takes whole columns at once: one `searchsorted` a batch instead of a call a message."""
+    """A histogram that takes whole columns at once: one `searchsorted` a batch instead of a call a message.
+
+    `counts`: by label value, how many were at most as much as each of `bounds_s`, and above the one before; one more
+    for what is above all of them."""
 
     def __init__(self, name: str, label: str, bounds_s: Iterable[float], registry: CollectorRegistry) -> None:
         self._name, self._label = name, label
-        self._bounds_s = np.array(list(bounds_s))
-        self._counts: dict[str, npt.NDArray[np.int64]] = {}
+        self.bounds_s = np.array(list(bounds_s))
+        self.counts: dict[str, npt.NDArray[np.int64]] = {}
         self._sums: dict[str, float] = {}
         registry.register(self)
 
     def observe(self, value: str, seconds: npt.NDArray[np.float64]) -> None:
         """Counts each of `seconds` under label value `value`."""
-        counts = self._counts.setdefault(value, np.zeros(len(self._bounds_s) + 1, dtype=np.int64))
-        counts += np.bincount(np.searchsorted(self._bounds_s, seconds), minlength=len(counts))
+        counts = self.counts.setdefault(value, np.zeros(len(self.bounds_s) + 1, dtype=np.int64))
+        counts += np.bincount(np.searchsorted(self.bounds_s, seconds), minlength=len(counts))
         self._sums[value] = self._sums.get(value, 0.0) + float(seconds.sum())
 
     def describe(self) -> Iterable[Metric]:
@@ -89,8 +92,8 @@ class ColumnHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])
-        names = [*(repr(float(bound)) for bound in self._bounds_s), "+Inf"]
-        for value, counts in list(self._counts.items()):
+        names = [*(repr(float(bound)) for bound in self.bounds_s), "+Inf"]
+        for value, counts in list(self.counts.items()):
             family.add_metric(
                 [value], list(zip(names, np.cumsum(counts).tolist(), strict=True)), sum_value=self._sums[value]
             )
@@ -98,7 +101,7 @@ class ColumnHistogram(Collector):
 
     def forget(self, value: str) -> None:
         """Drops the series of `value`."""
-        self._counts.pop(value, None)
+        self.counts.pop(value, None)
         self._sums.pop(value, None)
 
 

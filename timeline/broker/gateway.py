@@ -17,6 +17,7 @@ from timeline.broker.admission import admit_mutations, earliest, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
 from timeline.broker.producing import ProduceStream
+from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
 from timeline.columns import Ragged
 from timeline.errors import Invalid
@@ -42,6 +43,7 @@ from timeline.wire import (
     Pong,
     Scan,
     ScanPage,
+    Stand,
     Stream,
     TagMutated,
     TopicAction,
@@ -77,6 +79,8 @@ class Gateway:
         """One frame for one."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
+        if method == "Stand":
+            return encode(standing(self._node, self._decoded(method, frame, Stand)))
         if method != "Late":  # when the store is down, people ask why
             self._check_ready()
         if len(self._under_way) >= self._node.limits.calls_in_flight:

@@ -86,10 +86,12 @@ class Hindrances:
 
 
 class Lateness:
-    """One topic's lateness: into the histogram; what is late also into the ring, with its cause."""
+    """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
+    since the topic is dealt here; `redelivered`: of these, leased again after a lease ran out."""
 
     def __init__(self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits) -> None:
         self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
+        self.delivered = self.redelivered = 0
 
     def note(self, topic: str, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
         """`parcel` is on the wire since `sent_ms`."""
@@ -99,6 +101,8 @@ class Lateness:
         due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
         late_ms = sent_ms - due_ms
         first_ms = late_ms[~parcel.again]
+        self.delivered += len(late_ms)
+        self.redelivered += len(late_ms) - len(first_ms)
         if len(first_ms):
             self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
         late = np.flatnonzero(late_ms > self._limits.late_ms)

@@ -22,6 +22,7 @@ from timeline.broker.metered import MeteredStore
 from timeline.broker.producing import ProduceStream
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
+from timeline.broker.standing import Depth
 from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import UInt8
@@ -40,6 +41,7 @@ DRAINING = "the broker is draining: use another one, or wait until it is back"
 class Node:
     """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
 
+    `store_shown`: where the store is, in words that hold no secret. `depths`: by topic's uid, as last counted.
     `not_ready`: why it does not serve now, empty while it does; `readiness` is set whenever that may have changed.
     """
 
@@ -55,8 +57,12 @@ class Node:
         version: str = "0",
         limits: Limits | None = None,
         metrics: Metrics | None = None,
+        store_shown: str = "",
     ) -> None:
         self.name, self.address, self.version = name, address, version
+        self.store_shown = store_shown
+        self.started_ms = 0
+        self.depths: dict[int, Depth] = {}
         self.clock, self.membership = clock, membership
         self.limits = limits or Limits()
         self.metrics = metrics or Metrics()
@@ -88,6 +94,7 @@ class Node:
 
     async def start(self) -> Opened:
         """Opens the store, reads the topics, joins, starts dealing. Raises StoreRefused or StoreUnavailable."""
+        self.started_ms = self.clock.now_ms()
         opened = await self.store.store.open()
         for warning in opened.warnings:
             log.warning("store: %s", warning)
@@ -144,6 +151,11 @@ class Node:
         dealer = self._dealers.get(topic.uid)
         return dealer.topic if dealer is not None else topic
 
+    @property
+    def dealers(self) -> list[Dealer]:
+        """All dealers."""
+        return list(self._dealers.values())
+
     def dealer(self, topic: Topic) -> Dealer:
         """The topic's dealer."""
         return self._dealers[topic.uid]
@@ -194,6 +206,7 @@ class Node:
             dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
             if dealer.task is not None:
                 dealer.task.cancel()
+        self.depths.pop(topic.uid, None)
         self.metrics.forget_topic(topic.name)
 
     def _buckets(self, topic: Topic) -> Sequence[int] | None:
@@ -286,6 +299,7 @@ class Node:
             next_due = await self.store.call("next_due", self.store.store.next_due(topic, None, -1))
             if self._dealers.get(topic.uid) is not dealer:
                 continue  # dropped meanwhile: its series are gone and stay so
+            self.depths[topic.uid] = Depth(int(depth[0]), int(depth[1]), next_due or 0, now_ms)
             name = self.metrics.topic(topic.name)
             self.metrics.gauge("timeline_messages_depth", int(depth[0]), name, "available")
             self.metrics.gauge("timeline_messages_depth", int(depth[1]), name, "waiting")

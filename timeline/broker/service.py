@@ -26,7 +26,7 @@ from timeline.broker.probes import Probes
 from timeline.clock import Clock
 from timeline.config import ServeConfig, split_address
 from timeline.metrics import Metrics
-from timeline.storage_plugins import make_store
+from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.sync import make_membership
 from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, Service, TransportError
@@ -208,6 +208,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
             scans=config.max_scans,
         ),
         metrics=metrics,
+        store_shown=shown(config.store),
     )
     server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
     servicer = health.aio.HealthServicer()

@@ -16,6 +16,7 @@ from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.handlers import Backoff, Handler
 from timeline.driver.reading import LateReport, Outlook, PingAnswer, StoredMessage
+from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from timeline.driver.sync_producer import SyncProducer
 from timeline.driver.times import Duration
@@ -194,6 +195,10 @@ class SyncTimeline(Closing):
     def late(self, since: Duration = "1h", **options: Any) -> LateReport:
         """See Timeline.late."""
         return self._background.run(self._client.late(since, **options))
+
+    def standing(self, topic: str = "", **options: Any) -> Standings:
+        """See Timeline.standing."""
+        return self._background.run(self._client.standing(topic, **options))
 
     def ping(self, **options: Any) -> PingAnswer:
         """See Timeline.ping."""

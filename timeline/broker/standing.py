@@ -1,0 +1,117 @@
+"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers Stand."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline.broker.roster import Consumer
+from timeline.broker.roster import Health as Condition
+from timeline.columns import Int64, Ragged
+from timeline.model import MAX_BATCH, MAX_TIME_MS
+from timeline.wire.frames import Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
+
+if TYPE_CHECKING:
+    from timeline.broker.dealer import Dealer
+    from timeline.broker.node import Node
+
+HEALTH = {
+    Condition.HEALTHY: Health.HEALTHY,
+    Condition.SILENT: Health.SILENT,
+    Condition.STALLED: Health.STALLED,
+    Condition.SET_ASIDE: Health.SET_ASIDE,
+}
+"""Those that are on a roster; one that is gone is told of no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What the store counted of a topic at `counted_ms`: messages nobody holds, due and to come, and when the next one
+    comes due (0: none is pending)."""
+
+    available: int = 0
+    waiting: int = 0
+    next_due_ms: int = 0
+    counted_ms: int = 0
+
+
+def standing(node: Node, asked: Stand) -> Standing:
+    """How `node` stands now, without asking its store."""
+    dealers = [dealer for dealer in node.dealers if not asked.topic or dealer.topic.name == asked.topic][:MAX_BATCH]
+    return Standing(
+        broker=node.name,
+        version=node.version,
+        now_ms=node.clock.now_ms(),
+        started_ms=node.started_ms,
+        trouble=node.not_ready,
+        store=node.store_shown,
+        store_ms=node.store.lease_p99_ms or 0.0,
+        topics=_loads(node, dealers),
+        lateness=_lateness(node, asked.topic),
+        consumers=_consumers(node, dealers, asked.limit),
+    )
+
+
+def _loads(node: Node, dealers: list[Dealer]) -> TopicLoads:
+    mono_ms = node.clock.monotonic_ms()
+    depths = [node.depths.get(dealer.topic.uid, Depth()) for dealer in dealers]
+    rosters = [list(dealer.roster.consumers.values()) for dealer in dealers]
+    return TopicLoads(
+        topics=Ragged.of([dealer.topic.name.encode() for dealer in dealers]),
+        available=_longs([depth.available for depth in depths]),
+        waiting=_longs([depth.waiting for depth in depths]),
+        next_due_ms=_longs([depth.next_due_ms for depth in depths]),
+        counted_ms=_longs([depth.counted_ms for depth in depths]),
+        consumers=_longs([len(roster) for roster in rosters]),
+        in_flight=_longs([sum(one.in_flight for one in roster) for roster in rosters]),
+        credit=_longs([sum(_room(one, mono_ms) for one in roster) for roster in rosters]),
+        delivered=_longs([dealer.lateness.delivered for dealer in dealers]),
+        redelivered=_longs([dealer.lateness.redelivered for dealer in dealers]),
+    )
+
+
+def _room(consumer: Consumer, mono_ms: float) -> int:
+    """Messages that may be dealt to it."""
+    return max(0, consumer.credit_messages) if consumer.health(mono_ms) is Condition.HEALTHY else 0
+
+
+def _lateness(node: Node, topic: str) -> LatenessCounts:
+    """The histogram of lateness; topics past those that metrics show by name are summed under the name they have
+    there."""
+    histogram = node.metrics.lateness
+    bounds_ms = [round(bound_s * 1000) for bound_s in histogram.bounds_s.tolist()] + [MAX_TIME_MS]
+    found = {name: counts for name, counts in histogram.counts.items() if not topic or name == topic}
+    return LatenessCounts(
+        topics=Ragged.of([name.encode() for name in found for _ in bounds_ms]),
+        up_to_ms=_longs(bounds_ms * len(found)),
+        counts=_longs([count for counts in found.values() for count in counts.tolist()]),
+    )
+
+
+def _consumers(node: Node, dealers: list[Dealer], limit: int) -> Consumers:
+    """At most `limit` of those connected: what is not well first, then who has most in hand."""
+    mono_ms = node.clock.monotonic_ms()
+    connected = [
+        (dealer.topic.name, one, HEALTH[health])
+        for dealer in dealers
+        for one in dealer.roster.consumers.values()
+        if (health := one.health(mono_ms)) in HEALTH
+    ]
+    chosen = heapq.nsmallest(
+        limit, connected, key=lambda row: (row[2] is Health.HEALTHY, -row[1].in_flight, row[0], row[1].id)
+    )
+    return Consumers(
+        topics=Ragged.of([topic.encode() for topic, _, _ in chosen]),
+        consumers=Ragged.of([one.id for _, one, _ in chosen]),
+        health=np.array([health for _, _, health in chosen], dtype=np.uint8),
+        credit_messages=_longs([max(0, one.credit_messages) for _, one, _ in chosen]),
+        credit_bytes=_longs([max(0, one.credit_bytes) for _, one, _ in chosen]),
+        in_flight=_longs([one.in_flight for _, one, _ in chosen]),
+    )
+
+
+def _longs(values: list[int]) -> Int64:
+    return np.array(values, dtype=np.int64)
