@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,23 @@ async def test_a_settle_that_failed_takes_its_credit_back(broker: Broker, tl: ti
         assert third is not None
         await third.ack()
     assert [m async for m in tl.scan("t")] == []
+
+
+class _Stuck(GrpcTransport):
+    """An address that answers the first page of a scan, and no other."""
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        async for page in super().unary_stream(method, frame, timeout_s):
+            yield page
+            await asyncio.Event().wait()
+
+
+async def test_a_scan_that_gets_no_page_in_time_ends(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(3)])
+    async with Timeline(broker.address, "20s", transport_factory=_Stuck) as stuck:
+        got = 0
+        with pytest.raises(timeline.Unavailable, match=r"the scan broke off.*no page in time"):
+            async for _ in stuck.scan("t", payload=True, timeout="150ms"):
+                got += 1
+        assert got

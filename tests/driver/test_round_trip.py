@@ -235,15 +235,22 @@ async def test_two_of_one_id_the_older_is_told_and_stays_away(tl: timeline.Timel
         async with tl.producer("t") as p:
             await p.produce(b"1", in_=0, id="m1")
             d = await waiting
-            assert d is not None
-            took = asyncio.ensure_future(new.take())
+            assert d is not None and not d.lost
+            await p.produce(b"2", in_=0, id="m2")
+            while not old._hand.ready:
+                await asyncio.sleep(0)
+            took = [asyncio.ensure_future(new.take()) for _ in range(2)]
+            while old._session.failure is None:
+                await asyncio.sleep(0)
+            # Not even what it had waiting: another has that now.
             with pytest.raises(timeline.Superseded):
                 await old.take()
             with pytest.raises(timeline.Superseded):
                 await old.take()
-            again = await took
-            assert again is not None and (again.id, again.version) == ("m1", 3)
-            await again.ack()
+            assert d.lost and (old.stats.lost, old.stats.dropped) == (1, 1)
+            for again in await asyncio.gather(*took):
+                assert again is not None and again.version == 3
+                await again.ack()
         await new.aclose()
         await old.aclose()
 

@@ -139,12 +139,48 @@ def async_way():
         runner.run(one(tl, p, "async parent again"))
         runner.run(tl.aclose())
 
-{"sync": sync_way, "async": async_way}[sys.argv[2]]()
+async def first_of_two(tl, c):
+    p = tl.producer("t")
+    await p.produce_many(timeline.Batch([b""] * 2, in_=0))
+    first = await c.take()
+    while not c._hand.ready:
+        await asyncio.sleep(0)
+    return first
+
+async def in_child(c, first):
+    try:
+        await first.ack()
+    except timeline.Closed as told:
+        assert "forked" in str(told), told
+    else:
+        raise AssertionError("the parent's delivery was settled in its child")
+    d = await c.take()
+    assert d.version == 3, "the parent's buffer was handed out in its child"
+
+def consumer_way():
+    tl = timeline.connect(address, timeout="20s")
+    c = tl.consumer("t", id="w")
+    with asyncio.Runner() as runner:
+        first = runner.run(first_of_two(tl, c))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with asyncio.Runner() as own:
+                    own.run(in_child(c, first))
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, status
+        runner.run(tl.aclose())
+
+{"sync": sync_way, "async": async_way, "consumer": consumer_way}[sys.argv[2]]()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("way", ["sync", "async", "consumer"])
 def test_after_a_fork_parent_and_child_each_have_their_own_connection(served: str, way: str) -> None:
     with timeline.connect_sync(served, timeout="20s") as tl:
         tl.create_topic("t")

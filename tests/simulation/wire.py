@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from tests.simulation.loop import Process, VirtualLoop
@@ -287,7 +287,7 @@ class SimulatedTransport:
         answer: bytes = item
         return answer
 
-    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         connection, service = await self._connect(timeout_s or 10.0)
         connection.serving = connection.server.run(_serve_pages(connection, service, method))
         connection.up.put(frame)

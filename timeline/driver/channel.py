@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -268,15 +269,18 @@ class Channel:
         raise Unavailable(self.unreached)
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
-        """One frame for many, from one broker. Raises TransportError when that breaks off: the caller knows from where
-        to go on; Invalid or NotFound for what stays refused; Unavailable when none could be reached."""
+        """One frame for many, from one broker; each may take as long as is left until `deadline` now. Raises
+        TransportError when that breaks off: the caller knows from where to go on; Invalid or NotFound for what stays
+        refused; Unavailable when none could be reached."""
         place = await self._pick(deadline)
         if place is None:
             raise Unavailable(self.unreached)
+        patience_s = deadline.left_ms / 1000.0
         try:
-            async for page in self.transport(place.address).unary_stream(method, frame, None):
-                self.worked(place.address)
-                yield page
+            async with aclosing(self.transport(place.address).unary_stream(method, frame, None)) as pages:
+                while (page := await _next(pages, patience_s)) is not None:
+                    self.worked(place.address)
+                    yield page
         except TransportError as fault:
             if fault.fault in REFUSALS:
                 raise refusal(fault) from fault
@@ -301,6 +305,14 @@ def _found(place: _Place) -> str:
     if not place.trouble:
         return f"{place.address} did not answer in time"
     return place.trouble if place.address in place.trouble else f"{place.address}: {place.trouble}"
+
+
+async def _next(pages: AsyncIterator[bytes], patience_s: float) -> bytes | None:
+    try:
+        async with asyncio.timeout(patience_s):
+            return await anext(pages, None)
+    except TimeoutError:
+        raise TransportError(Fault.DEADLINE, "no page in time") from None
 
 
 async def _rest(wait_ms: float) -> None:

@@ -154,7 +154,7 @@ class Consumer:
             self._since_yield = 0
             await asyncio.sleep(0)
         while True:
-            taken = self._hand.next(self.monotonic_ms()) if self._epoch == self._link.epoch else None
+            taken = self._hand.next(self.monotonic_ms()) if self._ours else None
             if taken is not None:
                 self._since_yield += 1
                 return Delivery(self, *taken, self._link.clock.now())
@@ -175,11 +175,19 @@ class Consumer:
     async def take_batch(self) -> DeliveryBatch | None:
         """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
         while True:
-            taken = self._hand.next_batch(self.monotonic_ms()) if self._epoch == self._link.epoch else None
+            taken = self._hand.next_batch(self.monotonic_ms()) if self._ours else None
             if taken is not None:
                 return DeliveryBatch(self, *taken, self._link.clock.now())
             if not await self._more():
                 return None
+
+    @property
+    def _ours(self) -> bool:
+        """Whether what is in hand is this process's, and this loop's: a forked child leaves it to its parent."""
+        if self.closed:
+            return False
+        self._link.check()
+        return self._epoch == self._link.epoch
 
     async def _more(self) -> bool:
         """Waits until something may be there; False when nothing will be. Raises why nothing will."""
@@ -246,6 +254,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self.closed:
             raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
+        self._link.check()
         if self._epoch != self._link.epoch:
             raise Closed("this delivery belongs to the process that this one was forked from")
         self._session.start()

@@ -277,6 +277,14 @@ class Hand:
                 self._give_up(load, at, now_ms)
                 self.lose(load, at)
 
+    def lose_all(self) -> None:
+        """Nothing in hand is ours any more: what waits is never handed out, what is handed out is lost."""
+        for load in self.loads:
+            self._drop(load, load.where(WAITING))
+            held = np.flatnonzero(np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            self.stats.lost += len(held)
+            self.lose(load, held)
+
     def _give_up(self, load: Load, at: Indexes, now_ms: float) -> None:
         """Remembers what was taken from a person's code because its lease may have ended: the earliest end that it can
         have is past, the true one perhaps not. Until then the token still counts as in hand, so that the broker does

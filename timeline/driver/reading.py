@@ -270,7 +270,7 @@ class Reading:
                 return
             except TransportError as fault:
                 if deadline.left_ms <= 0:
-                    raise Unavailable(f"the scan broke off: {fault.reason}") from fault
+                    raise Unavailable(f"the scan broke off: {self._link.trouble()}") from fault
 
     async def scan(
         self,

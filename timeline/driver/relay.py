@@ -11,7 +11,7 @@ import asyncio
 import os
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import IntEnum
 
 from timeline.wire.transport import Fault, TransportError
@@ -113,14 +113,16 @@ class _Process:
         return cls(process)
 
     async def _read(self) -> None:
-        while (came := await read_record(self._stdout)) is not None:
-            kind, number, body = came
-            call = self._calls.get(number)
-            if call is not None:
-                call.hear(kind, body)
-        self.over = True
-        for call in self._calls.values():
-            call.hear(Kind.FAULT, b"BROKEN the relay process has ended")
+        try:
+            while (came := await read_record(self._stdout)) is not None:
+                kind, number, body = came
+                call = self._calls.get(number)
+                if call is not None:
+                    call.hear(kind, body)
+        finally:
+            self.over = True
+            for call in self._calls.values():
+                call.hear(Kind.FAULT, b"BROKEN the relay process has ended")
 
     def open(self) -> tuple[int, _Call]:
         self._last += 1
@@ -129,6 +131,11 @@ class _Process:
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
+
+    def drop(self, number: int) -> None:
+        """Ends a call, whatever becomes of it."""
+        self.say(Kind.CANCEL, number)
+        self.forget(number)
 
     def say(self, kind: Kind, number: int, body: bytes = b"") -> None:
         if not self.over:
@@ -182,8 +189,7 @@ class RelayStream:
         """Ends the stream at once."""
         if not self._ended:
             self._ended = True
-            self._process.say(Kind.CANCEL, self._number)
-            self._process.forget(self._number)
+            self._process.drop(self._number)
 
 
 class RelayTransport:
@@ -194,13 +200,15 @@ class RelayTransport:
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
 
-    async def _opened(self, kind: Kind, method: str, frame: bytes, timeout_s: float | None) -> tuple[int, _Call]:
+    async def _opened(
+        self, kind: Kind, method: str, frame: bytes, timeout_s: float | None
+    ) -> tuple[_Process, int, _Call]:
         process = await self._running()
         number, call = process.open()
         name = method.encode()
         timeout_ms = 0 if timeout_s is None else max(1, int(timeout_s * 1000))
         process.say(kind, number, OPENING.pack(timeout_ms, len(name)) + name + frame)
-        return number, call
+        return process, number, call
 
     async def _running(self) -> _Process:
         async with self._starting:
@@ -208,32 +216,27 @@ class RelayTransport:
                 self._process = await _Process.start(self.address)
             return self._process
 
-    def _over(self, number: int) -> None:
-        if self._process is not None:
-            self._process.say(Kind.CANCEL, number)
-            self._process.forget(number)
-
     async def ready(self, timeout_s: float) -> None:
         """Starts the relay; what it finds at the address, each call says."""
         await self._running()
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one."""
-        number, call = await self._opened(Kind.UNARY, method, frame, timeout_s)
+        process, number, call = await self._opened(Kind.UNARY, method, frame, timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
                 kind, body = await call.frames.get()
         except TimeoutError:
             raise TransportError(Fault.DEADLINE, "the relay did not answer in time") from None
         finally:
-            self._over(number)
+            process.drop(number)
         if kind is Kind.FAULT:
             raise _fault_of(body)
         return body
 
-    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many."""
-        number, call = await self._opened(Kind.PAGES, method, frame, timeout_s)
+        process, number, call = await self._opened(Kind.PAGES, method, frame, timeout_s)
         try:
             while True:
                 kind, body = await call.frames.get()
@@ -243,22 +246,21 @@ class RelayTransport:
                     return
                 yield body
         finally:
-            self._over(number)
+            process.drop(number)
 
     async def stream(self, method: str, timeout_s: float) -> RelayStream:
         """Opens a two-way stream."""
-        number, call = await self._opened(Kind.STREAM, method, b"", timeout_s)
+        process, number, call = await self._opened(Kind.STREAM, method, b"", timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
                 kind, body = await call.taken.get()
         except TimeoutError:
-            self._over(number)
+            process.drop(number)
             raise TransportError(Fault.UNREACHABLE, "the relay did not answer in time") from None
         if kind is Kind.FAULT:
-            self._over(number)
+            process.drop(number)
             raise _fault_of(body)
-        assert self._process is not None
-        return RelayStream(self._process, number, call)
+        return RelayStream(process, number, call)
 
     async def close(self) -> None:
         """Ends the relay process."""

@@ -96,6 +96,8 @@ class Session:
             self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
             self.desk.line.broke()
             self.desk.line.refuse_all(Status.UNAVAILABLE, str(self.failure))
+            if isinstance(self.failure, Superseded | NotFound):
+                self._hand.lose_all()  # another session has it, or it is gone with its topic
         self.arrived()
 
     async def _stay_connected(self) -> None:
@@ -324,6 +326,7 @@ class Session:
         self.taking = False
         self.stopped_taking.set()
         self.hand_back()
+        self.desk.line.work.set()
 
     def hand_back(self) -> None:
         """Releases all that waits, as unseen."""

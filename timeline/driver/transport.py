@@ -7,7 +7,7 @@ can go to another address; gRPC's own waiting between attempts is not used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -124,7 +124,7 @@ class GrpcTransport:
             raise _fault_of(error) from error
         return answer
 
-    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many."""
         await self.ready(timeout_s if timeout_s is not None else 10.0)
         call = self._method("unary_stream", method)(frame, timeout=timeout_s)

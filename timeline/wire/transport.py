@@ -6,7 +6,7 @@ decodes what it got, so that nothing unverified gets past it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
@@ -72,7 +72,7 @@ class Transport(Protocol):
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one. Raises TransportError."""
 
-    def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncIterator[bytes]:
+    def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many. Raises TransportError while iterated."""
 
     async def stream(self, method: str, timeout_s: float) -> Stream:
