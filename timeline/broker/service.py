@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from timeline.broker import logs
+from timeline.broker.begun import Begun
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.probes import Probes
@@ -61,19 +62,19 @@ class _ServerStream:
     """A two-way gRPC call as a `wire.Stream`.
 
     gRPC goes on with a write whose caller was cancelled, and sends no status beside it: the call would neither go on
-    nor end. So a write is a task of its own, and whoever ends the call waits for it (`written`).
+    nor end. So a write goes on by itself, and whoever ends the call waits for it (`written`).
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._task = asyncio.current_task()
-        self._writing: asyncio.Future[None] | None = None
+        self._writing: Begun | None = None
         self.closed = False
 
     async def send(self, frame: bytes) -> None:
-        self._writing = asyncio.ensure_future(self._context.write(frame))
+        self._writing = Begun(self._context.write(frame))
         try:
-            await asyncio.shield(self._writing)
+            await self._writing.wait()
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
             raise TransportError(Fault.BROKEN, str(over)) from over
 
@@ -87,15 +88,18 @@ class _ServerStream:
     async def written(self) -> None:
         """Returns when nothing is being written. Raises CancelledError, which breaks the call off, when the peer does
         not take it."""
-        if self._writing is not None and not self._writing.done():
-            await asyncio.wait([self._writing], timeout=LAST_WRITE_S)
-            if not self._writing.done():
-                raise asyncio.CancelledError
+        if self._writing is not None and not self._writing.over:
+            try:
+                await asyncio.wait_for(self._writing.wait(), LAST_WRITE_S)
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                pass  # written or not, it is over
+            except TimeoutError:
+                raise asyncio.CancelledError from None
 
     def drop(self) -> None:
         """Gives up what is being written: gRPC breaks a call off when nobody holds it any more."""
         if self._writing is not None:
-            self._writing.cancel()
+            self._writing.drop()
 
     async def close(self) -> None:
         """Ends the call in order: its handler stops where it stands and answers OK."""
