@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 import timeline
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, start
 from timeline.cli.output import plain
 
 EVIL = "a\x1b]0;owned\x07\x9b2J\nb\u202e"
@@ -55,3 +57,36 @@ def test_hosts_that_cannot_be_are_refused(call: Call, monkeypatch: pytest.Monkey
     done = call("ls", "departures", "--address", address)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "an address is 'host:port'" in done.err
+
+
+@pytest.mark.processes
+def test_a_line_or_a_payload_that_never_ends_is_refused_in_bounded_memory(topic: str, address: str) -> None:
+    """Standard input is cut where no topic would take it; the lines before it are put."""
+    for flags, said in ((["-"], "standard input has more than"), (["--lines"], "a line has more than")):
+        process = start("produce", topic, *flags, "--in", "1h", address=address)
+        assert process.stdin is not None
+        feeding = threading.Thread(target=feed_for_ever, args=(process.stdin,))
+        feeding.start()
+        assert process.wait() == 4
+        assert process.stderr is not None
+        assert said in process.stderr.read().decode()
+        feeding.join()
+        process.communicate()
+
+
+def feed_for_ever(pipe: IO[bytes]) -> None:
+    """A line, then zeros until nobody reads."""
+    try:
+        pipe.write(b"first\n")
+        while True:
+            pipe.write(bytes(1 << 20))
+    except BrokenPipeError:
+        return
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+def test_a_benchmark_of_no_finite_size_is_refused(call: Call, text: str) -> None:
+    done = call("bench", "lateness", "--rate", text)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "--rate" in done.err
+    assert call("bench", "cycle", "--messages", "9" * 30).code == 2

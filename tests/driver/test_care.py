@@ -101,10 +101,15 @@ async def test_calls_out_of_range_are_refused_before_anything_is_sent() -> None:
         p.move("", in_=0),
         p.cancel("m", if_version=0),
         p.cancel("m", if_version=True),
+        p.cancel("m", if_version=2**63),
         p.move_many("m", in_=0),
         p.move_many(["m"], at=[1_900_000_000_000] * 2),
         p.move_tag("x"),
         p.move_tag("x", at=1_900_000_000_000, by="1h"),
+        p.move_tag("x", by=b"1h"),  # type: ignore[arg-type]
+        p.move_tag("x", by=[]),  # type: ignore[arg-type]
+        p.move_tag("x", by=True),
+        p.move_tag("x", by=float("nan")),
         p.cancel_tag(""),
         p.produce_many([b"bytes"]),  # type: ignore[list-item]
         tl.get("t", ""),
@@ -112,6 +117,7 @@ async def test_calls_out_of_range_are_refused_before_anything_is_sent() -> None:
         tl.create_topic("", lease="1s"),
         tl.update_topic("t"),
         tl.late("0s"),
+        tl.consumer("t").run(print, backoff=5),  # type: ignore[arg-type]
     ):
         with pytest.raises(timeline.Invalid):
             await call

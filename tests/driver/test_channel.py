@@ -32,6 +32,11 @@ def test_what_is_no_address_is_refused_when_connecting(wrong: object) -> None:
         timeline.connect(wrong)  # type: ignore[arg-type]
 
 
+def test_no_address_at_all_is_refused() -> None:
+    with pytest.raises(Invalid, match="no address is given"):
+        timeline.connect([])
+
+
 @pytest.mark.parametrize("wrong", ["", "never", 0, -1, float("nan"), True])
 def test_a_timeout_that_cannot_be_meant_is_refused(wrong: object) -> None:
     with pytest.raises(Invalid, match="timeout"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -29,6 +30,19 @@ from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, f
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.output import print_json, print_table
 from timeline.cli.progress import Progress
+
+MOST = 1_000_000_000
+SOME, NONE_OR_SOME = click.IntRange(1, MOST), click.IntRange(0, MOST)
+
+
+class Finite(click.FloatRange):
+    """Numbers of a range; NaN, which no comparison keeps out, and infinity are none."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = float(super().convert(value, parameter, context))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", parameter, context)
+        return number
 
 
 @click.group(cls=Suggesting, invoke_without_command=True)
@@ -139,10 +153,10 @@ def tell(report: Report) -> None:
 @bench.command()
 @store_option("memory://")
 @click.option("--api", type=click.Choice(APIS), default="batch", show_default=True, help="How the client works.")
-@click.option("--messages", type=click.IntRange(1), default=500_000, show_default=True)
+@click.option("--messages", type=SOME, default=500_000, show_default=True)
 @click.option("--batch", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Messages a put.")
-@click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
-@click.option("--payload-bytes", type=click.IntRange(16), default=100, show_default=True)
+@click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
+@click.option("--payload-bytes", type=click.IntRange(16, MOST), default=100, show_default=True)
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
 @click.option("--peer", type=click.Choice(["beanstalkd"]), help="Beside it, the same work by this server.")
 @profile_option
@@ -177,8 +191,8 @@ def cycle(
 
 @bench.command()
 @store_option("memory://")
-@click.option("--messages", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--tasks", type=click.IntRange(1), default=100, show_default=True, help="Tasks that put at once.")
+@click.option("--messages", type=SOME, default=100_000, show_default=True)
+@click.option("--tasks", type=SOME, default=100, show_default=True, help="Tasks that put at once.")
 @measured
 def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
     """Single `await p.produce()` from many tasks.
@@ -196,10 +210,10 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 
 @bench.command()
 @store_option("sqlite://")
-@click.option("--rate", type=click.FloatRange(1), default=1_000.0, show_default=True, help="Messages a second.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=60.0, show_default=True, help="Of each run.")
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="The worst one counts.")
-@click.option("--pending", type=click.IntRange(0), default=0, show_default=True, help="Others that wait meanwhile.")
+@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second.")
+@click.option("--seconds", type=Finite(0.01), default=60.0, show_default=True, help="Of each run.")
+@click.option("--runs", type=SOME, default=3, show_default=True, help="The worst one counts.")
+@click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
 @click.option("--lease-ahead", type=click.Choice(["auto", "off"]), default="auto", show_default=True)
 @profile_option
@@ -226,7 +240,7 @@ def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **s
 
 @bench.command()
 @store_option("memory://")
-@click.option("--messages", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--messages", type=SOME, default=100_000, show_default=True)
 @click.option("--credit", type=click.IntRange(1, 1_000_000), default=20_000, show_default=True)
 @measured
 def burst(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
@@ -245,9 +259,9 @@ def burst(as_json: bool, folder: Path | None, store: str, **settings: Any) -> in
 
 @bench.command()
 @store_option("sqlite://")
-@click.option("--large-bytes", type=click.IntRange(1), default=10 * 1024 * 1024, show_default=True)
-@click.option("--small-bytes", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--messages", type=click.IntRange(1), default=20, show_default=True, help="Of each size.")
+@click.option("--large-bytes", type=SOME, default=10 * 1024 * 1024, show_default=True)
+@click.option("--small-bytes", type=SOME, default=100, show_default=True)
+@click.option("--messages", type=SOME, default=20, show_default=True, help="Of each size.")
 @measured
 def payload(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
     """Moves, extends, acks and cancels of large messages against small ones.
@@ -265,9 +279,9 @@ def payload(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 
 @bench.command()
 @store_option("sqlite://")
-@click.option("--pending", type=click.IntRange(1), default=1_000_000, show_default=True, help="Tagged ones included.")
-@click.option("--tagged", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Lateness of others.")
+@click.option("--pending", type=SOME, default=1_000_000, show_default=True, help="Tagged ones included.")
+@click.option("--tagged", type=SOME, default=100_000, show_default=True)
+@click.option("--seconds", type=Finite(0.1), default=5.0, show_default=True, help="Lateness of others.")
 @measured
 def cancel_tag(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
     """Cancel by tag, and how late others are meanwhile.
@@ -289,8 +303,8 @@ def cancel_tag(as_json: bool, folder: Path | None, store: str, **settings: Any) 
 
 @bench.command()
 @store_option("sqlite://")
-@click.option("--pending", type=click.IntRange(0), default=1_000_000, show_default=True)
-@click.option("--restarts", type=click.IntRange(1), default=3, show_default=True, help="The slowest one counts.")
+@click.option("--pending", type=NONE_OR_SOME, default=1_000_000, show_default=True)
+@click.option("--restarts", type=SOME, default=3, show_default=True, help="The slowest one counts.")
 @measured
 def restart(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
     """From the broker's start until its first delivery.
@@ -310,7 +324,7 @@ def restart(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 
 @bench.command()
 @store_option("memory://")
-@click.option("--pending", type=click.IntRange(1), default=1_000_000, show_default=True)
+@click.option("--pending", type=SOME, default=1_000_000, show_default=True)
 @measured
 def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
     """What a pending message costs a broker in memory.
@@ -330,9 +344,9 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
 
 @bench.command()
 @click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Where the SVGs go.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Each lateness.")
-@click.option("--messages", type=click.IntRange(1), default=500_000, show_default=True, help="Each cycle.")
-@click.option("--most", type=click.IntRange(0), default=10_000_000, show_default=True, help="Messages pending.")
+@click.option("--seconds", type=Finite(0.1), default=30.0, show_default=True, help="Each lateness.")
+@click.option("--messages", type=SOME, default=500_000, show_default=True, help="Each cycle.")
+@click.option("--most", type=NONE_OR_SOME, default=10_000_000, show_default=True, help="Messages pending.")
 def plot(into: Path, seconds: float, messages: int, most: int) -> int:
     """Draw lateness against messages pending, and the cycle's rate against the size of a batch.
 

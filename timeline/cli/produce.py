@@ -19,7 +19,8 @@ from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
 from timeline.cli.values import due_of, parse_headers, parse_time
 from timeline.driver.times import duration_ms
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Invalid, TimelineError, TooLarge
+from timeline.model import MAX_PAYLOAD_BYTES
 
 READ_BYTES = 256 * 1024
 
@@ -103,7 +104,15 @@ def produce(
 
     if lines:
         return awaited(many())
-    return awaited(one(sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "")))
+    return awaited(one(_stdin_whole() if payload == "-" else os.fsencode(payload or "")))
+
+
+def _stdin_whole() -> bytes:
+    """Standard input as one payload. Raises TooLarge before it takes more memory than a payload may."""
+    content = sys.stdin.buffer.read(MAX_PAYLOAD_BYTES + 1)
+    if len(content) > MAX_PAYLOAD_BYTES:
+        raise TooLarge(f"standard input has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes as one payload")
+    return content
 
 
 def _expires(text: str | None, zone: str | None) -> Any:
@@ -133,16 +142,24 @@ def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int
 async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
     """The lines of standard input without their ends, as many as came at once; what does not end with a newline counts
     too. With the part of the input that they end, where that is a file."""
-    source, rest, read = sys.stdin.fileno(), b"", 0
+    source, read = sys.stdin.fileno(), 0
+    rest: list[bytes] = []  # pieces of a line whose end has not come
+    rest_bytes = 0
     about = os.fstat(source)
     size = about.st_size if stat.S_ISREG(about.st_mode) else 0
     while data := await _read(source):
         read += len(data)
-        *whole, rest = (rest + data).split(b"\n")
-        if whole:
+        first, *more = data.split(b"\n")
+        rest.append(first)
+        rest_bytes += len(first)
+        if rest_bytes > MAX_PAYLOAD_BYTES + len(b"\r"):
+            raise TooLarge(f"a line has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes")
+        if more:
+            *whole, last = b"".join(rest), *more
+            rest, rest_bytes = [last], len(last)
             yield [line.removesuffix(b"\r") for line in whole], read / size if size else None
-    if rest:
-        yield [rest], 1.0
+    if rest_bytes:
+        yield [b"".join(rest)], 1.0
 
 
 async def _read(source: int) -> bytes:

@@ -49,6 +49,8 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
             raise Invalid(f"an address is 'host:port', like 'localhost:9000' or '[::1]:9000', not {text!r:.80}")
         if text not in parsed:
             parsed.append(text)
+    if not parsed:
+        raise Invalid("no address is given: say where a broker is, like 'localhost:9000'")
     return parsed
 
 

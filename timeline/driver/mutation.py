@@ -286,8 +286,8 @@ def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:
 def _version(if_version: int | None) -> int:
     if if_version is None:
         return 0
-    if isinstance(if_version, bool) or not isinstance(if_version, int) or if_version < 1:
-        raise Invalid(f"if_version must be a version, a whole number from 1, not {if_version!r}")
+    if isinstance(if_version, bool) or not isinstance(if_version, int) or not 1 <= if_version < 2**63:
+        raise Invalid(f"if_version must be a version, a whole number from 1, not {if_version!r:.40}")
     return if_version
 
 
@@ -295,7 +295,8 @@ def _shift_ms(by: Duration) -> int:
     """`by=`: a duration that may be negative."""
     if isinstance(by, str) and by.strip().startswith("-"):
         return -duration_ms(by.strip()[1:], "by", least_ms=1)
-    negative = by < timedelta(0) if isinstance(by, timedelta) else not isinstance(by, str | bool) and by < 0
-    if negative and not isinstance(by, str):
+    if isinstance(by, timedelta) and by < timedelta(0):
+        return -duration_ms(-by, "by", least_ms=1)
+    if isinstance(by, int | float) and by < 0:
         return -duration_ms(-by, "by", least_ms=1)
     return duration_ms(by, "by", least_ms=1)
