@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.__main__ import run_seeds
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
-from tests.simulation.world import LIMITS, World
+from tests.simulation.world import World
 
 FEW = 12
 LEAST_OPERATIONS = 300
@@ -55,7 +55,7 @@ def test_what_others_are_wrongly_said_to_deal_is_swept_as_fast_as_credit_allows(
     started_s = world.loop.time()
     took_s = world.loop.run_until_complete(scene()) - started_s
     world.loop.finish()
-    sweep_s = (LIMITS.sweep_every_ms + LIMITS.stranded_after_ms) / 1_000.0
+    sweep_s = (world.limits.sweep_every_ms + world.limits.stranded_after_ms) / 1_000.0
     assert took_s < 2 * sweep_s  # and not as many sweeps as credit fits into what there is
 
 

@@ -19,11 +19,11 @@ import timeline
 from tests.simulation.actors import Producer
 from tests.simulation.consumers import Consumer
 from tests.simulation.faults import Faults
+from tests.simulation.gauges import NARROW, ROOMY, Gauges
 from tests.simulation.loop import Process, Timer, VirtualLoop
 from tests.simulation.membership import Belief, WrongMembership
 from tests.simulation.store import TroubledStore
 from tests.simulation.wire import Network
-from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.history import Event, History, Verdict, Violation, check, dump_store
@@ -35,7 +35,6 @@ TIMEOUT_S = 4.0
 SETTLE_S = 16.0
 """Everything that is due must be delivered so long after the faults: the longest lease and extension, a sweep, a
 consumer set aside, and a margin."""
-LIMITS = Limits(set_aside_cap_ms=3_000)
 
 
 @dataclass(slots=True)
@@ -121,6 +120,8 @@ class World:
         self.pace_s = self.rng.choice((0.05, 0.1, 0.2))
         self.topics = ("plain", "kept")
         self.belief = Belief()
+        self.limits = NARROW if self.rng.random() < 0.25 else ROOMY
+        self.gauges: Gauges | None = None
         self.healed = False
         self.incarnations = 0
         self.broker: Process | None = None
@@ -167,7 +168,7 @@ class World:
                 random_bits=rng.getrandbits,
                 name=process.name,
                 address=ADDRESS,
-                limits=LIMITS,
+                limits=self.limits,
             )
 
         async def start(node: Node) -> None:
@@ -179,12 +180,18 @@ class World:
                     await self.timer.wait(0.1)
 
         node = self.node = process.call(make)
+        self.gauges = Gauges(node, self.occurred)
         await process.run(start(node))
         self.network.listen(ADDRESS, process, node.service)
+
+    def _note_queues(self) -> None:
+        if self.gauges is not None:
+            self.gauges.note(History("gauges", self.history_clock, self.events))
 
     def kill_broker(self) -> None:
         """kill -9."""
         if self.broker is not None:
+            self._note_queues()
             self.broker.kill()
             self.network.cut(self.broker)
             self.broker = self.node = None
@@ -197,6 +204,7 @@ class World:
             task = broker.run(node.drain(3_000))
             while not task.done() and not broker.dead:
                 await self.timer.wait(0.05)
+            self._note_queues()
             broker.kill()
             self.network.cut(broker)
 

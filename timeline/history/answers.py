@@ -48,7 +48,7 @@ def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
     operation, status = event.operation, str(event.result.get("status", ""))
     if event.happened and operation in CHANGES and not met(event):
         if not any(_is_of(event, change) for change in course.changed(event, *CHANGES[operation])) and not _by_repeat(
-            course, event
+            story, course, event
         ):
             yield story.violation("S8", f"{operation} was answered {status}, and the store did nothing", event)
         return
@@ -85,15 +85,16 @@ def _names(event: Event, version: int) -> bool:
     return not told or told == version or (bool(event.result.get("repeated")) and told > version)
 
 
-def _by_repeat(course: Course, event: Event) -> bool:
+def _by_repeat(story: Story, course: Course, event: Event) -> bool:
     """Whether OK may mean that the call, sent again after a lost answer, found things done: an ack finds nothing, a
     bury a dead letter with its token (which the broker may have buried), an extend or a move what came later."""
-    standing = [stretch.standing for stretch in course.during(event)]
+    stretches = list(course.during(event))
     if event.operation == "ack":
-        return bool(event.result.get("repeated")) and None in standing
+        return bool(event.result.get("repeated")) and any(_gone(story, one, event) for one in stretches)
     if event.operation == "bury":
         token = event.arguments["birth"], event.arguments["version"]
-        return any(one is not None and one.dead and (one.birth, one.version) == token for one in standing)
+        standing = [one.standing for one in stretches if one.standing is not None and one.standing.dead]
+        return token in [(one.birth, one.version) for one in standing]
     return False
 
 
