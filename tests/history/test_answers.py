@@ -80,6 +80,31 @@ def test_a_refusal_that_nothing_explains(scene: StoreScene, operation: str, stat
     assert broken in scene.broken()
 
 
+@pytest.mark.parametrize(
+    ("operation", "asked", "status"),
+    [
+        ("purge", {"group": "other"}, "EXISTS"),
+        ("move", {"group": "other", "if_version": 9}, "FENCED"),
+        ("revive", {"group": "g", "if_version": 9}, "EXISTS"),
+    ],
+)
+def test_a_refusal_that_another_comes_before(
+    scene: StoreScene, operation: str, asked: dict[str, Any], status: str
+) -> None:
+    scene.did(operation, "fail", id="a", due_ms=int(START_MS), **asked, result={"status": status})
+    scene.row()
+    assert scene.broken() & {"S3", "S5"}
+
+
+def test_s4_what_has_become_of_it_is_not_told_to_a_stale_token(scene: StoreScene) -> None:
+    _leased(scene)
+    scene.settle("bury")
+    scene.commit("bury", 2, at=scene.at - 1)
+    scene.settle("ack", version=1, outcome="fail", result={"status": "DEAD"})
+    scene.row(version=2, due=scene.events[2].arguments["due_ms"] - START_MS, died_ms=1, holder="c1")
+    assert "S4" in scene.broken()
+
+
 def test_refusals_that_are_explained(scene: StoreScene) -> None:
     asked = {"id": "a", "group": "g"}
     scene.did("move", "fail", id="a", group="other", due_ms=int(START_MS), result={"status": "FORBIDDEN"})

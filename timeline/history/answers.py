@@ -55,7 +55,10 @@ def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
     justified = REASONS.get(status)
     if justified is None or operation == "topic":
         return
-    if not any(justified(story, stretch, event) for stretch in course.during(event)):
+    if not any(
+        justified(story, stretch, event) and not _refused_before(story, stretch, event, status)
+        for stretch in course.during(event)
+    ):
         shown = [stretch.by for stretch in course.during(event)]
         invariant = {"FENCED": "S5", "NOT_FOUND": "S8"}.get(status, "S3")
         if operation in SETTLES and status in ("LEASED", "DEAD", "EXISTS"):
@@ -168,6 +171,16 @@ REASONS: dict[str, Reason] = {
     "FORBIDDEN": _forbidden, "DUPLICATE": _duplicate, "EXPIRED": _expired, "OK": _found,
 }  # fmt: skip
 """For each status that is about the message: whether a stretch explains it."""
+
+
+def _refused_before(story: Story, stretch: Stretch, event: Event, status: str) -> bool:
+    """Whether another refusal would have come before this one: FORBIDDEN, then FENCED, then what has become of it."""
+    asks_itself = event.operation == "put" and not event.arguments.get("move")
+    if status not in ("FENCED", "LEASED", "DEAD", "EXISTS", "EXPIRED") or asks_itself:
+        return False
+    if event.operation not in SETTLES and _forbidden(story, stretch, event):
+        return True
+    return status != "FENCED" and _fenced(story, stretch, event)
 
 
 # ── changes ──
