@@ -164,6 +164,8 @@ class Link:
                 ids=hand.ids if hand else Ragged.of([]),
                 birth=hand.birth if hand else np.zeros(0, dtype=np.uint64),
                 version=hand.version if hand else np.zeros(0, dtype=np.int64),
+                room_messages=more.pop("room_messages", 0),
+                room_bytes=more.pop("room_bytes", 0),
             )
         )
         assert isinstance(await pipe.down(), Welcome)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tests.broker.link import Link, Pipe, broker
 from timeline.columns import Ragged
 from timeline.model import Operation
-from timeline.wire import Deliver
+from timeline.wire import Credit, Deliver
+
+LARGE = Ragged.of([b"0123456789"])
 
 
-async def _comes_back(link: Link, lease_ms: int = 30_000) -> tuple[Pipe, Deliver]:
-    """Consumer `c` with credit for 5 messages of 3 bytes in all, one of 2 bytes in hand, on its second stream."""
-    first = await link.consume(credit=5, credit_bytes=3, lease_ms=lease_ms)
+async def _comes_back(link: Link) -> tuple[Pipe, Deliver]:
+    """Consumer `c` with room for 5 messages of 3 bytes in all, one of 2 bytes in hand, on its second stream."""
+    first = await link.consume(credit=5, credit_bytes=3)
     await link.put(["a"])
     got: Deliver = await first.down(Deliver)
     first.cancel()
     await asyncio.wait([first.task])
-    return await link.consume(credit=4, credit_bytes=1, lease_ms=lease_ms, in_hand=got), got
+    return await link.consume(credit=4, credit_bytes=1, room_messages=5, room_bytes=3, in_hand=got), got
 
 
 async def _who_gets_it(**pipes: Pipe) -> str:
@@ -29,10 +30,6 @@ async def _who_gets_it(**pipes: Pipe) -> str:
     for task in left:
         task.cancel()
     return waiting[done.pop()]
-
-
-def _large(**more: Any) -> dict[str, Any]:
-    return {"payloads": Ragged.of([b"0123456789"]), **more}
 
 
 async def test_what_is_larger_than_its_credit_does_not_go_to_it_while_it_has_something_in_hand():
@@ -50,27 +47,13 @@ async def test_once_that_is_settled_a_large_message_goes_to_it_alone(operation: 
     async with broker() as link:
         mine, got = await _comes_back(link)
         await link.settle(mine, got, operation, 3_600_000, reason=b"no")
-        await link.put(["b"], **_large())
+        await link.put(["b"], payloads=LARGE)
         assert (await mine.down(Deliver)).ids.tolist() == [b"b"]
 
 
-async def test_once_that_lease_has_ended_a_large_message_goes_to_it_alone():
+async def test_once_that_is_given_up_a_large_message_goes_to_it_alone():
     async with broker() as link:
-        mine, got = await _comes_back(link, lease_ms=50)
-        other = await link.consume("other")
-        again = await other.down(Deliver)
-        assert again.ids.tolist() == got.ids.tolist()
-        await link.settle(other, again, Operation.ACK)
-        other.cancel()
-        await asyncio.wait([other.task])
-        await link.put(["b"], **_large())
+        mine, _ = await _comes_back(link)
+        mine.up(Credit(1, 2))
+        await link.put(["b"], payloads=LARGE)
         assert (await mine.down(Deliver)).ids.tolist() == [b"b"]
-
-
-async def test_a_lease_that_it_extends_stays_in_hand():
-    async with broker() as link:
-        mine, got = await _comes_back(link, lease_ms=300)
-        await link.settle(mine, got, Operation.EXTEND, 3_600_000, credit=0)
-        consumer = next(iter(link.node.dealer(await link.node.topic("t")).roster.consumers.values()))  # type: ignore[arg-type]
-        assert consumer.carried == {(b"a", int(got.birth[0]), int(got.version[0]))}
-        assert consumer.carried_until_ms > link.node.clock.monotonic_ms() + 3_000_000

@@ -104,6 +104,18 @@ def test_a_settle_that_came_to_nothing_takes_its_credit_back() -> None:
     assert hand.room() == (0, 0) and hand.take_owed() == (2, 20)
 
 
+def test_a_message_larger_than_all_credit_does_not_add_to_it_on_a_new_stream() -> None:
+    hand = Hand(4, 15)
+    load = _load(2)
+    hand.arrive(load)
+    hand.next_batch(0.0)
+    assert hand.room() == (2, 0)  # 20 bytes are in hand
+    hand.settle(load, np.array([0]))
+    assert hand.take_owed() == (1, 5)
+    hand.settle(load, np.array([1]))
+    assert hand.take_owed() == (1, 10)
+
+
 def test_a_message_named_twice_gives_its_credit_back_once() -> None:
     hand = Hand(4, 40)
     load = _load(2)

@@ -177,6 +177,8 @@ def hellos(draw: st.DrawFn) -> frames.Hello:
         ids=draw(ragged(ids, n)),
         birth=draw(column(whole64, np.uint64, n)),
         version=draw(column(versions, np.int64, n)),
+        room_messages=draw(counts),
+        room_bytes=draw(counts),
     )
 
 

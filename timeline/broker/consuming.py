@@ -10,7 +10,7 @@ import numpy as np
 
 from timeline.broker.admission import admit_settles
 from timeline.broker.parcel import Parcel, content_sizes
-from timeline.broker.roster import Consumer, Token, grants_for
+from timeline.broker.roster import Consumer, grants_for
 from timeline.broker.streams import first_frame
 from timeline.columns import Ragged
 from timeline.errors import Invalid
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 log = logging.getLogger("timeline.broker")
+Token = tuple[bytes, int, int]
 
 
 class ConsumeStream:
@@ -110,6 +111,8 @@ class ConsumeStream:
             lease_ms=hello.lease_ms or settings.lease_ms,
             credit_messages=hello.credit_messages,
             credit_bytes=hello.credit_bytes,
+            room_messages=hello.room_messages,
+            room_bytes=hello.room_bytes,
             limits=self._node.limits,
             heard_ms=self._node.clock.monotonic_ms(),
             wake=dealer.wake,
@@ -143,13 +146,9 @@ class ConsumeStream:
         node = self._node
         await dealer.back.settled.wait()
         in_hand = _tokens(hello)
-        consumer.carries(in_hand.copy(), node.clock.monotonic_ms() + consumer.lease_ms)
-        held: dict[Token, int] = {}
         try:
             async for rows in node.store.held(topic, node.clock.now_ms(), consumer.id):
-                tokens = list(zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True))
-                ends = zip(tokens, rows.due_ms.tolist(), strict=True)
-                held.update((token, end_ms) for token, end_ms in ends if token in consumer.carried)
+                tokens = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
                 missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
                 sizes = content_sizes(rows)[missing]
                 room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
@@ -159,14 +158,8 @@ class ConsumeStream:
                     in_hand |= await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
                 if len(room) < len(missing):
                     return  # no credit for more: the rest comes back when its lease runs out
-            self._carries_on(consumer, held)
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
-
-    def _carries_on(self, consumer: Consumer, held: dict[Token, int]) -> None:
-        """Of what it has in hand only what the store says is its own: until the last of those leases ends."""
-        left_ms = max(held.values(), default=0) - self._node.clock.now()
-        consumer.carries(set(held), self._node.clock.monotonic_ms() + left_ms)
 
     async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> set[Token]:
         """Leases `rows` again and gives them to their holder; answers their new tokens."""
@@ -228,23 +221,10 @@ class ConsumeStream:
         topic = node.current(topic)
         refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
         answers = await node.settling.settle(topic, settles) if len(settles) else None
-        whole = refusals.merge(answers)
-        if consumer.carried:
-            self._carries_less(frame, whole, consumer)
         consumer.add_credit(frame.credit_messages, frame.credit_bytes)
+        whole = refusals.merge(answers)
         consumer.push(Settled(frame.request, whole, node.clock.now_ms()))
         self._note(frame, whole, consumer, topic)
-
-    def _carries_less(self, frame: Settle, answers: Answers, consumer: Consumer) -> None:
-        """What it settles it carries no more; what it extends it carries longer."""
-        now_ms, mono_ms = self._node.clock.now(), self._node.clock.monotonic_ms()
-        tokens = zip(frame.ids.tolist(), frame.birth.tolist(), frame.version.tolist(), strict=True)
-        for at, token in enumerate(tokens):
-            if frame.operation[at] != Operation.EXTEND:
-                consumer.carried.discard(token)
-            elif token in consumer.carried:
-                until_ms = mono_ms + int(answers.due_ms[at]) - now_ms
-                consumer.carried_until_ms = max(consumer.carried_until_ms, until_ms)
 
     def _note(self, frame: Settle, answers: Answers, consumer: Consumer, topic: Topic) -> None:
         """Counts what was answered; a consumer that settles is well."""

@@ -45,10 +45,6 @@ class Outboxes:
             self._freed()
 
 
-Token = tuple[bytes, int, int]
-"""(id, birth, version) of a lease."""
-
-
 @dataclass(slots=True)
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
@@ -77,23 +73,17 @@ class Consumer:
     leaving: Leaving | None = None
     gone: bool = False
     finished: bool = False
-    carried: set[Token] = field(default_factory=set)
-    carried_until_ms: float = 0.0
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.room_messages, self.room_bytes = self.credit_messages, self.credit_bytes
+        self.room_messages = max(self.room_messages, self.credit_messages)
+        self.room_bytes = max(self.room_bytes, self.credit_bytes)
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing in flight: a message larger than its credit in bytes may then be sent alone."""
-        return not self.carried and self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
-
-    def carries(self, tokens: set[Token], until_ms: float) -> None:
-        """It has these in hand from before its stream, which its credit says nothing of: until they are settled, or
-        monotonic `until_ms`, when the last of their leases has ended."""
-        self.carried, self.carried_until_ms = tokens, until_ms
+        return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
 
     @property
     def in_flight(self) -> int:
@@ -250,9 +240,6 @@ class Roster:
 
     def ready(self, now_ms: float) -> list[Consumer]:
         """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
-        for consumer in self.consumers.values():
-            if consumer.carried and consumer.carried_until_ms <= now_ms:
-                consumer.carried.clear()
         able = [
             consumer
             for consumer in self.consumers.values()

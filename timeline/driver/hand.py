@@ -252,14 +252,15 @@ class Hand:
 
     def room(self) -> tuple[int, int]:
         """Credit for a new stream, besides what is in hand. What is being settled counts as in hand until it is sent
-        again: that credit is owed anew, but never more than there is besides what is held."""
+        again: that credit is owed anew, but never more than there is besides what is held. Less than nothing is owed
+        where one message is larger than all of it: it is made up for as that comes back."""
         messages = nbytes = 0
         for load in self._loads.values():
             at = load.where(SETTLING)
             messages += len(at)
             nbytes += int(load.sizes[at].sum())
-        free_messages = max(0, self.credit_messages - self._unpaid_messages)
-        free_bytes = max(0, self.credit_bytes - self._unpaid_bytes)
+        free_messages = self.credit_messages - self._unpaid_messages
+        free_bytes = self.credit_bytes - self._unpaid_bytes
         self.owed_messages, self.owed_bytes = min(messages, free_messages), min(nbytes, free_bytes)
         return free_messages - self.owed_messages, free_bytes - self.owed_bytes
 

@@ -169,6 +169,8 @@ class Session:
             ids=ids,
             birth=birth,
             version=version,
+            room_messages=self._hand.credit_messages,
+            room_bytes=self._hand.credit_bytes,
         )
 
     async def _send_all(self, stream: ConsumeStream) -> None:

@@ -181,6 +181,8 @@ def _hello(body: Body) -> Hello:
         ids=body.judged("ids", judge_ids),
         birth=body.uint64("birth"),
         version=body.int64("version", 1),
+        room_messages=body.tally("room_messages"),
+        room_bytes=body.tally("room_bytes"),
     )
 
 

@@ -175,7 +175,7 @@ class TagMutated:
 class Hello:
     """First frame up a Consume stream. `session`: random, one for the life of a consumer object; its tokens stay valid
     across reconnects. `ids birth version`: the leases it has in hand. `lease_ms` 0: the topic's. Credit is what the
-    consumer has room for besides what it has in hand."""
+    consumer has room for besides what it has in hand, `room_…` what it has room for once nothing is (0: the credit)."""
 
     topic: str
     consumer: str
@@ -186,6 +186,8 @@ class Hello:
     ids: Ragged
     birth: UInt64
     version: Int64
+    room_messages: int = 0
+    room_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -1658,7 +1658,22 @@ class Hello(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         return o == 0
 
-def HelloStart(builder): builder.StartObject(10)
+    # All the room there is once nothing is in hand. 0: as much as the credit.
+    # Hello
+    def RoomMessages(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # Hello
+    def RoomBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+def HelloStart(builder): builder.StartObject(12)
 def HelloAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
 def HelloAddConsumer(builder, consumer): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(consumer), 0)
 def HelloAddSession(builder, session): builder.PrependUint64Slot(2, session, 0)
@@ -1673,6 +1688,8 @@ def HelloAddBirth(builder, birth): builder.PrependUOffsetTRelativeSlot(8, flatbu
 def HelloStartBirthVector(builder, numElems): return builder.StartVector(8, numElems, 8)
 def HelloAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
 def HelloStartVersionVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def HelloAddRoomMessages(builder, roomMessages): builder.PrependInt64Slot(10, roomMessages, 0)
+def HelloAddRoomBytes(builder, roomBytes): builder.PrependInt64Slot(11, roomBytes, 0)
 def HelloEnd(builder): return builder.EndObject()
 
 

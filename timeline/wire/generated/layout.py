@@ -140,6 +140,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('ids', '[ubyte]', 18, 0),
         ('birth', '[ulong]', 20, 0),
         ('version', '[long]', 22, 0),
+        ('room_messages', 'long', 24, 0),
+        ('room_bytes', 'long', 26, 0),
     ),
     'Late': (
         ('since_ms', 'long', 4, 0),
