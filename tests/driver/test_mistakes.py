@@ -12,7 +12,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline.driver.client import Timeline
-from timeline.driver.companion import beside, end
+from timeline.driver.companion import all_of, beside, end
 from timeline.driver.transport import GrpcTransport
 
 
@@ -143,3 +143,11 @@ async def test_work_and_what_runs_beside_it_end_together() -> None:
     with pytest.raises(RuntimeError, match="a mistake"):
         await end(failed)
     await end()
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await all_of(_fails(), asyncio.sleep(0), _note(ended))
+    assert len(ended) == 4
+
+
+async def _note(ended: list[str]) -> None:
+    await asyncio.sleep(0)
+    ended.append("noted")

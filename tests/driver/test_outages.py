@@ -154,6 +154,26 @@ async def test_a_settle_that_failed_takes_its_credit_back(broker: Broker, tl: ti
     assert [m async for m in tl.scan("t")] == []
 
 
+def test_closing_waits_once_for_all_that_cannot_be_sent() -> None:
+    loop = VirtualLoop(random.Random(1))
+    clock = Clock(loop.time, loop.time)
+
+    async def work() -> float:
+        tl = Timeline("a:1", "2s", transport_factory=_Nobody, clock=clock, random=random.Random(1))
+        calls = [asyncio.ensure_future(tl.producer("t").produce(b"", in_=0, timeout="1h")) for _ in range(5)]
+        await Timer(loop).wait(0.1)
+        began_s = loop.time()
+        await tl.aclose()
+        took_s = loop.time() - began_s
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, timeline.Unavailable) and "closed before" in outcome.reason
+        return took_s
+
+    assert loop.run_until_complete(work()) == pytest.approx(2.0, abs=0.01)
+    assert loop.failures == []
+    loop.finish()
+
+
 class _Stuck(GrpcTransport):
     """An address that answers the first page of a scan, and no other."""
 

@@ -11,6 +11,7 @@ from typing import Self
 from timeline.clock import Clock
 from timeline.driver import relay
 from timeline.driver.channel import Channel, TransportFactory, parse_addresses
+from timeline.driver.companion import all_of
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
 from timeline.driver.ids import Randomness
 from timeline.driver.link import Link
@@ -80,13 +81,14 @@ class Timeline(Reading, Overview, TopicCalls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes its producers and consumers, which flush; then all connections."""
+        """Closes its producers and consumers, which flush, all at once; then all connections."""
         if self._link.closed:
             return
-        for child in list(self._children):
-            await child.aclose()
-        self._link.closed = True
-        await self._link.channel.close()
+        try:
+            await all_of(*(child.aclose() for child in list(self._children)))
+        finally:
+            self._link.closed = True
+            await self._link.channel.close()
 
     def producer(self, topic: str, group: str = DEFAULT_GROUP) -> Producer:
         """A producer for `topic` in the name of `group`, which owns what it puts. See `Producer`."""

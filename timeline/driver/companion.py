@@ -18,6 +18,13 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             raise failure
 
 
+async def all_of(*works: Coroutine[Any, Any, None]) -> None:
+    """Runs all at once, each to its end whatever becomes of the others. Raises what the first of them failed with."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
 async def beside(work: Coroutine[Any, Any, None], companion: Coroutine[Any, Any, None]) -> None:
     """Runs `work` with `companion` beside it until one of them is done; ends the other. Raises what either failed
     with."""

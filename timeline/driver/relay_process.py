@@ -4,11 +4,14 @@ standard output. Ends when its input does."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 from timeline.driver.relay import OPENING, Kind, read_record, record
 from timeline.driver.transport import GrpcTransport
-from timeline.wire.transport import Stream, TransportError
+from timeline.wire.transport import Fault, Stream, TransportError
+
+log = logging.getLogger("timeline.driver")
 
 
 class Relay:
@@ -57,8 +60,10 @@ class Relay:
             else:
                 await self._stream(call, await self._transport.stream(method, timeout_s))
         except TransportError as fault:
-            reason = fault.reason.partition(": ")[2]
-            await self._tell(Kind.FAULT, call, f"{fault.fault} {reason}".encode())
+            await self._tell(Kind.FAULT, call, f"{fault.fault} {fault.reason}".encode())
+        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
+            log.exception("the relay failed")
+            await self._tell(Kind.FAULT, call, f"{Fault.BROKEN} the relay failed: {error!r}".encode())
 
     async def _stream(self, call: int, stream: Stream) -> None:
         await self._tell(Kind.DONE, call)

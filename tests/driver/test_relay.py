@@ -1,0 +1,50 @@
+"""Calls by way of a relay process: they end as they would without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.driver.broker import Broker
+from timeline.driver.relay import RelayTransport
+from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+async def relay(broker: Broker) -> AsyncIterator[RelayTransport]:
+    made = RelayTransport(broker.address)
+    yield made
+    await made.close()
+
+
+async def test_a_call_and_what_refuses_it(relay: RelayTransport) -> None:
+    pong = decode_as(await relay.unary("Ping", encode(Ping(1.5)), 20.0), Pong)
+    assert pong.broker == "b1"
+    with pytest.raises(TransportError, match="does not serve") as refused:
+        await relay.unary("Nothing", b"", 20.0)
+    assert refused.value.fault is Fault.WRONG_VERSION
+    assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+
+
+async def test_nobody_there_is_told_with_the_address() -> None:
+    relay = RelayTransport("127.0.0.1:1")
+    for _ in range(2):
+        with pytest.raises(TransportError, match=r"nobody listens at 127\.0\.0\.1:1") as told:
+            await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+        assert told.value.fault is Fault.UNREACHABLE
+    await relay.close()
+
+
+async def test_a_relay_that_dies_ends_its_calls_and_the_next_starts_another(relay: RelayTransport) -> None:
+    stream = await relay.stream("Consume", 20.0)
+    assert relay._process is not None
+    relay._process._process.kill()
+    with pytest.raises(TransportError, match="relay process has ended") as told:
+        await stream.receive()
+    assert told.value.fault is Fault.BROKEN
+    assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+    stream.cancel()  # the old one's number is not the new one's
+    assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
