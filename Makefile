@@ -65,8 +65,10 @@ simulate: $(STAMP) ## Deterministic simulation: SEEDS=2000 of them, or one alone
 fuzz: $(STAMP) ## Fuzz the wire's decoder with atheris, FUZZ_SECONDS=3600 over all kinds of frame
 	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
 
-docs: $(STAMP) ## Check that every relative link in the documents leads somewhere
+docs: $(STAMP) ## Build the documentation site into build/docs; warnings are errors
 	$(PY) scripts/check_links.py
+	$(PY) -m sphinx -q -n -W --keep-going -c docs -d build/doctrees . build/docs
+	@echo "build/docs/index.html"
 
 schema: $(STAMP) ## Regenerate the wire code from schemas/fbs/timeline.fbs (needs flatc)
 	scripts/schema.sh

@@ -1,0 +1,153 @@
+"""Guards of the documents: what the code has, they list, and what they list, the code has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import timeline
+from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT, blocks, first_words, table_names
+from timeline import config, errors
+from timeline.cli.app import COMMANDS, cli
+from timeline.driver.topics import NAMES
+from timeline.metrics import CATALOG
+from timeline.model import State, Status
+
+KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "", *NEEDLESS}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, groups and what is in them alike."""
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                assert found is not None
+                yield f"{name} {inner}", found
+
+
+def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
+    rows = {}
+    for line in (REFERENCE / "metrics.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `timeline_"):
+            name, kind, labels, means = (cell.strip() for cell in line.strip("|").split("|"))
+            assert means, f"{name} has no meaning"
+            rows[name.strip("`")] = (kind, {label.strip() for label in labels.split(",")} - {""})
+    assert rows == {name: (kind, set(labels)) for name, (kind, _, labels) in CATALOG.items()}
+
+
+def test_every_status_state_and_error_is_documented() -> None:
+    page = REFERENCE / "statuses.md"
+    kinds = {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, timeline.TimelineError)
+    } - {timeline.TimelineError}
+    listed = first_words(page)
+    assert {status.value for status in Status} <= listed
+    assert {state.value for state in State} <= listed
+    assert {kind.code for kind in kinds} <= listed
+    assert {kind.__name__ for kind in kinds} <= table_names(page, 1)
+    codes = {status.value for status in Status} | {kind.code for kind in kinds}
+    assert {word for word in listed if re.fullmatch(r"[A-Z_]{2,}", word)} == codes
+
+
+def test_statuses_stand_in_the_order_of_precedence() -> None:
+    lines = (REFERENCE / "statuses.md").read_text(encoding="utf-8").splitlines()
+    words = [line.strip("|").split("|")[0].strip() for line in lines if line.startswith("| ")]
+    listed = [word for word in words if word in set(Status)]
+    assert listed == [*timeline.model.PRECEDENCE, Status.UNAVAILABLE, Status.UNKNOWN]
+
+
+def test_every_topic_setting_is_documented() -> None:
+    assert table_names(REFERENCE / "topic-settings.md") >= set(NAMES)
+    full = {name for name in timeline.TopicSettings.__dataclass_fields__ if name.endswith("_ms")}
+    listed = table_names(REFERENCE / "topic-settings.md")
+    assert {name for name in listed if name.endswith("_ms")} == full
+    assert {name for name in listed if not name.endswith("_ms")} == set(NAMES)
+
+
+def test_every_setting_of_serve_and_every_variable_is_documented() -> None:
+    page = REFERENCE / "serve-settings.md"
+    variables = {config.PREFIX + name.upper() for name in config.SETTINGS}
+    listed = table_names(page)
+    assert listed >= set(config.SETTINGS) | set(config.NOT_OF_SERVE)
+    assert {name for name in listed if name.islower()} == set(config.SETTINGS)
+    assert {name for name in listed | table_names(page, 1) if name.startswith(config.PREFIX)} == variables | set(
+        config.NOT_OF_SERVE
+    )
+
+
+@pytest.mark.parametrize("setting", ["listen", "store", "sync", "metrics", "grace", "log_level", "log_format"])
+def test_defaults_of_serve_are_what_the_page_says(setting: str) -> None:
+    line = next(
+        line
+        for line in (REFERENCE / "serve-settings.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith(f"| `{setting}` |")
+    )
+    said = line.split("|")[3].strip().strip("`")
+    plain = config.ServeConfig()
+    if setting == "grace":
+        assert config.parse_duration_ms(said) == plain.grace_ms
+    else:
+        assert said == getattr(plain, setting)
+
+
+def test_every_command_is_documented() -> None:
+    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
+    assert headings == [name for name, _ in commands()]
+    shown = re.findall(r"^timeline (.+) --help$", text, re.MULTILINE)
+    assert shown == headings
+    assert {word for name in table_names(REFERENCE / "commands.md") for word in [name]} >= set(COMMANDS)
+
+
+def test_every_command_has_help_with_an_example_and_its_options_a_sentence() -> None:
+    missing = [
+        f"{name} {parameter.opts[-1]}"
+        for name, command in commands()
+        if not name.startswith("bench ")
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden and not parameter.help
+    ]
+    assert not missing
+    assert not [name for name, command in commands() if "Example:" not in (command.help or "")]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\.\. auto\w+:: (\w+)(?:\(\))?$", text, re.MULTILINE))
+    assert documented == set(timeline.__all__)
+
+
+def test_every_page_is_in_the_table_of_contents_and_every_block_says_its_language() -> None:
+    contents = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = [page for page in DOCS.rglob("*.md") if page.name != "index.md"]
+    assert len(pages) >= 12
+    assert not [page for page in pages if str(page.relative_to(DOCS).with_suffix("")) not in contents.split()]
+    unknown = [
+        block.place for page in (*PAGES, README) for block in blocks(page) if block.language not in KNOWN_LANGUAGES
+    ]
+    assert not unknown
+
+
+def test_the_guard_of_comments_knows_them_all() -> None:
+    said = {block.said for page in (*PAGES, README, *REFERENCE.glob("*.md")) for block in blocks(page)} - {""}
+    allowed = re.compile(r"(runs until it prints|compiled only:|not run:) \S.*")
+    assert not [comment for comment in said if not allowed.fullmatch(comment)]
+
+
+def test_pages_name_no_file_of_the_repository_that_is_gone() -> None:
+    named = re.compile(r"`((?:timeline|tests|scripts|examples|design-docs|schemas)/[\w./-]+)`")
+    texts = [(page, page.read_text(encoding="utf-8")) for page in (*DOCS.rglob("*.md"), README)]
+    assert not [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page, text in texts
+        for name in named.findall(text)
+        if not (ROOT / name).exists()
+    ]
