@@ -10,6 +10,7 @@ import dataclasses
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -221,13 +222,17 @@ class Rows:
 
     def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.integer | np.bool_]]) -> Rows:
         """The rows at `indexes`, in that order, or those where a mask says True."""
-        picked: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            column = getattr(self, field.name)
-            picked[field.name] = (
-                column if column is None else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
-            )
-        return Rows(**picked)
+        picked: list[Any] = [
+            column if column is None else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
+            for column in _columns_of(self)
+        ]
+        return Rows(*picked)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from `start` up to `stop`, on the same columns."""
+        rows = slice(start, stop)
+        parts: list[Any] = [None if column is None else column[rows] for column in _columns_of(self)]
+        return Rows(*parts)
 
     @classmethod
     def concat(cls, parts: list[Rows]) -> Rows:
@@ -250,6 +255,8 @@ class Rows:
                 joined[field.name] = np.concatenate(columns)
         return cls(**joined)
 
+
+_columns_of = attrgetter(*(field.name for field in dataclasses.fields(Rows)))
 
 ROW_DTYPES: dict[str, type[np.generic]] = {
     "birth": np.uint64,

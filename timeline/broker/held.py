@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import heapq
-import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from timeline.broker.parcel import Parcel
 from timeline.broker.roster import Consumer
-from timeline.columns import Indexes
+from timeline.model import MAX_TIME_MS
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A parcel, the places of its rows by due, and how many of them are still held."""
+    """A parcel in order of its dues; what lies before `at` is held no more."""
 
     consumer: Consumer
     parcel: Parcel
-    order: Indexes
-    left: int
+    at: int = 0
+
+    def rest(self) -> Parcel:
+        """What is still held."""
+        return self.parcel.part(self.at, len(self.parcel))
 
 
 class Held:
-    """Parcels leased before they are due, given out at each due time, never before. What a parcel has at a time is one
-    entry, so that a hot instant costs no more than its first message."""
+    """Parcels leased before they are due, given out at each due time, never before. A parcel is put in order once; what
+    it has at a time is then a part of it that shares its columns."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, int]] = []
+        self._heap: list[tuple[int, int]] = []
+        """When the next of each parcel is due, and its number."""
         self._parcels: dict[int, _Waiting] = {}
         self._count = 0
 
     def __len__(self) -> int:
         """Messages held."""
-        return sum(waiting.left for waiting in self._parcels.values())
+        return sum(len(waiting.parcel) - waiting.at for waiting in self._parcels.values())
 
     def add(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Holds `parcel` for `consumer`."""
+        """Holds `parcel`, which is not empty, for `consumer`."""
+        due_ms = parcel.was_due_ms
+        if (due_ms[1:] < due_ms[:-1]).any():
+            parcel = parcel.take(np.argsort(due_ms, kind="stable"))
         self._count += 1
-        order = np.argsort(parcel.was_due_ms, kind="stable")
-        due_ms = parcel.was_due_ms[order]
-        self._parcels[self._count] = _Waiting(consumer, parcel, order, len(parcel))
-        starts = np.flatnonzero(np.diff(due_ms, prepend=due_ms[:1] - 1))
-        stops = np.append(starts[1:], len(order))
-        for due, start, stop in zip(due_ms[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
-            heapq.heappush(self._heap, (due, self._count, start, stop))
+        self._parcels[self._count] = _Waiting(consumer, parcel)
+        heapq.heappush(self._heap, (int(parcel.was_due_ms[0]), self._count))
 
     def next_due_ms(self) -> int | None:
         """When the earliest is due."""
@@ -54,38 +54,28 @@ class Held:
 
     def due(self, now_ms: int) -> list[tuple[Consumer, Parcel]]:
         """What is due by `now_ms`; held no more."""
-        return self._pop(now_ms)
+        given = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, number = self._heap[0]
+            waiting = self._parcels[number]
+            due_ms = waiting.parcel.was_due_ms
+            start, waiting.at = waiting.at, int(due_ms.searchsorted(now_ms, side="right"))
+            given.append((waiting.consumer, waiting.parcel.part(start, waiting.at)))
+            if waiting.at < len(due_ms):
+                heapq.heapreplace(self._heap, (int(due_ms[waiting.at]), number))
+            else:
+                heapq.heappop(self._heap)
+                del self._parcels[number]
+        return given
 
     def everything(self) -> list[tuple[Consumer, Parcel]]:
         """All of it; held no more."""
-        return self._pop(math.inf)
+        return self.due(MAX_TIME_MS)
 
     def of(self, consumer: Consumer) -> list[Parcel]:
         """All that is held for `consumer`; held no more."""
-        mine = {key for key, waiting in self._parcels.items() if waiting.consumer is consumer}
-        picked: dict[int, list[Indexes]] = defaultdict(list)
-        kept = []
-        for entry in self._heap:
-            if entry[1] in mine:
-                picked[entry[1]].append(self._parcels[entry[1]].order[entry[2] : entry[3]])
-            else:
-                kept.append(entry)
-        heapq.heapify(kept)
-        self._heap = kept
-        return [self._parcels.pop(key).parcel.take(np.sort(np.concatenate(parts))) for key, parts in picked.items()]
-
-    def _pop(self, until_ms: float) -> list[tuple[Consumer, Parcel]]:
-        picked: dict[int, list[Indexes]] = defaultdict(list)
-        while self._heap and self._heap[0][0] <= until_ms:
-            _, key, start, stop = heapq.heappop(self._heap)
-            picked[key].append(self._parcels[key].order[start:stop])
-        answer = []
-        for key, parts in picked.items():
-            waiting = self._parcels[key]
-            indexes = np.concatenate(parts)
-            waiting.left -= len(indexes)
-            if not waiting.left:
-                del self._parcels[key]
-            whole = len(indexes) == len(waiting.parcel)
-            answer.append((waiting.consumer, waiting.parcel if whole else waiting.parcel.take(indexes)))
-        return answer
+        mine = {number for number, waiting in self._parcels.items() if waiting.consumer is consumer}
+        if mine:
+            self._heap = [entry for entry in self._heap if entry[1] not in mine]
+            heapq.heapify(self._heap)
+        return [self._parcels.pop(number).rest() for number in sorted(mine)]

@@ -25,6 +25,7 @@ class Parcel:
     was_due_ms: Int64
     again: Bools
     leased_ms: int
+    _frame_bytes: int = -1
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -32,6 +33,13 @@ class Parcel:
     def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Parcel:
         """The rows at `indexes`."""
         return Parcel(self.rows.take(indexes), self.was_due_ms[indexes], self.again[indexes], self.leased_ms)
+
+    def part(self, start: int, stop: int) -> Parcel:
+        """The rows from `start` up to `stop`, on the same columns; itself when that is all."""
+        if stop - start == len(self):
+            return self
+        rows = slice(start, stop)
+        return Parcel(self.rows.part(start, stop), self.was_due_ms[rows], self.again[rows], self.leased_ms)
 
     def where(self, keep: Bools) -> Parcel:
         """The rows where `keep`; itself when that is all."""
@@ -45,8 +53,12 @@ class Parcel:
     @property
     def frame_bytes(self) -> int:
         """About what it takes on the wire, and in memory until it gets there."""
-        rows = self.rows
-        return int(self.sizes.sum()) + rows.ids.nbytes + rows.tags.nbytes + len(self) * MESSAGE_OVERHEAD_BYTES
+        if self._frame_bytes < 0:
+            rows, count = self.rows, len(self)
+            content = rows.payloads.nbytes if rows.payloads is not None else int(rows.payload_bytes.sum())
+            content += rows.headers.nbytes if rows.headers is not None else 0
+            self._frame_bytes = content + rows.ids.nbytes + rows.tags.nbytes + count * MESSAGE_OVERHEAD_BYTES
+        return self._frame_bytes
 
     def frames(self, most_messages: int) -> Iterator[Parcel]:
         """Cut so that each part makes a Deliver frame of about AIM_BYTES at most."""
@@ -60,7 +72,7 @@ class Parcel:
             before = int(ends[start - 1]) if start else 0
             stop = int(np.searchsorted(ends, before + AIM_BYTES, side="right"))
             stop = min(max(stop, start + 1), start + most_messages, count)
-            yield self.take(np.arange(start, stop))
+            yield self.part(start, stop)
             start = stop
 
     def deliver(self, pushed_ms: int, max_deliveries: int) -> Deliver:
