@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -23,9 +22,10 @@ from timeline.broker import logs
 from timeline.broker.begun import Begun
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
+from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
 from timeline.clock import Clock
-from timeline.config import ServeConfig, split_address
+from timeline.config import ServeConfig
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreUnavailable
@@ -242,27 +242,15 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
 
 
 def _bind(server: Any, listen: str) -> int:
-    """Opens `listen` for gRPC; the port. Raises OSError with the system's reason and `listen` as its file name."""
-    _check_free(listen)
+    """Opens `listen` for gRPC; the port. Raises OSError with the system's reason and `listen` as its file name.
+
+    gRPC neither says why a port cannot be had nor keeps its own words off standard error: so it is asked for before.
+    """
+    check_free(listen)
     try:
         return int(server.add_insecure_port(listen))
     except RuntimeError as taken:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), listen) from taken
-
-
-def _check_free(listen: str) -> None:
-    """gRPC says neither why a port cannot be had nor keeps its own words off standard error: a socket of ours asks
-    before it does."""
-    host, port = split_address(listen)
-    try:
-        kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as asked:
-            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            asked.bind(address)
-            # A bound port that somebody listens on is only refused here when both ends reuse addresses.
-            asked.listen(1)
-    except OSError as taken:
-        raise OSError(taken.errno, taken.strerror, listen) from taken
 
 
 async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None]) -> bool:

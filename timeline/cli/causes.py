@@ -33,3 +33,14 @@ ADVICE: dict[Cause, str] = {
     Cause.LEASE_RAN_OUT: "it was delivered before and not settled in time: a longer --lease, or extend while it works",
 }
 """What to do about it."""
+
+KEEPS: dict[Cause, str] = HAPPENED | {
+    Cause.UNEXPLAINED: "nothing that the broker knows of keeps it; it should go at once",
+    Cause.NO_CONSUMER: "no consumer is connected",
+    Cause.NO_CREDIT: "every consumer is full",
+    Cause.STORE_SLOW: "the store is slow",
+    Cause.NO_BROKER: "no broker has its bucket",
+    Cause.PAUSED: "the topic is paused",
+    Cause.RATE_LIMITED: "the topic's rate limit holds it back",
+}
+"""What keeps a message that is due from being delivered."""

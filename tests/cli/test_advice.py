@@ -1,0 +1,164 @@
+"""Commands that say what is wrong and what to do: why and doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
+from timeline.cli.findings import Finding, Verdict, of_broker, of_store, of_topics
+from timeline.driver.reading import PingAnswer
+from timeline.driver.standing import BrokerStanding, Connected, Standings, TopicLoad
+from timeline.model import TopicSettings
+from timeline.wire import Cause, Health
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.processes
+def test_why_tells_what_kept_it_then_how_late_it_was(tell: Call, topic: str) -> None:
+    assert tell("topic", "pause", topic).code == 0
+    assert tell("produce", topic, "x", "--at", "2026-01-01T00:00Z", "--id", "a").code == 0
+    (told,) = tell("why", topic, "a", "--json").json
+    assert told["late"] == [] and told["message"]["state"] == "available"
+    assert told["kept"]["why"] == KEEPS[Cause[told["kept"]["cause"]]] and told["kept"]["late_ms"] > 50
+    text = tell("why", topic, "a").out
+    assert "now  due since" in text and "nobody has it" in text and f"timeline topic resume {topic}" in text
+    assert tell("topic", "resume", topic).code == 0
+    assert tell("consume", topic, "--count", 1, "--id", "worker-1").code == 0
+    (told,) = tell("why", topic, "a", "--json").json
+    assert (told["message"], told["kept"]) == (None, None)
+    assert [(one["consumer"], one["cause"]) for one in told["late"]] == [("worker-1", "PRODUCED_LATE")]
+    text = tell("why", topic, "a").out
+    assert "delivered to worker-1, " in text and f" late: {HAPPENED[Cause.PRODUCED_LATE]}" in text
+    assert f"  → {ADVICE[Cause.PRODUCED_LATE]}" in text
+    assert f"now  it is not on {topic} any more" in text
+
+
+@pytest.mark.processes
+def test_why_of_what_is_not_late(tell: Call, topic: str) -> None:
+    tell("produce", topic, "x", "--in", "2h", "--id", "a")
+    assert "no late delivery of it is remembered\nnow  waiting: due in " in tell("why", topic, "a").out
+    nothing = tell("why", topic, "b")
+    assert (nothing.code, nothing.out) == (4, "") and "no message 'b' is on" in nothing.err
+    tell("topic", "update", topic, "--max-deliveries", 1)
+    tell("produce", topic, "x", "--in", "0s", "--id", "c")
+    tell("consume", topic, "--count", 1, "--release", "0s")
+    tell("consume", topic, "--wait", "300ms")
+    assert "a dead letter since" in tell("why", topic, "c").out and "dead revive" in tell("why", topic, "c").out
+
+
+@pytest.mark.processes
+def test_doctor_of_a_broker(tell: Call, topic: str) -> None:
+    done = tell("doctor", "--json")
+    assert done.code == 0, done
+    told = {row["about"]: row for row in done.json}
+    assert told.keys() >= {"timeline", "configuration", "broker", "clock", "store", "topics"}
+    assert told["broker"]["verdict"] == "good" and "sqlite:///timeline.db" in told["store"]["found"]
+    assert "✓ broker" in tell("doctor").out
+
+
+def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMELINE_METRICS", "off")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("TIMELINE_LISTEN", taken)
+        done = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
+    assert done.code == 1
+    told = {row["about"]: row for row in done.json}
+    assert "no broker at 127.0.0.1:1 (nothing listens there)" in told["broker"]["found"]
+    assert "timeline serve" in told["broker"]["advice"]
+    assert told["port"]["verdict"] == "bad" and taken in told["port"]["found"] and "--listen" in told["port"]["advice"]
+    assert told["store"] == {
+        "about": "store", "verdict": "good", "found": "sqlite:///timeline.db is not there yet; serve will make it",
+        "advice": None,
+    }  # fmt: skip
+    assert list(tmp_path.iterdir()) == []  # it has only looked
+    text = call("doctor", "--address", NOBODY, "--timeout", "300ms").out
+    assert "✗ broker" in text and "    → Start one with 'timeline serve'" in text
+
+
+def test_doctor_of_a_bad_configuration(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMELINE_STROE", "memory://")
+    done = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
+    told = {row["about"]: row for row in done.json}
+    assert done.code == 1 and "did you mean TIMELINE_STORE?" in told["configuration"]["found"]
+    assert "store" not in told  # which one it would be is not known
+
+
+async def test_stores_that_serve_would_refuse_or_take(tmp_path: Path) -> None:
+    async def said(url: str) -> tuple[Verdict, str]:
+        (found,) = [found for found in await of_store(url) if found.about == "store"]
+        return found.verdict, found.found
+
+    file = tmp_path / "t.db"
+    file.write_bytes(b"no database at all" * 100)
+    assert (await said(f"sqlite:///{file}"))[0] is Verdict.BAD
+    file.unlink()
+    assert (await said(f"sqlite:///{file}")) == (Verdict.GOOD, f"sqlite:///{file} is not there yet; serve will make it")
+    assert (await said(f"sqlite:///{tmp_path}/none/t.db"))[0] is Verdict.BAD
+    assert (await said("memory://"))[0] is Verdict.WARNING
+    verdict, found = await said("sqlit:///x")
+    assert verdict is Verdict.BAD and "did you mean sqlite://" in found
+
+
+WELL = BrokerStanding("b:9000", "b1", "0", 2_000, 1_000, "", "sqlite:///t.db", 1.5, (), {}, ())
+NEAR = PingAnswer("b1", "0", "b:9000", 0.5, 0.1, 0.25)
+LOAD = TopicLoad("t", 0, 5, 0, 1, 1, 0, 10, 0, 0)
+
+
+def verdicts(found: list[Finding]) -> dict[str, Verdict]:
+    return {one.about: one.verdict for one in found}
+
+
+@pytest.mark.parametrize(
+    ("change", "ping", "about", "verdict", "said"),
+    [
+        ({}, {}, "clock", Verdict.GOOD, "ahead of"),
+        ({}, {"offset_ms": -70.0}, "clock", Verdict.WARNING, "70 ms behind"),
+        ({}, {"offset_ms": 70.0, "error_ms": 40.0}, "clock", Verdict.GOOD, "give or take 40 ms"),  # not sure
+        ({}, {"offset_ms": 900.0}, "clock", Verdict.BAD, "900 ms ahead"),
+        ({"trouble": "the store is down: disk full"}, {}, "broker", Verdict.BAD, "not ready: the store is down"),
+        ({"version": "9.9"}, {}, "broker", Verdict.WARNING, "timeline 9.9"),
+        ({"store_ms": 80.0}, {}, "store", Verdict.WARNING, "80 ms"),
+        ({"store": "memory://"}, {}, "store", Verdict.WARNING, "messages end with the broker"),
+    ],
+)
+def test_findings_of_a_broker(
+    change: dict[str, object], ping: dict[str, float], about: str, verdict: Verdict, said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("timeline.cli.findings.package_version", lambda: "0")
+    found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
+    (one,) = [one for one in found if one.about == about]
+    assert one.verdict is verdict and said in one.found, one
+    assert bool(one.advice) is (verdict is not Verdict.GOOD)
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "said"),
+    [
+        ({}, {}, []),
+        ({"available": 3, "credit": 0}, {}, ["all consumers of t are full, 3 are due"]),
+        ({"available": 3, "consumers": 0, "credit": 0}, {}, ["nobody consumes t, where 3 are due"]),
+        ({"available": 3}, {"paused": True}, ["t is paused, 3 due"]),
+    ],
+)
+def test_findings_of_a_topic(load: dict[str, int], settings: dict[str, bool], said: list[str]) -> None:
+    standing = dataclasses.replace(WELL, topics=(dataclasses.replace(LOAD, **load),))
+    found = of_topics(Standings((standing,), {}), {"t": TopicSettings(**settings)})  # type: ignore[arg-type]
+    assert [one.found for one in found[1:]] == said
+    assert all(one.verdict is Verdict.WARNING and one.advice for one in found[1:])
+
+
+@pytest.mark.parametrize("health", list(Health))
+def test_findings_of_a_consumer(health: Health) -> None:
+    standing = dataclasses.replace(WELL, topics=(LOAD,), consumers=(Connected("t", "worker-1", health, 1, 1, 0),))
+    found = of_topics(Standings((standing,), {}), {"t": TopicSettings()})
+    assert verdicts(found).get("consumers") is (None if health is Health.HEALTHY else Verdict.WARNING)
+    assert all("worker-1 of t" in one.found for one in found if one.about == "consumers")

@@ -1,0 +1,138 @@
+"""`timeline doctor`: is everything as it should be, and what to do where it is not."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+from rich.text import Text
+
+import timeline
+from timeline import config
+from timeline.cli.app import DONE, SOME_FAILED, awaited, package_version
+from timeline.cli.asking import client_command, nobody_there
+from timeline.cli.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
+from timeline.cli.output import console, print_json
+from timeline.driver.reading import PingAnswer
+from timeline.errors import Invalid, TimelineError
+
+NEEDED = ("grpcio", "flatbuffers", "numpy")
+TO_SERVE = ("prometheus-client", "grpcio-health-checking")
+_SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "bold red")}
+
+
+@click.command()
+@click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="serve's settings; TIMELINE_CONFIG.")
+@client_command
+def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
+    """Check versions, configuration, broker, clock, store, ports, topics and consumers; say what to do.
+
+    A broker that answers at --address is asked how it stands. Where none does, the store and the ports that
+    'timeline serve' would take here are tried: a store that is there is opened as serve would, and closed.
+    Exit code 1 when something is wrong; a warning alone is no error.
+
+    \b
+    Example:
+      timeline doctor
+      timeline doctor --address broker-1:9000 --json
+    """
+
+    async def work() -> int:
+        worst = GOOD
+        async for finding in _look(address, timeout, file):
+            worst = max(worst, finding.verdict)
+            _tell(finding, as_json)
+        return SOME_FAILED if worst == BAD else DONE
+
+    return awaited(work())
+
+
+def _tell(finding: Finding, as_json: bool) -> None:
+    if as_json:
+        print_json(finding.as_json())
+        return
+    sign, style = _SIGNS[finding.verdict]
+    line = Text.assemble((sign, style), f" {finding.about:<15}", finding.found)
+    if finding.advice:
+        line.append(f"\n    → {finding.advice}", "cyan")
+    console().print(line, soft_wrap=True)
+
+
+async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[Finding]:
+    """One thing after the other: what is here, then what a broker says, or where none does, what one would need."""
+    yield _versions()
+    settings = None
+    try:
+        settings = config.load({}, file=file)
+    except Invalid as bad:
+        yield Finding("configuration", BAD, bad.reason, "mend it: 'timeline serve' refuses it with these words")
+    else:
+        yield Finding("configuration", GOOD, _shown(settings, file))
+    async with timeline.connect(address, timeout=timeout) as tl:
+        try:
+            standings = await tl.standing()
+        except TimelineError as trouble:
+            yield _no_broker(address, trouble)
+        else:
+            for one in standings.brokers:
+                for finding in of_broker(one, await _ping(one.address, timeout)):
+                    yield finding
+            for gone, reason in standings.unreachable.items():
+                yield _no_broker(gone, TimelineError(reason))
+            for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
+                yield finding
+            return
+    if settings is not None:
+        for finding in [*of_ports(settings), *await of_store(settings.store)]:
+            yield finding
+
+
+async def _ping(address: str, timeout: str) -> PingAnswer:
+    """The round trip to this very broker."""
+    async with timeline.connect(address, timeout=timeout) as tl:
+        return await tl.ping()
+
+
+async def _topics(tl: timeline.Timeline) -> list[timeline.Topic]:
+    """The topics; none when the broker cannot say, which its own finding tells."""
+    try:
+        return await tl.topics()
+    except TimelineError:
+        return []
+
+
+def _versions() -> Finding:
+    """This package and what it stands on."""
+    missing = [name for name in TO_SERVE if not _installed(name)]
+    said = ", ".join(f"{name} {_installed(name)}" for name in NEEDED)
+    serves = "" if not missing else f"; cannot serve here without {' and '.join(missing)}"
+    advice = "pip install 'timeline[server]', if this machine is to serve" if missing else ""
+    found = f"{package_version()} on Python {platform.python_version()}, {said}{serves}"
+    return Finding("timeline", WARNING if missing else GOOD, found, advice)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _shown(settings: config.ServeConfig, file: str | None) -> str:
+    from timeline.storage_plugins import shown
+
+    place = f"{file}: " if file else ""
+    return f"{place}serve would listen on {settings.listen}, metrics {settings.metrics}, store {shown(settings.store)}"
+
+
+def _no_broker(address: str, trouble: TimelineError) -> Finding:
+    nobody = nobody_there(address)
+    if not nobody:
+        found = f"{address} takes connections, but answers no question: {trouble.reason or trouble}"
+        return Finding(
+            "broker", BAD, found, "is it a Timeline broker of this version? metrics are on a port of their own"
+        )
+    found, _, advice = nobody.partition(". ")
+    return Finding("broker", BAD, found, advice)
