@@ -14,7 +14,7 @@ import threading
 PASS_PAGES = 6_000
 """Pages in the log that make a pass worth its two fsyncs. With random ids the same page is written again and again,
 and is carried once: measured with 1 M pending, 18k cycles/s with 1,000 pages, 26k with 8,000, 27k with 32,000."""
-LOG_PAGES = 32_000
+LOG_PAGES = 24_000
 """The writer's own limit (`wal_autocheckpoint`)."""
 LOG_BYTES = 256 * 1024 * 1024
 """The file is cut back to this when the log starts anew."""

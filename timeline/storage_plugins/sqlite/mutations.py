@@ -1,15 +1,11 @@
-"""Moves, cancels, revives and purges inside a transaction, by id and by tag."""
+"""Moves, cancels, revives and purges inside a transaction, by id."""
 
 from __future__ import annotations
 
-from collections import Counter
-
-from timeline.leases import Ask, decide
-from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Mutations, TagMutation, TagStep
-from timeline.storage_plugins.sql import TAGGED
-from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.messages import Changes, decide_each, stored_of
+from timeline.leases import Ask
+from timeline.model import Answers, Topic, buckets_of
+from timeline.storage_plugins.contract import Mutations
+from timeline.storage_plugins.sqlite.messages import Changes, decide_each
 from timeline.storage_plugins.sqlite.writer import Transaction
 
 
@@ -39,41 +35,4 @@ def cursor_at(bucket: int, id: bytes) -> bytes:
     return bucket.to_bytes(4, "big") + id
 
 
-_TAGGED = statements.WHOLE.over(
-    f"(SELECT {statements.WHOLE.inner} FROM message INDEXED BY message_tag "
-    f"WHERE topic = ? AND {TAGGED} AND tag = ? AND (bucket, id) > (?, ?) ORDER BY bucket, id LIMIT ?)"
-)
-
-
-def mutate_tag(
-    transaction: Transaction, topic: Topic, key: int, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
-) -> TagStep:
-    """`Store.mutate_tag`."""
-    limit = max(1, limit)
-    found = statements.WHOLE.read(transaction.connection, _TAGGED, (key, mutation.tag, *place_after(cursor), limit))
-    changes = Changes(transaction, topic, key, now_ms)
-    counts: Counter[int] = Counter()
-    moved: list[int] = []
-    ids, put_ms = found.strings["id"].tolist(), found.numbers["put_ms"]
-    for id, at_ms, stored in zip(ids, put_ms, stored_of(found), strict=True):
-        if at_ms > mutation.started_ms:
-            continue
-        due_ms = mutation.due_ms
-        if mutation.operation is Operation.MOVE and due_ms == 0:
-            due_ms = min(max(0, stored.message.scheduled_ms + mutation.by_ms), MAX_TIME_MS)
-        ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
-        decision = decide(stored.message, ask, now_ms, topic.settings)
-        counts[decision.status.code] += 1
-        if mutation.dry_run:
-            continue
-        changes.apply(stored, id, ask, decision)
-        if decision.status is Status.OK and decision.message is not None:
-            moved.append(decision.message.due_ms)
-    changes.write()
-    after = None
-    if found.count == limit:
-        after = cursor_at(int(buckets_of(found.strings["id"][-1:], topic.settings.buckets)[0]), ids[-1])
-    return TagStep(dict(counts), after, min(moved, default=None))
-
-
-__all__ = ["cursor_at", "mutate", "mutate_tag", "place_after"]
+__all__ = ["cursor_at", "mutate", "place_after"]

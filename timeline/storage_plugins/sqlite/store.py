@@ -33,7 +33,7 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping
+from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location
 from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
@@ -45,6 +45,10 @@ PUT_AT_ONCE = 1_000
 PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
 """A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
 it."""
+TAGGED_AT_ONCE = 1_000
+"""Messages of one work of a tag operation: each dirties two pages and more of its own."""
+TAGGED_IN_LINE = 4
+"""Such works that wait at once: a transaction of all of them while nobody else waits, of one otherwise."""
 
 
 class SqliteStore(Store):
@@ -169,13 +173,7 @@ class SqliteStore(Store):
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)
         done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
-        answers = [part for part in done if isinstance(part, Answers)]
-        if len(answers) == len(parts):
-            return _joined(answers)
-        failed = [part for part in done if isinstance(part, BaseException)]
-        if answers and isinstance(failed[0], StoreUnavailable):
-            raise StoreUnknown(f"a part of the batch was stored, then: {failed[0].reason}") from failed[0]
-        raise next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
+        return _joined(_whole(done))
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
@@ -228,13 +226,27 @@ class SqliteStore(Store):
         return await self._write(act, LATER, len(mutations_))
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        def act(transaction: Transaction) -> TagStep:
-            key = self._topics.key(topic)
-            if key is None or not mutation.tag:
-                return TagStep({}, None)
-            return mutations.mutate_tag(transaction, topic, key, now_ms, mutation, cursor, limit)
+        key, done = self._topics.key(topic), tags.Done()
+        if key is None or not mutation.tag:
+            return done.step(None)
+        found = await self._read(lambda connection: tags.search(connection, key, mutation.tag, cursor, max(1, limit)))
+        works = [found.rows[start : start + TAGGED_AT_ONCE] for start in range(0, len(found.rows), TAGGED_AT_ONCE)]
+        for start in range(0, len(works), TAGGED_IN_LINE):
+            line = [
+                self._change_tagged(topic, now_ms, mutation, rows) for rows in works[start : start + TAGGED_IN_LINE]
+            ]
+            for part in _whole(await asyncio.gather(*line, return_exceptions=True), start > 0):
+                done.add(part)
+        return done.step(found.cursor)
 
-        return await self._write(act, LATER, limit)
+    async def _change_tagged(self, topic: Topic, now_ms: int, mutation: TagMutation, rows: list[int]) -> tags.Done:
+        def act(transaction: Transaction) -> tags.Done:
+            key, part = self._topics.key(topic), tags.Done()
+            if key is not None:
+                tags.change(transaction, topic, key, now_ms, mutation, rows, part)
+            return part
+
+        return await self._write(act, LATER, len(rows))
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
         key = self._topics.key(topic)
@@ -279,6 +291,19 @@ class SqliteStore(Store):
             )
             self._looked_until = found.looked_until
         return swept
+
+
+def _whole(parts: list[Result | BaseException], begun: bool = False) -> list[Result]:
+    """The parts of a call when all of them were done. Else raises what the whole call is to say: where something was
+    done (`begun`: before these), that nothing happened would be untrue."""
+    done = [part for part in parts if not isinstance(part, BaseException)]
+    failed = [part for part in parts if isinstance(part, BaseException)]
+    if not failed:
+        return done
+    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
+    if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
+        raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
+    raise graver or failed[0]
 
 
 def _dropped(topic: Topic, count: int) -> Answers:
