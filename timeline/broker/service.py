@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import secrets
 import signal
 from collections.abc import Callable
@@ -53,6 +54,9 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
+MOST_FILES = 1 << 20
+FILES_OF_OURS = 256
+"""Descriptors that connections never get: for the store, logs and metrics."""
 RETRY_OPEN_S = 1.0
 LAST_WRITE_S = 1.0
 """How long a call that ends waits for what is being written: who does not read by then hears no reason."""
@@ -181,6 +185,20 @@ async def _abort(context: Any, fault: TransportError) -> None:
     await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)
 
 
+def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
+    """gRPC's own bounds. It accepts connections as far as descriptors go, and hands every call on to be answered: by
+    itself it would break calls off, without a reason, where some thousands come at once."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    calls = config.max_streams + config.max_scans
+    return [
+        ("grpc.max_allowed_incoming_connections", max(1, files - FILES_OF_OURS)),
+        ("grpc.server.max_pending_requests", 2 * calls),
+        ("grpc.server.max_pending_requests_hard_limit", 4 * calls),
+    ]
+
+
 async def serve(config: ServeConfig, version: str, announce: Callable[[str, str], None] | None = None) -> None:
     """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
     called with the addresses of gRPC and of metrics once the port is open.
@@ -194,7 +212,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=OPTIONS + _bounds(config))
     config = config.bound(_bind(server, config.listen))
     node = Node(
         store=make_store(config.store),
