@@ -61,9 +61,9 @@ class ServeConfig:
     """Payload bytes of puts that wait for the store; past it producers are answered THROTTLED."""
     max_outbox_bytes: int = 128 * MIB
     """Payload bytes that wait to be pushed to consumers, over all of them."""
-    max_streams: int = 20_000
+    max_streams: int = 10_000
     """Streams of producers and consumers at once; past it a new one is refused, RESOURCE_EXHAUSTED."""
-    max_streams_per_peer: int = 10_000
+    max_streams_per_peer: int = 5_000
     """The same from one host."""
     max_scans: int = 64
     """Scans under way at once."""

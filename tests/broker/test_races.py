@@ -133,7 +133,7 @@ async def test_settings_that_change_while_a_round_is_under_way_are_looked_at():
     store = SlowStore()
     async with broker(store, PATIENT) as link:
         await link.topic(TopicAction.UPDATE, redelivery_backoff_ms=3_600_000)
-        first = await link.consume("first", lease_ms=20, credit=1)
+        first = await link.consume("first", lease_ms=200, credit=1)
         await link.put(["a"])
         await first.down(Deliver)
         second = await link.consume("second")

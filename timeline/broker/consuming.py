@@ -84,8 +84,7 @@ class ConsumeStream:
                 self._take_over(before, consumer, dealer)
             consumer.push(self._welcome(consumer, topic))
             await self._resume(hello, consumer, dealer, topic)
-            consumer.dealing = True
-            dealer.wake()
+            consumer.deal()
             await self._receive_all(consumer, dealer, topic)
             # The consumer has said its last word: it is dealt nothing more, and what it asked is still answered.
             dealer.part_with(consumer, consumer.withdraw())

@@ -164,7 +164,7 @@ class Dealer:
             return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
             return Cause.NO_CONSUMER, float(self._limits.sweep_every_ms)
-        if not self.roster.ready(mono_ms) or self._outboxes.full:
+        if not self.roster.any_ready(mono_ms) or self._outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
             cause = Cause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else Cause.NO_CONSUMER

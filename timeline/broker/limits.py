@@ -30,9 +30,9 @@ class Limits:
     store_batch_messages: int = 10_000
     store_batch_bytes: int = 8 * MIB
     """One store call."""
-    streams: int = 20_000
+    streams: int = 10_000
     """Two-way streams (of producers and consumers) at once, in all."""
-    streams_per_peer: int = 10_000
+    streams_per_peer: int = 5_000
     """The same from one host."""
     scans: int = 64
     """Scans under way, in all."""
@@ -44,6 +44,7 @@ class Limits:
     """Unary calls under way, in all."""
     lease_messages: int = 5_000
     lease_bytes: int = 16 * MIB
+    consumers_dealt: int = 512
     """One dealing round."""
     outbox_bytes: int = 8 * MIB
     """Waiting to be pushed to one consumer; past it the consumer is dealt nothing."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from timeline.broker.limits import Limits
 from timeline.broker.parcel import Parcel
@@ -48,8 +50,9 @@ class Outboxes:
 @dataclass(slots=True)
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
-    credit at that mark means nothing is in flight. `wake`: its dealer. `dealing`: it may be
-    dealt to (what it held before was looked up). `gone`: nothing may be pushed to it any more."""
+    credit at that mark means nothing is in flight. `wake`: its dealer; `changed`: its roster, told when it has credit,
+    or has none any more, or is set aside. `dealing`: it may be dealt to (what it held before was looked up). `gone`:
+    nothing may be pushed to it any more."""
 
     id: bytes
     session: int
@@ -60,6 +63,7 @@ class Consumer:
     heard_ms: float
     wake: Callable[[], None]
     outboxes: Outboxes
+    changed: Callable[[Consumer], None] = lambda _: None
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
     outbox_bytes: int = 0
     room_bytes: int = 0
@@ -100,6 +104,12 @@ class Consumer:
             return Health.STALLED
         return Health.SET_ASIDE if now_ms < self.set_aside_until_ms else Health.HEALTHY
 
+    def deal(self) -> None:
+        """From now on it is dealt to."""
+        self.dealing = True
+        self.changed(self)
+        self.wake()
+
     def heard(self, now_ms: float) -> None:
         """A frame of it arrived."""
         before = self.health(now_ms)
@@ -116,8 +126,11 @@ class Consumer:
 
     def add_credit(self, messages: int, bytes_: int) -> None:
         """The consumer has room for more."""
+        had = self.credit_messages > 0
         self.credit_messages += messages
         self.credit_bytes += bytes_
+        if had != (self.credit_messages > 0):
+            self.changed(self)
         self.room_messages = max(self.room_messages, self.credit_messages)
         self.room_bytes = max(self.room_bytes, self.credit_bytes)
         if messages or bytes_:
@@ -125,8 +138,11 @@ class Consumer:
 
     def spend(self, messages: int, bytes_: int) -> None:
         """So much was leased for it."""
+        had = self.credit_messages > 0
         self.credit_messages -= messages
         self.credit_bytes -= bytes_
+        if had != (self.credit_messages > 0):
+            self.changed(self)
 
     def refund(self, parcel: Parcel) -> None:
         """What was leased for it does not reach it after all."""
@@ -209,6 +225,7 @@ class Consumer:
             wait_ms = min(self.limits.set_aside_cap_ms, self.limits.set_aside_first_ms << min(self.set_asides, 16))
             self.set_aside_until_ms = now_ms + wait_ms
             self.set_asides += 1
+            self.changed(self)
             self.lapses = self.limits.lapses_tolerated - 1  # on probation: one more lapse sets it aside again
 
     def settled(self) -> None:
@@ -220,38 +237,65 @@ class Consumer:
 
 
 class Roster:
-    """A topic's consumers, by id."""
+    """A topic's consumers, by id. A round's work does not grow with those that have no credit."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.consumers: dict[bytes, Consumer] = {}
         self._last: bytes = b""
+        self._credited: list[bytes] = []
+        """The ids of those that may be dealt to and have credit, in order."""
+        self._aside: set[bytes] = set()
 
     def join(self, consumer: Consumer) -> Consumer | None:
         """Adds it; answers the one that had its id, which is now off the roster."""
         before = self.consumers.pop(consumer.id, None)
         self.consumers[consumer.id] = consumer
+        consumer.changed = self._changed
+        self._changed(consumer)
         return before
 
     def leave(self, consumer: Consumer) -> None:
         """Takes it off, unless another has its place already."""
         if self.consumers.get(consumer.id) is consumer:
             del self.consumers[consumer.id]
+            self._aside.discard(consumer.id)
+            self._credit(consumer.id, False)
+
+    def _changed(self, consumer: Consumer) -> None:
+        if self.consumers.get(consumer.id) is consumer:
+            self._credit(consumer.id, consumer.dealing and consumer.credit_messages > 0)
+            if consumer.set_aside_until_ms:
+                self._aside.add(consumer.id)
+
+    def _credit(self, id: bytes, has: bool) -> None:
+        at = bisect_left(self._credited, id)
+        known = at < len(self._credited) and self._credited[at] == id
+        if has and not known:
+            self._credited.insert(at, id)
+        elif known and not has:
+            del self._credited[at]
+
+    def _able(self, now_ms: float) -> Iterator[Consumer]:
+        """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
+        count, turn = len(self._credited), bisect_right(self._credited, self._last)
+        for step in range(count):
+            consumer = self.consumers[self._credited[(turn + step) % count]]
+            if (
+                (consumer.credit_bytes > 0 or consumer.idle)
+                and consumer.outbox_bytes < self.limits.outbox_bytes
+                and consumer.health(now_ms) is Health.HEALTHY
+            ):
+                yield consumer
 
     def ready(self, now_ms: float) -> list[Consumer]:
-        """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
-        able = [
-            consumer
-            for consumer in self.consumers.values()
-            if consumer.dealing
-            and consumer.credit_messages > 0
-            and (consumer.credit_bytes > 0 or consumer.idle)
-            and consumer.outbox_bytes < self.limits.outbox_bytes
-            and consumer.health(now_ms) is Health.HEALTHY
-        ]
-        able.sort(key=lambda consumer: consumer.id)
-        turn = next((at for at, consumer in enumerate(able) if consumer.id > self._last), 0)
-        return able[turn:] + able[:turn]
+        """Those that are dealt to in a round that begins now, in dealing order: as many as a round may serve. The next
+        round goes on behind them."""
+        return list(islice(self._able(now_ms), self.limits.consumers_dealt))
+
+    def any_ready(self, now_ms: float) -> bool:
+        """Whether there is one."""
+        return next(self._able(now_ms), None) is not None
 
     def anybody(self, now_ms: float) -> bool:
         """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""
@@ -264,8 +308,9 @@ class Roster:
 
     def recovers_at_ms(self, now_ms: float) -> float | None:
         """When the next consumer that is set aside may get messages again; None when none is."""
-        times = [c.set_aside_until_ms for c in self.consumers.values() if c.set_aside_until_ms > now_ms]
-        return min(times, default=None)
+        times = {id: self.consumers[id].set_aside_until_ms for id in self._aside}
+        self._aside = {id for id, until_ms in times.items() if until_ms > now_ms}
+        return min((times[id] for id in self._aside), default=None)
 
 
 def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Grant]:
