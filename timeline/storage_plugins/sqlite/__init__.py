@@ -1,7 +1,7 @@
 """`sqlite:///`: the embedded, durable store.
 
 `store.py` is the store; `writer.py` its one writing thread, `checkpoints.py` the one that tidies up behind it;
-`messages.py`, `leasing.py`, `mutations.py`, `tags.py`, `sweeping.py` and `records.py` what a call does in a transaction,
+`messages.py`, `leasing.py`, `mutations.py`, `tags.py`, `sweeping.py`, `records.py` what a call does in a transaction,
 `reading.py` what is read outside of one; `statements.py` the SQL that carries batches; `database.py` the file. What
 other SQL stores share is in `timeline.storage_plugins.sql`.
 """

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -294,17 +295,14 @@ def _settle_plain(
         settles.version[chosen].tolist(),
         (settles.holders if whole else settles.holders.take(chosen)).tolist(),
     )
+    if bool((settles.operation[chosen] == Operation.ACK).all()) and not changes.topic.settings.remember_ms:
+        return _ack_plain(changes, columns, answers)
     done: list[int] = []
     for found in statements.find_holding(connection, changes.key, columns):
         place = np.array(found.numbers["n"], dtype=np.intp)
         due_ms = np.array(found.numbers["due_ms"], dtype=np.int64)
         late = due_ms <= now_ms
         acks = settles.operation[place] == Operation.ACK
-        if acks.all():
-            done += found.numbers["n"]
-            answers.late[place] = late
-            _remove_acked(changes, settles, ids, found, None)
-            continue
         if acks.any():
             done += place[acks].tolist()
             answers.late[place[acks]] = late[acks]
@@ -322,17 +320,24 @@ def _settle_plain(
     return done
 
 
-def _remove_acked(changes: Changes, settles: Settles, ids: list[bytes], found: Columns, chosen: Indexes | None) -> None:
-    """Removes acknowledged messages (all found, or those at `chosen`), remembering them where the topic does."""
-    numbers = found.numbers
-    if chosen is not None:
-        numbers = {name: np.array(column, dtype=np.int64)[chosen].tolist() for name, column in numbers.items()}
+def _ack_plain(changes: Changes, columns: Sequence[Sequence[Any]], answers: Answers) -> list[int]:
+    """A batch of acks alone, where nothing is remembered: what is read back is the least that will do."""
+    done: list[int] = []
+    for found in statements.find_acked(changes.transaction.connection, changes.key, changes.now_ms, columns):
+        numbers = found.numbers
+        answers.late[numbers["n"]] = numbers["late"]
+        statements.delete_messages(changes.transaction.connection, numbers["row"])
+        changes.transaction.orphan(numbers["row"], numbers["size"])
+        done += numbers["n"]
+    return done
+
+
+def _remove_acked(changes: Changes, settles: Settles, ids: list[bytes], found: Columns, chosen: Indexes) -> None:
+    """Removes the acknowledged messages at `chosen`, remembering them where the topic does."""
+    numbers = {name: np.array(column, dtype=np.int64)[chosen].tolist() for name, column in found.numbers.items()}
     transaction = changes.transaction
     statements.delete_messages(transaction.connection, numbers["row"])
-    sizes = [
-        payload + headers for payload, headers in zip(numbers["payload_bytes"], numbers["headers_bytes"], strict=True)
-    ]
-    transaction.orphan(numbers["row"], sizes)
+    transaction.orphan(numbers["row"], numbers["size"])
     if changes.topic.settings.remember_ms:
         place, count = numbers["n"], len(numbers["n"])
         statements.remember(

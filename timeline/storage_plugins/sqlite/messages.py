@@ -248,17 +248,12 @@ def _insert(
         items = column.tolist()
         return items if whole else [items[index] for index in chosen]
 
-    due_ms, now = numbers(puts.due_ms), [now_ms] * count
     columns = (
         rows,
-        [key] * count,
         buckets if whole else [buckets[index] for index in chosen],
         ids if whole else [ids[index] for index in chosen],
         signed(puts.birth if whole else puts.birth[at]),
-        due_ms,
-        due_ms,
-        now,
-        now,
+        numbers(puts.due_ms),
         numbers(puts.expires_ms),
         signed(puts.payload_sum if whole else puts.payload_sum[at]),
         numbers(puts.payloads.sizes),
@@ -267,7 +262,7 @@ def _insert(
         strings(puts.tags),
     )
     contents = (rows, strings(puts.payloads), strings(puts.headers))
-    if statements.insert_messages(connection, columns) == count:
+    if statements.insert_messages(connection, key, now_ms, columns) == count:
         statements.insert_payloads(connection, contents)
         return chosen
     stored = set(statements.rows_between(connection, first, first + count))

@@ -50,16 +50,19 @@ _PUT = (
     "row,topic,bucket,id,birth,due_ms,scheduled_ms,put_ms,asked_ms,expires_ms,payload_sum,payload_bytes,"
     "headers_bytes,grp,tag"
 )
+_PUT_FROM = "column1,?,column2,column3,column4,column5,column5,?,?,column6,column7,column8,column9,column10,column11"
 
 
-def insert_messages(connection: sqlite3.Connection, columns: Sequence[Sequence[Any]]) -> int:
-    """Inserts new messages, columns as in _PUT; those whose id is taken are left out. Returns how many were stored."""
+def insert_messages(connection: sqlite3.Connection, key: int, now_ms: int, columns: Sequence[Sequence[Any]]) -> int:
+    """Inserts new messages of topic `key`, put at `now_ms`: columns row, bucket, id, birth, due_ms, expires_ms,
+    payload_sum, payload_bytes, headers_bytes, grp, tag. Those whose id is taken are left out. Returns how many were
+    stored. What is the same for all is no column: each value of one costs 50 ns to bind."""
     stored = 0
     for values, parameters in batches(columns):
         stored += connection.execute(
-            f"INSERT INTO message ({_PUT}) SELECT * FROM {values} WHERE column1 IS NOT NULL "
+            f"INSERT INTO message ({_PUT}) SELECT {_PUT_FROM} FROM {values} WHERE column1 IS NOT NULL "
             "ON CONFLICT (topic, bucket, id) DO NOTHING",
-            parameters,
+            [key, now_ms, now_ms, *parameters],
         ).rowcount
     return stored
 
@@ -192,8 +195,13 @@ _BY_ID = (
 _FOUND = Aggregate(("n", "row", "headers_bytes", *NUMBERS), tuple(STRINGS.values()))
 _FOUND_INNER = "a.column1 AS n, " + ", ".join(f"m.{name} AS {name}" for name in _FOUND.inner.split(", ")[1:])
 
-_HOLDING = Aggregate(("n", "row", "due_ms", "payload_sum", "payload_bytes", "headers_bytes", "expires_ms"))
-_HOLDING_INNER = "a.column1 AS n, " + ", ".join(f"m.{name} AS {name}" for name in _HOLDING.inner.split(", ")[1:])
+_HOLDING = Aggregate(("n", "row", "size", "due_ms", "payload_sum", "expires_ms"))
+_HOLDING_INNER = "a.column1 AS n, m.row AS row, m.payload_bytes + m.headers_bytes AS size, " + ", ".join(
+    f"m.{name} AS {name}" for name in ("due_ms", "payload_sum", "expires_ms")
+)
+_ACKED = Aggregate(("n", "row", "size", "late"))
+_ACKED_INNER = "a.column1 AS n, m.row AS row, m.payload_bytes + m.headers_bytes AS size, m.due_ms <= ? AS late"
+_TOKEN = "m.birth = a.column4 AND m.version = a.column5 AND m.holder = a.column6 AND m.died_ms = 0 AND m.holder != x''"
 
 
 def find(connection: sqlite3.Connection, key: int, buckets: Sequence[int], ids: Sequence[bytes]) -> Iterator[Columns]:
@@ -206,11 +214,17 @@ def find(connection: sqlite3.Connection, key: int, buckets: Sequence[int], ids: 
 def find_holding(connection: sqlite3.Connection, key: int, columns: Sequence[Sequence[Any]]) -> Iterator[Columns]:
     """Living messages whose token and holder match: columns n, bucket, id, birth, version, holder."""
     for values, parameters in batches(columns):
-        source = (
-            f"(SELECT {_HOLDING_INNER} FROM {values}{_BY_ID} AND m.birth = a.column4 AND m.version = a.column5 "
-            "AND m.holder = a.column6 AND m.died_ms = 0 AND m.holder != x'')"
-        )
+        source = f"(SELECT {_HOLDING_INNER} FROM {values}{_BY_ID} AND {_TOKEN})"
         yield _HOLDING.read(connection, _HOLDING.over(source), [*parameters, key])
+
+
+def find_acked(
+    connection: sqlite3.Connection, key: int, now_ms: int, columns: Sequence[Sequence[Any]]
+) -> Iterator[Columns]:
+    """The same, but only what an ack of a topic that does not remember needs to know."""
+    for values, parameters in batches(columns):
+        source = f"(SELECT {_ACKED_INNER} FROM {values}{_BY_ID} AND {_TOKEN})"
+        yield _ACKED.read(connection, _ACKED.over(source), [now_ms, *parameters, key])
 
 
 _REMEMBERED = Aggregate(("n", "birth", "version", "payload_sum", "last_op"))
