@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import target
-from tests.fuzz.hunt import KINDS, seeds_of
+from tests.fuzz.hunt import KINDS, catch_of, seeds_of
 from tests.wire.examination import allowed_bytes
 from tests.wire.mutants import good_frames
 from timeline.wire.verify import find_body
@@ -108,6 +108,16 @@ def test_without_atheris_it_says_so_and_fails_where_it_is_required() -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "SKIPPED, nothing was fuzzed: atheris is not installed" in done.stderr
     assert python("-c", script, TIMELINE_REQUIRE_SERVICES="all").returncode == 1
+
+
+def test_a_machine_that_stood_still_is_no_finding(tmp_path: Path) -> None:
+    for name, written, failed in (("timeout-sound", True, False), ("timeout-gone", False, True), ("oom-x", True, True)):
+        kept = tmp_path / name
+        if written:
+            kept.write_bytes(good_frames()[0])
+        (tmp_path / "Produce.log").write_text(f"#17 NEW cov: 9\nTest unit written to {kept}\n")
+        catch = catch_of("Produce", 70, tmp_path)
+        assert (catch.failed, catch.executions, catch.inputs) == (failed, 17, (kept,) if failed else ())
 
 
 def test_one_input_is_tried_again(tmp_path: Path) -> None:
