@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, README], ids=lambda page: page.stem)
 async def test_a_page_runs_as_it_stands(page: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(served.folder)
     monkeypatch.setenv("TIMELINE_ADDRESS", served.listen)
