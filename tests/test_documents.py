@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from timeline.cli.app import COMMANDS, cli
 from timeline.driver.topics import NAMES
 from timeline.metrics import CATALOG
 from timeline.model import State, Status
+from timeline.wire import Cause
 
 KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "", *NEEDLESS}
 
@@ -62,6 +64,10 @@ def test_statuses_stand_in_the_order_of_precedence() -> None:
     words = [line.strip("|").split("|")[0].strip() for line in lines if line.startswith("| ")]
     listed = [word for word in words if word in set(Status)]
     assert listed == [*timeline.model.PRECEDENCE, Status.UNAVAILABLE, Status.UNKNOWN]
+
+
+def test_every_cause_of_lateness_is_documented() -> None:
+    assert {cause.name for cause in Cause} == {word for word in first_words(DOCS / "debug.md") if word.isupper()}
 
 
 def test_every_topic_setting_is_documented() -> None:
@@ -138,7 +144,7 @@ def test_every_page_is_in_the_table_of_contents_and_every_block_says_its_languag
 
 def test_the_guard_of_comments_knows_them_all() -> None:
     said = {block.said for page in (*PAGES, README, *REFERENCE.glob("*.md")) for block in blocks(page)} - {""}
-    allowed = re.compile(r"(runs until it prints|compiled only:|not run:) \S.*")
+    allowed = re.compile(r"for example|(runs until it prints|compiled only:|not run:) \S.*")
     assert not [comment for comment in said if not allowed.fullmatch(comment)]
 
 
@@ -167,3 +173,11 @@ def test_figures_of_the_readme_are_those_of_performance() -> None:
         assert any(figure in said for said in told), (
             f"README: {what}, {figure}: performance.md says {told or 'nothing'}"
         )
+
+
+def test_the_picture_is_whole_and_asks_nobody_for_anything() -> None:
+    picture = (DOCS / "demo.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(picture)
+    assert root.tag.endswith("svg")
+    assert set(re.findall(r"\w+://[^\"'\s]+", picture)) == {"http://www.w3.org/2000/svg"}
+    assert "DEPARTURES" in picture and "CRASHED" in picture

@@ -3,6 +3,7 @@
 A comment of its own line directly above a block, `<!-- … -->`, may say:
 
 - `runs until it prints TEXT`: the block takes deliveries for ever; once it has printed TEXT it is told to take no more.
+- `for example`, of output: what one run printed, not held against another.
 - `compiled only: WHY`, of Python; `not run: WHY`, of shell: read and checked, not executed.
 """
 

@@ -79,7 +79,8 @@ class Stage:
     async def play(self, block: Block) -> None:
         """Executes a block; of `text`, holds it against what the block before it printed."""
         if block.language == "text":
-            assert plain(block.body) == plain(self.said), f"{block.place}: not what was printed:\n{self.said}"
+            told = block.said == "for example" or plain(block.body) == plain(self.said)
+            assert told, f"{block.place}: not what was printed:\n{self.said}"
         elif block.language == "python":
             await self._python(block)
         elif block.language == "sh":
