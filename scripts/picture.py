@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import re
 import sys
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import TerminalTheme
 
 from timeline.demo.board import draw
@@ -36,29 +37,10 @@ THEME = TerminalTheme(
      (110, 205, 215), (245, 246, 248)],
 )  # fmt: skip
 
-SVG = """<svg class="{unique_id}" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<title>timeline demo: New York's departures go out on time</title>
-<style>
-.{unique_id}-matrix {{ font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
-.{unique_id}-title {{ font-family: system-ui, sans-serif; font-size: 18px; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix" xml:space="preserve">
-{matrix}
-</g>
-</g>
-</svg>
-"""
+FONTS = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: pre'
+SVG = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+SVG = re.sub(r"<!--.*?-->\s*", "", SVG).replace("Fira Code, monospace", FONTS)
+SVG = SVG.replace('<g class="{unique_id}-matrix">', '<g class="{unique_id}-matrix" xml:space="preserve">')
 """Rich's frame without fonts from elsewhere: the picture asks nobody for anything."""
 
 
