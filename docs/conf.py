@@ -63,7 +63,6 @@ myst_enable_extensions = ["colon_fence"]
 default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 100

@@ -165,9 +165,11 @@ class Consumer:
     async def batches(self) -> AsyncIterator[DeliveryBatch]:
         """Deliveries in the batches that they arrived in, as columns.
 
-        async for b in c.batches():
-            work(b.ids, b.payloads)
-            await b.ack()
+            async for b in c.batches():
+                work(b.ids, b.payloads)
+                await b.ack()
+
+        Ends when the consumer is closed or takes nothing more; raises as iteration does.
         """
         while (batch := await self.take_batch()) is not None:
             yield batch

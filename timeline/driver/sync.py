@@ -27,9 +27,11 @@ from timeline.model import DEFAULT_GROUP, Topic
 def connect_sync(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> SyncTimeline:
     """A client for plain threads. See `timeline.connect`.
 
-    with timeline.connect_sync("localhost:9000") as tl, tl.consumer("departures", id="worker-1") as c:
-        for d in c:
-            d.ack()
+        with timeline.connect_sync("localhost:9000") as tl, tl.consumer("departures", id="worker-1") as c:
+            for d in c:
+                d.ack()
+
+    One serves all threads of a process; after a fork each child connects by itself.
     """
     return SyncTimeline(addresses, timeout)
 
