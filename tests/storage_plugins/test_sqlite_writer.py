@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.storage_plugins.sqlite import writer
 from timeline.storage_plugins.sqlite.database import Database, Location
 from timeline.storage_plugins.sqlite.writer import ENOUGH_WEIGHT, FIRST, LATER, MOST_WEIGHT, Transaction, Writer
 
@@ -207,3 +208,18 @@ async def test_who_gave_up_waiting_harms_nobody(opened: Opened) -> None:
     await held
     assert await patient == "b"
     assert given_up.cancelled()
+
+
+async def test_payloads_left_behind_wait_for_company_or_a_rest(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "REST_S", 3_600.0)
+    for at in range(20):
+        await opened.writer.submit(lambda transaction, at=at: transaction.orphan([at], [1]), FIRST, 1)
+    assert opened.count("COMMIT") == 20, "no commit of its own for each ack's payload"
+    many = list(range(writer.ORPHANS_WORTHWHILE))
+    await opened.writer.submit(lambda transaction: transaction.orphan(many, [1] * len(many)), FIRST, 1)
+    while opened.count("COMMIT") < 22:
+        await asyncio.sleep(0)
+    monkeypatch.setattr(writer, "REST_S", 0.0)
+    await opened.writer.submit(lambda transaction: transaction.orphan([1], [1]), FIRST, 1)
+    while opened.count("COMMIT") < 24:
+        await asyncio.sleep(0)

@@ -136,10 +136,13 @@ class _Search:
         that ran out left from another; both are read in order and merged."""
         changes, settings = self._changes, self._changes.topic.settings
         connection, now_ms = changes.transaction.connection, changes.now_ms
-        until = (
+        until: tuple[tuple[bool, int], ...] = (
             (False, now_ms - self._overdue_ms if self._overdue_ms else max(now_ms, self._due_before_ms)),
             (True, now_ms - max(settings.redelivery_backoff_ms, self._overdue_ms)),
         )
+        ran_out_ms = statements.first_due(connection, changes.key, True, -1, self._buckets)
+        if ran_out_ms is None or ran_out_ms > until[1][1]:
+            until = until[:1]  # No lease ran out, as is most often so: asking for all of their columns costs more.
         eligible: list[Part] = []
         after: tuple[int, bytes] | None = None
         left, removed = wanted, 0

@@ -172,11 +172,13 @@ class Aggregate:
     def read(self, connection: sqlite3.Connection, statement: str, parameters: Sequence[Any]) -> Columns:
         """Runs a statement made by `over`."""
         row = connection.execute(statement, parameters).fetchone()
-        parts = len(self._numbers)
-        numbers = {name: json.loads(row[at]) for at, name in enumerate(self._numbers)}
+        listed = len(self._numbers) + len(self._strings)
+        # One text for all: parsing each by itself costs more than its numbers where there are few.
+        lists: list[list[int]] = json.loads(f"[{','.join(row[:listed])}]")
+        numbers = dict(zip(self._numbers, lists, strict=False))
         strings: dict[str, Ragged] = {}
-        for at, name in enumerate(self._strings, start=parts):
-            sizes = np.array([size or 0 for size in json.loads(row[at])], dtype=np.int64)
+        for at, name in enumerate(self._strings, start=len(self._numbers)):
+            sizes = np.array([size or 0 for size in lists[at]], dtype=np.int64)
             offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
             np.cumsum(sizes, out=offsets[1:])
             strings[name] = Ragged(row[at + len(self._strings)] or b"", offsets)

@@ -28,6 +28,10 @@ MOST_WEIGHT = 8_000
 ENOUGH_WEIGHT = 1_000
 """A transaction of more ends early where leases or settles wait again: so long may they have to wait for puts."""
 ROWS_RESERVED = 1_000_000
+ORPHANS_WORTHWHILE = 1_000
+"""Fewer payloads without a message wait until nobody has had anything to do for REST_S: removing them is a commit, and
+one after each ack would hold up every second lease."""
+REST_S = 0.05
 ORPHANS_AT_ONCE = 4_000
 ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
 ORPHANS_PRESSING = 40_000
@@ -166,12 +170,16 @@ class Writer:
     def _wait(self) -> bool:
         """Returns when there are works, or time for chores; False when it is over."""
         with self._ready:
+            rested = False
             while not any(self._waiting):
                 if self._stopping:
                     return False
-                if self._orphans and not self._chores_wait:
+                if not self._orphans or self._chores_wait:
+                    self._ready.wait()
+                elif rested or len(self._orphans) >= ORPHANS_WORTHWHILE:
                     return True
-                self._ready.wait()
+                else:
+                    rested = not self._ready.wait(REST_S)
             return True
 
     def _commit_all(self, works: list[Work[Any]]) -> None:
