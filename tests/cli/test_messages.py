@@ -254,7 +254,8 @@ def test_purge_asks_first(tell: Call, topic: str, address: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     ["produce nowhere x --in 1s", "consume nowhere --count 1", "move nowhere a --in 1s", "cancel nowhere a",
-     "cancel nowhere --tag a", "show nowhere a", "ls nowhere", "dead list nowhere", "dead revive nowhere a"],
+     "cancel nowhere --tag a", "show nowhere a", "ls nowhere", "dead list nowhere", "dead revive nowhere a",
+     "forecast nowhere", "late nowhere", "why nowhere a", "top nowhere --once", "ls nowhere --follow"],
 )  # fmt: skip
 def test_no_such_topic_is_refused(tell: Call, arguments: str) -> None:
     done = tell(*arguments.split())

@@ -39,7 +39,10 @@ def test_every_command_of_the_contract_is_there() -> None:
     words = {" ".join(path) for path in commands()}
     topic = {f"topic {name}" for name in ("create", "list", "show", "update", "pause", "resume", "drop")}
     dead = {f"dead {name}" for name in ("list", "revive", "purge")}
-    single = {"serve", "produce", "consume", "move", "cancel", "show", "ls", "check-store", "demo", "version"}
+    single = {
+        "serve", "produce", "consume", "move", "cancel", "show", "ls", "forecast", "late", "why", "top", "bench",
+        "check-store", "doctor", "demo", "completion", "version",
+    }  # fmt: skip
     assert words >= topic | dead | single
 
 
@@ -102,6 +105,16 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("topic create t --buckets many", "--buckets must be a whole number"),
         ("topic create t --max-payload-bytes 1TB", "a size is a number of bytes"),
         ("topic update t", "give at least one setting"),
+        ("forecast t --step 0s", "--step must be at least 1 ms"),
+        ("forecast t --window soon", "--window must be numbers with a unit"),
+        ("late --since 0s", "--since must be at least 1 ms"),
+        ("late --limit 0", "0 is not in the range"),
+        ("why t", "Missing argument 'ID'"),
+        ("top --every 0s", "--every must be at least 1 ms"),
+        ("top --tz Mars", "no time zone 'Mars' is known"),
+        ("ls t --follow --every never", "--every must be numbers with a unit"),
+        ("completion tcsh", "'tcsh' is not one of"),
+        ("doctr", "Did you mean doctor?"),
         ("check-store", "give the store's URL"),
         ("check-store memory:// --only nope", "no such check: nope"),
         ("serve --listen x", "an address is host:port"),
@@ -144,6 +157,12 @@ def test_a_mistake_gets_the_sentence_that_mends_it(call: Call, arguments: str, s
         "show t a",
         "ls t",
         "dead list t",
+        "forecast t",
+        "forecast",
+        "late",
+        "why t a",
+        "top --once",
+        "ls t --follow",
     ],
 )
 def test_nobody_there(call: Call, arguments: str) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "late": ("timeline.cli.late", "What was late, and why"),
     "why": ("timeline.cli.why", "Why one message was late, or is not delivered yet"),
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
+    "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),

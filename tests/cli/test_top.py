@@ -1,0 +1,177 @@
+"""`timeline top`: what it reads out of brokers' answers, how it draws that, and the live view on a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import pty
+import subprocess
+
+import pytest
+from rich.console import Console
+
+from tests.cli.conftest import TIMELINE, Call, plain_environment
+from timeline.cli.glance import Glance, TopicGlance, Watcher, added_up
+from timeline.cli.panel import picture, seconds_ahead
+from timeline.cli.values import zone_of
+from timeline.driver.reading import LateDelivery
+from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.wire import Cause, Health
+
+NOW_MS = 1_774_767_600_000
+BOUNDS = (1, 10, None)
+LOAD = TopicLoad("t", 3, 1_000, NOW_MS + 5_000, NOW_MS, 2, 7, 93, 500, 1)
+BROKER = BrokerStanding(
+    "b1:9000", "b1", "0.1.0", NOW_MS, NOW_MS - 60_000, "", "sqlite:///t.db", 1.5, (LOAD,),
+    {"t": Lateness(BOUNDS, (98, 2, 0))}, (),
+)  # fmt: skip
+TOPIC = TopicGlance("departures", "delivers", 0, 1_234, NOW_MS + 4_520, 12.34, 2, 7, 93, 1.0, 10.0, math.inf)
+GLANCE = Glance(
+    now_ms=NOW_MS,
+    brokers=(BROKER,),
+    unreachable={},
+    topics=(TOPIC,),
+    ahead=(0, 5, 10, *([1] * 57)),
+    overdue=0,
+    consumers=(Connected("departures", "gate-1", Health.HEALTHY, 93, 1 << 20, 7),),
+    late=(LateDelivery("departures", "UA1545", "gate-1", NOW_MS - 700, NOW_MS - 500, Cause.NO_CREDIT),),
+)
+
+
+def drawn(glance: Glance, width: int = 120, height: int | None = None, trouble: str = "") -> list[str]:
+    screen = io.StringIO()
+    Console(file=screen, width=width, highlight=False).print(picture(glance, width, height, zone_of("UTC"), trouble))
+    return [line.rstrip() for line in screen.getvalue().splitlines()]
+
+
+def test_a_picture_has_load_topics_consumers_and_lateness() -> None:
+    lines = drawn(GLANCE)
+    text = "\n".join(lines)
+    assert lines[0] == "timeline top  2026-03-29 07:00:00"
+    assert "● b1 at b1:9000  0.1.0  up 60 s  sqlite:///t.db  p99 1.5 ms" in lines[1]
+    assert "DUE PER SECOND  72 in the next 60 s, most 10 at 07:00:02" in text
+    (row,) = [line for line in lines if line.startswith("departures  delivers")]
+    assert row.split("  ")[-1].strip() == "> 1h" and "in 4.52 s" in row and "1,234" in row and "≤ 10 ms" in row
+    assert "gate-1    departures  healthy        7      93" in text
+    assert "06:59:59    200 ms  departures  UA1545  gate-1    every consumer was full" in text
+
+
+def test_a_picture_of_nothing_says_so() -> None:
+    empty = dataclasses.replace(GLANCE, topics=(), consumers=(), late=(), ahead=(0,) * 60)
+    text = "\n".join(drawn(empty))
+    assert "none yet" in text and "nobody is connected" in text and "nothing was more than 50 ms late" in text
+
+
+def test_trouble_is_seen() -> None:
+    down = dataclasses.replace(BROKER, trouble="the store is down: disk full")
+    text = "\n".join(
+        drawn(dataclasses.replace(GLANCE, brokers=(down,), unreachable={"b2:9000": "nobody listens"}, overdue=4), 160)
+    )
+    assert "the store is down: disk full" in text and "✗ b2:9000: nobody listens" in text
+    assert "4 due and not delivered" in text
+    assert drawn(GLANCE, trouble="how it stood; UNAVAILABLE")[0].endswith("UNAVAILABLE")
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 30), (90, 26), (60, 24), (200, 50)])
+def test_a_picture_keeps_to_the_screen(width: int, height: int) -> None:
+    many = dataclasses.replace(
+        GLANCE,
+        ahead=(3,) * seconds_ahead(width),
+        topics=tuple(dataclasses.replace(TOPIC, name=f"topic {at}") for at in range(100)),
+        consumers=GLANCE.consumers * 100,
+        late=GLANCE.late * 50,
+    )
+    lines = drawn(many, width, height)
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    shown = sum(line.startswith("topic") for line in lines)
+    assert shown >= 2 and f"… and {100 - shown} topics more" in lines
+
+
+def test_loads_of_brokers_that_share_a_store_are_added_up() -> None:
+    later = dataclasses.replace(LOAD, available=9, counted_ms=NOW_MS + 1, delivered=50)
+    other = dataclasses.replace(BROKER, address="b2:9000", topics=(later,))
+    (load,) = added_up(Standings((BROKER, other), {})).values()
+    assert (load.available, load.waiting) == (9, 1_000)  # the latest count
+    assert (load.consumers, load.in_flight, load.credit, load.delivered) == (4, 14, 186, 550)
+
+
+async def test_rates_and_percentiles_are_of_what_came_between_looks() -> None:
+    watcher = Watcher(None)  # type: ignore[arg-type]
+    watcher._remember(Standings((BROKER,), {}))
+    assert watcher._rate("t") is None
+    assert watcher._lateness("t") == Lateness(BOUNDS, (98, 2, 0))
+    later = dataclasses.replace(
+        BROKER,
+        now_ms=NOW_MS + 2_000,
+        topics=(dataclasses.replace(LOAD, delivered=520),),
+        lateness={"t": Lateness(BOUNDS, (98, 22, 0))},
+    )
+    watcher._remember(Standings((later,), {}))
+    assert watcher._rate("t") == 10.0 and watcher._lateness("t") == Lateness(BOUNDS, (0, 20, 0))
+    anew = dataclasses.replace(later, now_ms=NOW_MS + 4_000, started_ms=NOW_MS + 3_000)
+    watcher._remember(Standings((anew,), {}))
+    assert watcher._rate("t") == 0.0 and watcher._lateness("t") == Lateness(BOUNDS, (98, 22, 0))
+
+
+@pytest.mark.processes
+def test_top_for_machines_and_once(tell: Call, topic: str) -> None:
+    for due in ("0s", "5s", "1h"):
+        tell("produce", topic, "x", "--in", due)
+    assert tell("consume", topic, "--count", 1, "--id", "worker-1").code == 0
+    (told,) = tell("top", "--json", "--every", "10ms").json
+    (one,) = [each for each in told["topics"] if each["name"] == topic]
+    assert (one["state"], one["due"], one["consumers"], one["delivered_per_s"]) == ("delivers", 0, 0, 0)
+    assert one["lateness_ms"].keys() == {"p50", "p99", "max"}
+    (broker,) = told["brokers"]
+    assert broker["trouble"] is None and broker["store"] == "sqlite:///timeline.db"
+    assert len(told["due_per_s_ahead"]) >= 60 and sum(told["due_per_s_ahead"]) >= 1
+    tell("topic", "pause", topic)
+    text = tell("top", topic, "--once", "--every", "10ms").out
+    assert f"{topic}" in text and "paused" in text and "DUE PER SECOND" in text and "nobody is connected" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
+def test_the_live_view_ends_on_a_key_and_leaves_the_terminal_as_it_was(address: str, key: bytes, code: int) -> None:
+    ours, theirs = pty.openpty()
+    environment = plain_environment() | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    watching = subprocess.Popen(
+        [*TIMELINE, "top", "--address", address, "--every", "20ms"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+        preexec_fn=_own_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    try:
+        while b"nobody is connected" not in seen:
+            seen += os.read(ours, 65_536)
+        os.write(ours, key)
+        while b"\x1b[?1049l" not in seen:  # back from the alternate screen
+            seen += os.read(ours, 65_536)
+        _read_out(ours)
+        assert watching.wait(30) == code
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+    assert b"DUE PER SECOND" in seen and b"Traceback" not in seen
+
+
+def _own_terminal() -> None:
+    """Makes standard input the process's terminal, so that Ctrl-C typed there is a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_out(terminal: int) -> None:
+    """Reads until the other side has closed the terminal."""
+    try:
+        while os.read(terminal, 65_536):
+            pass
+    except OSError:
+        return  # how a terminal ends
