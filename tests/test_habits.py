@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "timeline"
@@ -198,6 +200,23 @@ def test_a_driver_needs_three_packages_and_every_requirement_is_pinned() -> None
     assert not [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)]
     pinned = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins}
     assert wanted - {"timeline"} <= pinned
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised() -> None:
+    """On a newer Python nobody would notice: there pip finds what it hides from an older one."""
+    promised = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    oldest = re.fullmatch(r">=(\d+\.\d+)", promised)
+    assert oldest is not None
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.partition("==")[0] for line in lines if line and not line.startswith("#")]
+    wanted = {}
+    for pin in pins:
+        try:
+            wanted[pin] = metadata.metadata(pin).get("Requires-Python") or ""
+        except metadata.PackageNotFoundError:
+            continue  # of an extra, or of a machine, that is not here
+    assert len(wanted) > len(BASE_DEPENDENCIES)
+    assert not {pin: asked for pin, asked in wanted.items() if not SpecifierSet(asked).contains(f"{oldest[1]}.0")}
 
 
 def _python_without(modules: tuple[str, ...], statements: str) -> subprocess.CompletedProcess[str]:
