@@ -126,7 +126,7 @@ def cli(context: click.Context, debug: bool) -> None:
       timeline produce departures "gate closes" --in 10s --id UA1545
       timeline consume departures --count 1
 
-    Exit codes: 0 done, 1 some failed, 2 usage, 3 unreachable, 4 refused.
+    Exit codes: 0 done, 1 some failed, 2 usage, 3 unreachable, 4 refused, 130 after Ctrl-C.
     """
     context.obj = {"debug": debug}
 
@@ -241,6 +241,8 @@ def _usage(bad: click.ClickException) -> str:
     else:
         said = bad.format_message()
     said = " ".join(said.split())
+    if "unexpected extra argument" in said:
+        said += ": what has spaces in it needs quotes"
     return f"{said}{'' if said.endswith(('.', '?')) else '.'} See '{where} --help'."
 
 

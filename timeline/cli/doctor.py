@@ -130,7 +130,7 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
 def _no_broker(address: str, trouble: TimelineError) -> Finding:
     nobody = nobody_there(address)
     if not nobody:
-        found = f"{address} takes connections, but answers no question: {trouble.reason or trouble}"
+        found = f"{address} takes connections, but answers no question: {trouble.reason.removeprefix(f'{address}: ')}"
         return Finding(
             "broker", BAD, found, "is it a Timeline broker of this version? metrics are on a port of their own"
         )

@@ -111,6 +111,7 @@ class Watcher:
     def __init__(self, tl: timeline.Timeline, topic: str = "") -> None:
         self._tl, self._topic = tl, topic
         self._looks: deque[Standings] = deque()
+        self._rates: dict[str, float] | None = None
 
     async def look(self, seconds_ahead: int) -> Glance:
         """How it stands now, with the load of so many seconds ahead. Raises TimelineError."""
@@ -138,6 +139,8 @@ class Watcher:
         )
 
     def _remember(self, standings: Standings) -> None:
+        if self._looks:
+            self._rates = _rates(standings, self._looks[-1])
         self._looks.append(standings)
         now_ms = standings.brokers[0].now_ms
         while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
@@ -165,15 +168,7 @@ class Watcher:
 
     def _rate(self, name: str) -> float | None:
         """Deliveries a second since the last look, over brokers that were there then too."""
-        if len(self._looks) < 2:
-            return None
-        rate = 0.0
-        for now, then in _pairs(self._looks[-1], self._looks[-2]):
-            since = next((load.delivered for load in then.topics if load.topic == name), 0)
-            until = next((load.delivered for load in now.topics if load.topic == name), 0)
-            if now.now_ms > then.now_ms and until >= since:
-                rate += (until - since) * 1000 / (now.now_ms - then.now_ms)
-        return rate
+        return None if self._rates is None else self._rates.get(name, 0.0)
 
     def _lateness(self, name: str) -> Lateness | None:
         """Lateness of the last minute over all brokers; None without deliveries."""
@@ -190,14 +185,19 @@ class Watcher:
         return told
 
 
-def _pairs(now: Standings, then: Standings) -> list[tuple[BrokerStanding, BrokerStanding]]:
-    """Each broker at two looks, unless it has started anew in between."""
+def _rates(now: Standings, then: Standings) -> dict[str, float]:
+    """Deliveries a second between two looks, by topic. A broker that has started anew in between counts from there."""
     before = {one.address: one for one in then.brokers}
-    return [
-        (one, before[one.address])
-        for one in now.brokers
-        if one.address in before and before[one.address].started_ms == one.started_ms
-    ]
+    rates: dict[str, float] = {}
+    for one in now.brokers:
+        earlier = before.get(one.address)
+        if earlier is None or earlier.started_ms != one.started_ms or one.now_ms <= earlier.now_ms:
+            continue
+        delivered = {load.topic: load.delivered for load in earlier.topics}
+        for load in one.topics:
+            more = max(0, load.delivered - delivered.get(load.topic, 0))
+            rates[load.topic] = rates.get(load.topic, 0.0) + more * 1000 / (one.now_ms - earlier.now_ms)
+    return rates
 
 
 def added_up(standings: Standings) -> dict[str, TopicLoad]:

@@ -83,7 +83,9 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
 @click.option("--due-from", metavar="TIME", help="Due at or after this time.")
 @click.option("--due-to", metavar="TIME", help="Due before this time.")
 @click.option("--tz", metavar="ZONE", help="Time zone of what is given and shown.  [this machine's]")
-@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", default=LIMIT, show_default=True, help="At most so many."
+)
 @click.option("--all", "everything", is_flag=True, help="No limit; printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
 @click.option("--follow", is_flag=True, help="Go on: print what is new, moves, is taken, ends, until Ctrl-C.")

@@ -144,7 +144,8 @@ class Overview:
             else:
                 found.append(_standing(address, decode_as(data, Standing)))
         if not found:
-            raise Unavailable("; ".join(f"{address}: {reason}" for address, reason in unreachable.items()))
+            named = (why if address in why else f"{address}: {why}" for address, why in unreachable.items())
+            raise Unavailable("; ".join(named))
         return Standings(tuple(found), unreachable)
 
 
