@@ -89,6 +89,14 @@ def test_a_picture_keeps_to_the_screen(width: int, height: int) -> None:
     assert shown >= 2 and f"… and {100 - shown} topics more" in lines
 
 
+def test_where_there_is_no_room_for_all_topics_the_busiest_are_shown() -> None:
+    quiet = [dataclasses.replace(TOPIC, name=f"quiet {at}", delivered_per_s=0.0, in_flight=0) for at in range(100)]
+    busy = [dataclasses.replace(TOPIC, name=f"z busy {at}", due=at + 1) for at in range(2)]
+    lines = drawn(dataclasses.replace(GLANCE, topics=(*quiet, *busy), consumers=(), late=()), 120, 24)
+    assert [line.split("  ")[0] for line in lines if "busy" in line] == ["z busy 0", "z busy 1"]
+    assert "z busy" not in "".join(drawn(dataclasses.replace(GLANCE, topics=tuple(quiet)), 120, 24))
+
+
 def test_loads_of_brokers_that_share_a_store_are_added_up() -> None:
     later = dataclasses.replace(LOAD, available=9, counted_ms=NOW_MS + 1, delivered=50)
     other = dataclasses.replace(BROKER, address="b2:9000", topics=(later,))

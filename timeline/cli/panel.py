@@ -44,7 +44,7 @@ def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | Non
     parts += _ahead(glance, zone)
     used = len(parts) + ROWS_ASIDE + (3 if glance.late else 1)
     topics, consumers, late = _shares(height, used, (len(glance.topics), len(glance.consumers), len(glance.late)))
-    parts += [Text(""), _topics(glance.topics[:topics], glance.now_ms, width < NARROW)]
+    parts += [Text(""), _topics(_busiest(glance.topics, topics), glance.now_ms, width < NARROW)]
     parts += _rest(len(glance.topics) - topics, "topic")
     parts += [Text(""), _consumers(glance.consumers[:consumers])]
     parts += _rest(len(glance.consumers) - consumers, "consumer")
@@ -153,6 +153,17 @@ def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
     if not topics:
         table.add_row(Text("none yet", QUIET))
     return table
+
+
+def _busiest(topics: Sequence[TopicGlance], count: int) -> Sequence[TopicGlance]:
+    """All topics as they are, by name; where there is not room for all, those that have most to do."""
+    if count >= len(topics):
+        return topics
+
+    def busy(one: TopicGlance) -> tuple[float, ...]:
+        return one.due, one.delivered_per_s or 0.0, one.in_flight, one.waiting or 0
+
+    return sorted(sorted(topics, key=busy, reverse=True)[:count], key=lambda one: one.name)
 
 
 def _until(at_ms: int, now_ms: int) -> str:
