@@ -1,18 +1,34 @@
-"""Bugs to plant: each is one mistake that a store or a broker could make, everything else being the real thing."""
+"""Bugs to plant: each is one mistake that a store, a broker or a driver could make, everything else being the real
+thing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from tests.simulation.gauges import ROOMY
+from timeline.broker import consuming
 from timeline.broker.intake import Intake
 from timeline.broker.node import Node
+from timeline.broker.roster import Consumer, Roster
 from timeline.columns import Ragged
+from timeline.driver.offset import BrokerClock
 from timeline.model import Answers, Operation, Rows, State, Status, Topic, bucket_of
-from timeline.storage_plugins.contract import Grant, Leased, Mutations, Puts, ScanFilter, Settles, TagMutation, TagStep
+from timeline.storage_plugins.contract import (
+    Grant,
+    Leased,
+    Mutations,
+    Puts,
+    ScanFilter,
+    Settles,
+    StoreUnavailable,
+    TagMutation,
+    TagStep,
+)
 from timeline.storage_plugins.memory import MemoryStore
 
 OK = Status.OK.code
@@ -183,3 +199,135 @@ class EagerNode(Node):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.intake.__class__ = EagerIntake
+
+
+class RefusesLateAcks(_Planted):
+    """Answers FENCED to an ack after the lease ran out, though nobody has touched the message since."""
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        there = await self.standing(topic, now_ms, settles.ids)
+        late = [id in there and there[id][0].due_ms[there[id][1]] <= now_ms for id in settles.ids.tolist()]
+        birth = np.where(np.array(late, dtype=np.bool_) & (settles.operation == Operation.ACK), 1, settles.birth)
+        return await super().settle(topic, now_ms, dataclasses.replace(settles, birth=birth.astype(np.uint64)))
+
+
+class MovesNothing(_Planted):
+    """Answers a move as done, and leaves the message where it stands."""
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        if mutations.operation is not Operation.MOVE:
+            return await super().mutate(topic, now_ms, mutations)
+        there = await self.standing(topic, now_ms, mutations.ids)
+        asked = mutations.due_ms
+        kept = [
+            there[id][0].due_ms[there[id][1]] if id in there else asked[at]
+            for at, id in enumerate(mutations.ids.tolist())
+        ]
+        stays = dataclasses.replace(mutations, due_ms=np.array(kept, dtype=np.int64))
+        answers = await super().mutate(topic, now_ms, stays)
+        answers.due_ms = np.where(answers.status == OK, asked, answers.due_ms)
+        return answers
+
+
+class DeniesPuts(_Planted):
+    """Now and then says of a put that nothing happened, when it had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        answers = await super().put(topic, now_ms, puts)
+        self._calls += 1
+        if self._calls % 10 == 0:
+            raise StoreUnavailable("it says")
+        return answers
+
+
+class NeverSweeps(_Planted):
+    """Finds nothing where membership says that others deal."""
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
+    ) -> Leased:
+        asked = [] if overdue_ms else buckets
+        return await super().lease_due(topic, asked, now_ms, due_before_ms, grants, overdue_ms)
+
+
+class MixesPayloads(_Planted):
+    """A put that is refused leaves its payload with the message that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrong: dict[tuple[int, bytes], bytes] = {}
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        answers = await super().put(topic, now_ms, puts)
+        for at, id in enumerate(puts.ids.tolist()):
+            if answers.status[at] == Status.EXISTS.code:
+                self._wrong[topic.uid, id] = puts.payloads[at]
+            elif answers.status[at] == OK:
+                self._wrong.pop((topic.uid, id), None)
+        return answers
+
+    async def scan(self, topic: Topic, *asked: Any, **named: Any) -> Any:
+        page = await super().scan(topic, *asked, **named)
+        self._mix(topic, page.rows)
+        return page
+
+    async def lease_due(self, topic: Topic, *asked: Any, **named: Any) -> Leased:
+        leased = await super().lease_due(topic, *asked, **named)
+        self._mix(topic, leased.rows)
+        return leased
+
+    def _mix(self, topic: Topic, rows: Rows) -> None:
+        if rows.payloads is not None:
+            payloads = zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True)
+            rows.payloads = Ragged.of([self._wrong.get((topic.uid, id), payload) for id, payload in payloads])
+
+
+class BottomlessNode(Node):
+    """A broker whose intake takes whatever comes."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.intake._limits = ROOMY
+
+
+@contextmanager
+def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`value` in the place of what `owner` has under `name`, for a while."""
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def same_turn() -> Any:
+    """Each dealing round begins with the same consumer."""
+    return instead(Roster, "dealt_last", lambda roster, consumer: None)
+
+
+def always_idle() -> Any:
+    """A message larger than the credit in bytes goes to whoever's turn it is."""
+    return instead(Consumer, "idle", property(lambda consumer: True))
+
+
+def endless_leases() -> Any:
+    """A driver that takes leases for longer than they are."""
+    ends = BrokerClock.monotonic_ms
+    return instead(BrokerClock, "monotonic_ms", lambda clock, broker_ms: ends(clock, broker_ms) + 5_000.0)
+
+
+def lets_again() -> Any:
+    """Whoever reconnects gets again what it has in hand."""
+    tokens = consuming._tokens
+    return instead(consuming, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())
