@@ -145,20 +145,22 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
 
     def _unary_stream(self, method: str) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
-            stream = _ServerStream(context)
+            stream, stalled = _ServerStream(context), False
             try:
                 async with aclosing(self._service.unary_stream(method, frame)) as pages:
                     async for page in pages:
                         async with asyncio.timeout(self._stall_s):
                             await stream.send(page)
             except TimeoutError:
-                log.info("a scan of %s does not take its pages: it ends", context.peer())
-                raise
+                stalled = True
             except TransportError as fault:
                 if fault.fault is not Fault.BROKEN:
                     await _abort(context, fault)
             finally:
                 stream.drop()
+            if stalled:
+                log.info("a scan of %s does not take its pages: it ends", context.peer())
+                raise asyncio.CancelledError  # breaks the call off: no status goes beside a write
 
         return serve
 

@@ -1,0 +1,160 @@
+"""Hostile clients: connections of plain sockets that speak just enough HTTP/2, and streams that do as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import timeline
+from tests.faults.machine import PATIENCE_S, Child
+from timeline.columns import Ragged
+from timeline.wire import SERVICE, Hello, Produce, PutFlag, encode
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS, SETTINGS, DATA = 1, 4, 0
+END_HEADERS = 4
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _header(name: bytes, value: bytes) -> bytes:
+    """A header field that is not compressed (RFC 7541, 6.2.2)."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def opening(method: str = "", message: bytes = b"") -> bytes:
+    """What a client says first: HTTP/2's preface, then, with `method`, a call of it, then a message on that."""
+    said = PREFACE + _frame(SETTINGS, 0, 0)
+    if method:
+        fields = {
+            b":method": b"POST", b":scheme": b"http", b":path": f"/{SERVICE}/{method}".encode(), b":authority": b"x",
+            b"te": b"trailers", b"content-type": b"application/grpc",
+        }  # fmt: skip
+        said += _frame(HEADERS, END_HEADERS, 1, b"".join(_header(*field) for field in fields.items()))
+    if message:
+        said += _frame(DATA, 0, 1, b"\0" + struct.pack(">I", len(message)) + message)
+    return said
+
+
+class Plain:
+    """A connection that sends once and keeps what comes."""
+
+    def __init__(self, address: str, said: bytes) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.sendall(said)
+        self._socket.setblocking(False)
+        self.heard = b""
+        self.over = False
+
+    def look(self) -> None:
+        """Takes what has come."""
+        try:
+            while data := self._socket.recv(65_536):
+                self.heard += data
+            self.over = True
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            self.over = True
+
+    @property
+    def status(self) -> int | None:
+        """The gRPC status that ended its call."""
+        found = re.search(rb"grpc-status.(\d+)", self.heard, re.DOTALL)
+        return int(found[1]) if found else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def hello(consumer: str, topic: str = "bulk", credit: int = 100, lease_ms: int = 0) -> bytes:
+    """The first frame of a consumer."""
+    none = np.zeros(0, dtype=np.uint64)
+    return encode(Hello(topic, consumer, 1, lease_ms, credit, credit, Ragged.of([]), none, none.astype(np.int64)))
+
+
+def puts(request: int, ids: list[bytes], payloads: list[bytes], in_ms: int = 0, topic: str = "bulk") -> Produce:
+    """A frame of puts; births are made of the request's number."""
+    count = len(ids)
+    return Produce(
+        request=request,
+        topic=topic,
+        group="default",
+        ids=Ragged.of(ids),
+        birth=np.arange(1, count + 1, dtype=np.uint64) + np.uint64(request << 20),
+        time_ms=np.full(count, in_ms, dtype=np.int64),
+        flags=np.full(count, PutFlag.IN, dtype=np.uint8),
+        payloads=Ragged.of(payloads),
+    )
+
+
+@dataclass(slots=True)
+class Victim:
+    """A live broker under attack, and a client that means well."""
+
+    child: Child
+    address: str
+    client: timeline.Timeline
+    before_mib: float = 0.0
+    served: int = 0
+
+    def _memory_mib(self, field: str) -> float:
+        status = Path(f"/proc/{self.child.process.pid}/status").read_text(encoding="ascii")
+        found = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) / 1024
+
+    @property
+    def grown_mib(self) -> float:
+        """By how much the broker's memory has grown at most since the attack began."""
+        return self._memory_mib("VmHWM") - self.before_mib
+
+    async def others(self, count: int = 50) -> float:
+        """Others get their deliveries meanwhile: puts and takes `count` messages, each once. Answers the p99 of their
+        lateness in ms, which is for people: a busy machine says nothing about the broker."""
+        late_ms: list[float] = []
+        async with asyncio.timeout(PATIENCE_S):
+            self.served += 1
+            topic = "good"
+            wanted = {f"{self.served}-{at}" for at in range(count)}
+            async with self.client.producer(topic) as producer, self.client.consumer(topic, id="good") as consumer:
+                receipts = await asyncio.gather(*(producer.produce(b"x", in_="20ms", id=id) for id in wanted))
+                assert {receipt.status for receipt in receipts} == {"OK"}
+                while wanted:
+                    delivery = await consumer.take()
+                    assert delivery is not None
+                    wanted.remove(delivery.id)
+                    late_ms.append(delivery.lateness.total_seconds() * 1_000)
+                    await delivery.ack()
+        return sorted(late_ms)[len(late_ms) * 99 // 100]
+
+
+@asynccontextmanager
+async def victim(folder: Path, *flags: str, store: str = "memory://") -> AsyncIterator[Victim]:
+    """A broker with topics "good" and "bulk"; at the end it must still drain in order."""
+    serve = ["--store", store, "--listen", "127.0.0.1:0", "--metrics", "off", "--json", "--grace", "5s"]
+    child = await Child.start("broker", folder / "broker.log", "-m", "timeline", "serve", *serve, *flags)
+    try:
+        await child.until(lambda told: "listen" in told)
+        address = str(child.told["listen"])
+        async with timeline.connect(address, timeout="60s") as client:
+            await client.create_topic("good")
+            await client.create_topic("bulk")
+            made = Victim(child, address, client)
+            await made.others(5)
+            made.before_mib = made._memory_mib("VmRSS")
+            yield made
+        assert child.process.returncode is None, "the broker went down"
+    finally:
+        await child.finish()

@@ -1,0 +1,238 @@
+"""Hostile clients on a live broker: its memory stays bounded, others get their deliveries, each gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+import timeline
+from tests.faults.hostile import Plain, Victim, hello, opening, puts, victim
+from tests.faults.machine import PATIENCE_S
+from timeline.columns import Ragged
+from timeline.driver.transport import GrpcStream, GrpcTransport
+from timeline.model import MAX_HEADERS_BYTES, MAX_ID_BYTES, MAX_TAG_BYTES, Status, encode_headers
+from timeline.wire import Fault, Produced, Scan, TopicAction, Topics, TransportError, decode_as, encode
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+MIB = 1024 * 1024
+HUGE = 2**53 - 1
+"""The most credit that a frame may give."""
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def files() -> Iterator[int]:
+    """As many descriptors as this process, and the brokers it starts, may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@asynccontextmanager
+async def transport(broker: Victim) -> AsyncIterator[GrpcTransport]:
+    made = GrpcTransport(broker.address)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def fault_of(stream: GrpcStream) -> TransportError:
+    """What a stream ends with."""
+    with pytest.raises(TransportError) as ended:
+        while await stream.receive() is not None:
+            pass
+    return ended.value
+
+
+async def scans_again(way: GrpcTransport) -> bool:
+    """Whether the broker has room for a scan."""
+    try:
+        async for _ in way.unary_stream("Scan", encode(Scan("good", limit=1)), PATIENCE_S):
+            pass
+    except TransportError as fault:
+        assert fault.fault is Fault.OVERLOADED
+        assert "max_scans" in fault.reason
+        return False
+    return True
+
+
+async def test_a_flood_of_puts(tmp_path: Path, record_property: Record):
+    """48 frames of a MiB on each of eight streams at once, a hundred times what may wait for the store. What gRPC takes
+    in on a stream before anybody reads it is some MiB, however much is sent."""
+    streams, frames, each = 8, 48, 64
+    async with victim(tmp_path, "--max-inflight-bytes", "4MiB", store=f"sqlite:///{tmp_path}/a.db") as broker:
+
+        async def flood(number: int) -> Counter[str]:
+            async with transport(broker) as way:
+                stream = await way.stream("Produce", PATIENCE_S)
+
+                async def send() -> None:
+                    for at in range(frames):
+                        ids = [b"%d-%d-%d" % (number, at, one) for one in range(each)]
+                        frame = puts(1 + at, ids, [b"x" * (MIB // each)] * each, in_ms=3_600_000)
+                        await stream.send(encode(frame))
+
+                sending = asyncio.create_task(send())
+                said: Counter[str] = Counter()
+                while said.total() < frames * each:
+                    answer = decode_as(await stream.receive() or b"", Produced)
+                    said.update(Status.of(code).value for code in answer.answers.status.tolist())
+                await sending
+                stream.cancel()
+                return said
+
+        flooding = [asyncio.create_task(flood(number)) for number in range(streams)]
+        record_property("lateness_p99_ms", await broker.others())
+        said = sum(await asyncio.gather(*flooding), Counter[str]())
+        assert said.total() == streams * frames * each
+        assert set(said) == {"OK", "THROTTLED"}
+        assert broker.grown_mib < 250, broker.grown_mib
+
+
+async def test_what_is_stuck_ends_and_costs_little(tmp_path: Path, record_property: Record):
+    """Streams on which nothing is said, consumers and scans that do not read: all at once."""
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(victim(tmp_path, "--max-outbox-bytes", "16MiB", "--max-scans", "16"))
+        way = await stack.enter_async_context(transport(broker))
+        silent = [Plain(broker.address, opening("Consume")) for _ in range(300)]
+        silent += [Plain(broker.address, opening("Produce")) for _ in range(100)]
+        deaf = [await way.stream("Consume", PATIENCE_S) for _ in range(10)]
+        for number, stream in enumerate(deaf):
+            await stream.send(hello(f"deaf-{number}", credit=HUGE))
+        async with broker.client.producer("bulk") as producer:
+            for _ in range(4):
+                await producer.produce_many([timeline.Message(b"x" * 100_000, in_=0) for _ in range(100)])
+                await producer.produce_many([timeline.Message(b"x" * 100_000, in_="1h") for _ in range(50)])
+        async with grpc.aio.insecure_channel(broker.address) as channel:
+            call = channel.unary_stream("/timeline.v1.Timeline/Scan")
+            scans = [call(encode(Scan("bulk", payload=True))) for _ in range(32)]
+            codes: Counter[grpc.StatusCode] = Counter()
+            for scan in asyncio.as_completed([asyncio.create_task(scan.code()) for scan in scans]):
+                codes[await scan] += 1
+                if codes[grpc.StatusCode.RESOURCE_EXHAUSTED] == 16:
+                    break
+            record_property("lateness_p99_ms", await broker.others())
+            assert broker.grown_mib < 250, broker.grown_mib
+            async with asyncio.timeout(PATIENCE_S):
+                while not await scans_again(way):
+                    await broker.others(1)
+        async with asyncio.timeout(PATIENCE_S):
+            while any(one.status is None and not one.over for one in silent):
+                await broker.others(1)
+                for one in silent:
+                    one.look()
+        assert {one.status for one in silent} == {grpc.StatusCode.DEADLINE_EXCEEDED.value[0]}
+        assert b"nothing was said on this stream for 10000 ms" in silent[0].heard.replace(b"%20", b" ")
+        for one in silent:
+            one.close()
+        assert [row.id async for row in broker.client.scan("bulk", state=("waiting",), limit=1)]
+
+
+async def test_ten_thousand_connections(tmp_path: Path, record_property: Record, files: int):
+    """Each with a consumer on it, twice as many as one host may have: the rest is told so."""
+    count = min(10_000, files - 1_000)
+    limit = count // 2
+    async with AsyncExitStack() as stack:
+        flags = ["--max-streams-per-peer", str(limit)]
+        broker = await stack.enter_async_context(victim(tmp_path, *flags))
+        crowd: list[Plain] = []
+        for number in range(count):
+            crowd.append(Plain(broker.address, opening("Consume", hello(f"c{number}"))))
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            while waiting := [one for one in crowd if one.status is None and b"TLN1" not in one.heard]:
+                for one in waiting:
+                    one.look()
+                await asyncio.sleep(0)
+        welcome = [one for one in crowd if b"TLN1" in one.heard]
+        refused = [one for one in crowd if one.status is not None]
+        assert (len(welcome), len(refused)) == (limit, count - limit)
+        assert {one.status for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+        assert all(b"max_streams_per_peer" in one.heard for one in refused)
+        assert broker.grown_mib < count * 0.1, broker.grown_mib
+        for one in welcome[:100]:
+            one.close()
+        record_property("lateness_p99_ms", await broker.others())
+        for one in crowd:
+            one.close()
+
+
+async def test_a_consumer_that_never_settles_holds_up_nobody_for_long(tmp_path: Path):
+    async with victim(tmp_path) as broker, transport(broker) as way:
+        greedy = await way.stream("Consume", PATIENCE_S)
+        await greedy.send(hello("greedy", credit=HUGE, lease_ms=300))
+
+        async def swallow() -> None:
+            while await greedy.receive() is not None:
+                pass
+
+        swallowing = asyncio.create_task(swallow())
+        wanted = {f"m{at}" for at in range(200)}
+        async with broker.client.producer("bulk") as producer, broker.client.consumer("bulk", id="honest") as consumer:
+            await asyncio.gather(*(producer.produce(b"x", in_=0, id=id) for id in wanted))
+            async with asyncio.timeout(PATIENCE_S):
+                while wanted:
+                    delivery = await consumer.take()
+                    assert delivery is not None
+                    await delivery.ack()
+                    wanted.discard(delivery.id)
+        swallowing.cancel()
+        await asyncio.gather(swallowing, return_exceptions=True)
+        await broker.others()
+
+
+async def test_everything_at_its_limit_and_one_beyond(tmp_path: Path):
+    async with victim(tmp_path) as broker, transport(broker) as way:
+        stream = await way.stream("Produce", PATIENCE_S)
+        ids = [
+            b"i" * MAX_ID_BYTES,
+            b"j" * (MAX_ID_BYTES + 1),
+            b"headers",
+            b"more headers",
+            b"tag",
+            b"long tag",
+            b"huge",
+        ]
+        frame = puts(1, ids, [b""] * 6 + [b"x" * (MIB + 1)])
+        largest = encode_headers({"k": "v" * (MAX_HEADERS_BYTES - 5)})
+        frame.headers = Ragged.of([b"", b"", largest, largest + b"\0" * 4, b"", b"", b""])
+        frame.tags = Ragged.of([b""] * 4 + [b"t" * MAX_TAG_BYTES, b"t" * (MAX_TAG_BYTES + 1), b""])
+        await stream.send(encode(frame))
+        answer = decode_as(await stream.receive() or b"", Produced).answers
+        said = [Status.of(code) for code in answer.status.tolist()]
+        beyond = {1: Status.INVALID, 3: Status.TOO_LARGE, 5: Status.INVALID, 6: Status.TOO_LARGE}
+        assert said == [beyond.get(at, Status.OK) for at in range(len(ids))]
+        assert all(answer.details[at] for at in beyond)
+        stream.cancel()
+        for first in (hello("c" * 256), hello("c", lease_ms=13 * 3_600_000), hello("c", credit=HUGE + 1)):
+            refused = await way.stream("Consume", PATIENCE_S)
+            try:
+                await refused.send(first)
+            except TransportError as fault:
+                assert fault.fault is Fault.REFUSED_FRAME
+            else:
+                assert (await fault_of(refused)).fault is Fault.REFUSED_FRAME
+        await broker.others()
+
+
+async def test_a_flood_of_calls(tmp_path: Path):
+    async with victim(tmp_path) as broker, transport(broker) as way:
+        frame = encode(Topics(TopicAction.LIST, ""))
+        calls = [way.unary("Topics", frame, PATIENCE_S) for _ in range(2_000)]
+        flooding = asyncio.gather(*calls, return_exceptions=True)
+        await broker.others()
+        answers = await flooding
+        faults = {answer.fault for answer in answers if isinstance(answer, TransportError)}
+        assert faults <= {Fault.OVERLOADED}
+        assert all(isinstance(answer, bytes | TransportError) for answer in answers)
+        assert any(isinstance(answer, bytes) for answer in answers)
