@@ -151,6 +151,28 @@ def test_an_id_that_is_taken(tell: Call, topic: str) -> None:
     assert moved.json[0]["version"] == 2
 
 
+def test_ls_shows_the_first_by_due(tell: Call, topic: str, address: str) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(3_000))
+    for due in ("3h", "2h"):
+        assert piped(address, "produce", topic, "--lines", "--in", due, given=lines).returncode == 0
+    for number in range(5):
+        tell("produce", topic, "x", "--in", f"{50 - number}m", "--id", f"early-{number}")
+    tell("produce", topic, "x", "--in", "0s", "--id", "due")
+    first = tell("ls", topic, "--limit", 3)
+    assert [line.split()[2] for line in first.out.splitlines()[1:]] == ["due", "early-4", "early-3"]
+    assert "there are more than 3" in first.err
+
+    def ids(*arguments: object) -> list[str]:
+        return [row["id"] for row in tell("ls", topic, *arguments, "--json").json]
+
+    assert ids("--state", "waiting", "--limit", 2) == ["early-4", "early-3"]
+    assert ids("--state", "available", "--limit", 2) == ["due"]
+    assert ids("--due-from", "now+46m", "--limit", 1) == ["early-3"]
+    assert len(ids("--limit", 10_000)) == 6_006
+    assert tell("consume", topic, "--count", 1, "--release", "1m").code == 0
+    assert ids("--limit", 1) == ["due"] and ids("--state", "leased") == []
+
+
 def test_ls_selects(tell: Call, topic: str) -> None:
     for id, due, tag in (("a", "1h", "x"), ("b", "2h", "x"), ("c", "3h", "y")):
         tell("produce", topic, id, "--in", due, "--id", id, "--tag", tag)

@@ -11,6 +11,7 @@ import click
 import timeline
 from timeline.cli.app import REFUSED, Failed, awaited
 from timeline.cli.asking import client_command, topic_names
+from timeline.cli.earliest import bound_ms, earliest
 from timeline.cli.follow import follow as changing
 from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
@@ -86,7 +87,7 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", default=LIMIT, show_default=True, help="At most so many."
 )
-@click.option("--all", "everything", is_flag=True, help="No limit; printed as they come, in no order.")
+@click.option("--all", "everything", is_flag=True, help="No limit; with --json printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
 @click.option("--follow", is_flag=True, help="Go on: print what is new, moves, is taken, ends, until Ctrl-C.")
 @click.option("--every", default="1s", show_default=True, metavar="DURATION", help="With --follow: how often to look.")
@@ -107,7 +108,7 @@ def ls(
     timeout: str,
     as_json: bool,
 ) -> int:
-    """Messages of TOPIC, by due.
+    """Messages of TOPIC, the first ones by due.
 
     \b
     Example:
@@ -127,18 +128,20 @@ def ls(
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
 
-            def look() -> AsyncIterator[timeline.StoredMessage]:
-                return tl.scan(topic, state=chosen, tag=tag, due=due, payload=payloads)
+            def look(before_ms: int | None = None) -> AsyncIterator[timeline.StoredMessage]:
+                within = due if before_ms is None else (None, before_ms)
+                return tl.scan(topic, state=chosen, tag=tag, due=within, payload=payloads)
 
             if follow:
                 tell = tell_json(entry_json) if as_json else tell_lines(zone, payloads)
                 return await changing(look, sys.maxsize if everything else limit, every_s, tell)
-            scan = look()
             if everything and as_json:
-                async for entry in scan:
+                async for entry in look():
                     print_json(entry_json(entry))
                 return
-            entries, more = await _first(scan, None if everything else limit)
+            most = sys.maxsize if everything else limit
+            before_ms = None if everything or tag or due else await bound_ms(tl, topic, limit, chosen or ())
+            entries, more = await earliest(look, most, before_ms)
         if as_json:
             for entry in entries:
                 print_json(entry_json(entry))
@@ -163,22 +166,6 @@ def _nothing(topic: str, states: tuple[str, ...], tag: str | None, bounded: bool
     of_tag = f" of tag {tag!r}" if tag else ""
     which = f" {' or '.join(states)}" if states else ""
     return f"no messages{of_tag} are{which} on {topic}{' in that time' if bounded else ''}"
-
-
-async def _first(
-    scan: AsyncIterator[timeline.StoredMessage], limit: int | None
-) -> tuple[list[timeline.StoredMessage], bool]:
-    """Up to `limit` entries of a scan by due, and whether there are more."""
-    entries: list[timeline.StoredMessage] = []
-    async for entry in scan:
-        if limit is not None and len(entries) == limit:
-            return sorted(entries, key=_by_due), True
-        entries.append(entry)
-    return sorted(entries, key=_by_due), False
-
-
-def _by_due(entry: timeline.StoredMessage) -> tuple[int, str]:
-    return entry.due_ms, entry.id
 
 
 def entry_json(entry: timeline.StoredMessage) -> dict[str, Any]:
