@@ -90,8 +90,8 @@ class _ServerStream:
         return None if data is grpc.aio.EOF else data
 
     async def written(self) -> None:
-        """Returns when nothing is being written. Raises CancelledError, which breaks the call off, when the peer does
-        not take it."""
+        """Returns when nothing is being written. Raises CancelledError, which ends the call without a status, when the
+        peer does not take it."""
         if self._writing is not None and not self._writing.over:
             try:
                 await asyncio.wait_for(self._writing.wait(), LAST_WRITE_S)
@@ -101,7 +101,8 @@ class _ServerStream:
                 raise asyncio.CancelledError from None
 
     def drop(self) -> None:
-        """Gives up what is being written: gRPC breaks a call off when nobody holds it any more."""
+        """Gives up what is being written. gRPC keeps it, and the call, until the peer ends the call or the connection:
+        it has no way to break one off from here."""
         if self._writing is not None:
             self._writing.drop()
 
@@ -160,7 +161,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
                 stream.drop()
             if stalled:
                 log.info("a scan of %s does not take its pages: it ends", context.peer())
-                raise asyncio.CancelledError  # breaks the call off: no status goes beside a write
+                raise asyncio.CancelledError  # no status goes beside a write: nothing more is said on this call
 
         return serve
 
