@@ -134,6 +134,13 @@ def test_s3_a_move_with_a_version_met_another(scene: StoreScene) -> None:
     assert "S8" in scene.broken()
 
 
+@pytest.mark.parametrize(("if_version", "broken"), [(1, set()), (2, {"S8"})])
+def test_s3_a_cancel_with_a_version_met_another(scene: StoreScene, if_version: int, broken: set[str]) -> None:
+    scene.did("cancel", id="a", group="g", if_version=if_version)
+    scene.commit("cancel", 0, op=4, at=scene.at - 1)
+    assert scene.broken() == broken
+
+
 def test_s9_a_change_that_nobody_asked_for(scene: StoreScene) -> None:
     scene.commit("move", 2, op=5)
     scene.row(version=2)

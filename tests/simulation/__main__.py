@@ -69,6 +69,9 @@ def spread(first: int, seeds: int, processes: int) -> Report:
     """Seeds first … first + seeds − 1 over so many processes."""
     numbers = list(range(first, first + seeds))
     whole = Report()
+    # What was imported is never garbage: a collection after each seed need not look at it.
+    gc.collect()
+    gc.freeze()
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=10) as pool:
         for report in pool.imap_unordered(run_seeds, _chunks(numbers)):
             whole.add(report)

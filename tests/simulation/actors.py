@@ -185,7 +185,10 @@ class Producer(Actor):
         await self.noted("move", noted, lambda: self.producers[topic].move(id, **when, **extra), receipt)
 
     async def cancel(self, topic: str) -> None:
-        id, extra = self._known(topic), {"leased": True} if self.rng.random() < 0.3 else {}
+        id = self._known(topic)
+        extra: dict[str, Any] = {"leased": True} if self.rng.random() < 0.3 else {}
+        if self.rng.random() < 0.15:
+            extra["if_version"] = self.rng.randrange(1, 4)
         noted = {"topic": topic, "id": id, "group": self.group, **extra}
         await self.noted("cancel", noted, lambda: self.producers[topic].cancel(id, **extra), receipt)
 

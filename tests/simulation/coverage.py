@@ -23,7 +23,7 @@ FAULTS = (
     "crash", "drain", "pause broker", "crash consumer", "pause consumer", "supersede", "crash producer", "bad wire",
     "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "answer lost on the wire",
     "call repeated by the wire", "call out of time", "store refused", "store call lost", "store answer lost",
-    "consumer ended: SUPERSEDED", "wrong membership",
+    "consumer ended: SUPERSEDED", "wrong membership", "put throttled", "settle throttled", "call throttled",
 )  # fmt: skip
 
 

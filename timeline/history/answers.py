@@ -47,9 +47,9 @@ def answers(story: Story) -> Iterator[Violation]:
 def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
     operation, status = event.operation, str(event.result.get("status", ""))
     if event.happened and operation in CHANGES and not met(event):
-        if not any(_is_of(event, change) for change in course.changed(event, *CHANGES[operation])) and not _by_repeat(
-            story, course, event
-        ):
+        if not any(
+            _is_of(course, event, change) for change in course.changed(event, *CHANGES[operation])
+        ) and not _by_repeat(story, course, event):
             yield story.violation("S8", f"{operation} was answered {status}, and the store did nothing", event)
         return
     justified = REASONS.get(status)
@@ -66,7 +66,7 @@ def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
         yield story.violation(invariant, f"{operation} was answered {status}, which nothing explains", *shown, event)
 
 
-def _is_of(event: Event, change: Event) -> bool:
+def _is_of(course: Course, event: Event, change: Event) -> bool:
     """Whether `change` is what `event`, answered OK, says that it did."""
     asked, did = event.arguments, change.arguments
     if event.operation in SETTLES:
@@ -76,10 +76,8 @@ def _is_of(event: Event, change: Event) -> bool:
         event.operation == "put" and did["kind"] == "move" and not asked.get("move")
     ):
         return False
-    if asked.get("if_version"):
-        before = did["version"] - (event.operation in ("move", "revive"))
-        return bool(before == asked["if_version"])
-    return True
+    met_one = course.met(change)
+    return not asked.get("if_version") or met_one is None or met_one.version == asked["if_version"]
 
 
 def _names(event: Event, version: int) -> bool:

@@ -71,6 +71,10 @@ class Course:
             if change.arguments["kind"] in kinds and event.invoked <= change.returned <= event.returned:
                 yield change
 
+    def met(self, change: Event) -> Standing | None:
+        """What stood when `change` was made."""
+        return self.stretches[self.changes.index(change)].standing
+
     def births(self, birth: int) -> int:
         """How often the life `birth` began."""
         return sum(1 for one in self.changes if one.arguments["kind"] == "put" and one.arguments["birth"] == birth)
