@@ -18,7 +18,7 @@ from tests.simulation.coverage import missing, table
 from tests.simulation.world import World
 
 CHUNK = 10
-WIDE = 400
+WIDE = 1_000
 """So many seeds reach everything that can be reached; fewer are not held to it."""
 
 

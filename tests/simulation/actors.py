@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 IDS = 26
 TAGS = ("red", "blue")
 FAR_MS = 3_600_000
-CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED")
-"""With these, no earlier sending of the call happened either."""
+CERTAIN = ("INVALID", "TOO_LARGE")
+NOTHING = ("UNAVAILABLE", "THROTTLED")
+"""With these, too, no earlier sending of the call happened; but one that the wire itself brings a second time may."""
 
 
 def judged(error: TimelineError) -> tuple[str, str]:
@@ -45,11 +46,12 @@ class Actor:
     def _told(self, told: dict[str, Any], invoked: float) -> dict[str, Any]:
         """The result of a call, with the note that it may have been sent again: where it failed, after it was done and
         its answer lost; where it went well, after any answer that left it unsure."""
-        store, well = self.world.store, outcome_of(told["status"]) == OK
-        lost_s = max(
-            self.world.network.answers_lost.get(self.process.name, 0.0),
-            store.unknown_s if well else store.answer_lost_s,
-        )
+        store, network, name = self.world.store, self.world.network, self.process.name
+        lost_s = network.repeated.get(name, 0.0)
+        if told["status"] not in NOTHING:
+            well = outcome_of(told["status"]) == OK
+            unsure_s = store.unknown_s if well else store.answer_lost_s
+            lost_s = max(lost_s, network.answers_lost.get(name, 0.0), unsure_s)
         if lost_s * 1_000.0 < invoked or told["status"] in CERTAIN:
             return told
         return {**told, "repeated": True}

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections import Counter
 
 STATUSES: dict[str, tuple[str, ...]] = {
-    "put": ("OK", "DUPLICATE", "EXISTS", "INVALID", "TOO_LARGE", "LEASED", "DEAD", "FORBIDDEN", "UNKNOWN"),
-    "move": ("OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "FENCED", "UNKNOWN"),
-    "cancel": ("OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "UNKNOWN"),
-    "revive": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN"),
-    "purge": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN"),
-    "move_tag": ("OK",),
-    "cancel_tag": ("OK",),
-    "ack": ("OK", "NOT_FOUND", "FENCED", "UNKNOWN"),
-    "extend": ("OK", "NOT_FOUND"),
-    "release": ("OK", "NOT_FOUND"),
+    "put": (
+        "OK", "DUPLICATE", "EXISTS", "INVALID", "TOO_LARGE", "LEASED", "DEAD", "FORBIDDEN", "UNKNOWN", "UNAVAILABLE",
+        "THROTTLED",
+    ),
+    "move": (
+        "OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "FENCED", "INVALID", "UNKNOWN", "UNAVAILABLE",
+    ),
+    "cancel": (
+        "OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "FENCED", "EXPIRED", "UNKNOWN", "UNAVAILABLE",
+    ),
+    "revive": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "INVALID"),
+    "purge": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "UNKNOWN"),
+    "move_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
+    "cancel_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
+    "ack": ("OK", "NOT_FOUND", "FENCED", "DEAD", "UNKNOWN", "UNAVAILABLE"),
+    "extend": ("OK", "NOT_FOUND", "FENCED"),
+    "release": ("OK", "NOT_FOUND", "FENCED", "EXPIRED"),
     "bury": ("OK", "NOT_FOUND"),
-    "get": ("OK", "NOT_FOUND"),
-    "topic": ("OK",),
-}
+    "get": ("OK", "NOT_FOUND", "UNKNOWN", "UNAVAILABLE"),
+    "topic": ("OK", "UNKNOWN", "UNAVAILABLE"),
+}  # fmt: skip
 FAULTS = (
     "crash", "drain", "pause broker", "crash consumer", "pause consumer", "supersede", "crash producer", "bad wire",
     "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "answer lost on the wire",

@@ -30,6 +30,8 @@ class Network:
         self.occurred: Counter[str] = Counter()
         self.answers_lost: dict[str, float] = {}
         """When each process last lost a connection, and with it perhaps an answer."""
+        self.repeated: dict[str, float] = {}
+        """When a call of each process was last brought a second time."""
         self.slowest_s = 0.002
         self.cut_chance = 0.0
         self.loss_chance = self.repeat_chance = 0.0
@@ -323,12 +325,14 @@ async def _serve_unary(connection: Connection, service: Service, method: str, ti
     network = connection.network
     if times > 1:
         network.occurred["call repeated by the wire"] += 1
-        network.answers_lost[connection.client.name] = network.loop.time()
+        network.repeated[connection.client.name] = network.loop.time()
+    answer: Any = None
     for _ in range(times):
         try:
-            answer: Any = await service.unary(method, frame)
+            said: Any = await service.unary(method, frame)
         except TransportError as fault:
-            answer = fault
+            said = fault
+        answer = said if answer is None else answer  # nobody hears the second
     if network.chance(network.loss_chance):
         network.occurred["answer lost on the wire"] += 1
         network.loop.call_later(network.delay(), connection.tear)
