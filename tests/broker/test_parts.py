@@ -309,3 +309,24 @@ def test_what_came_due_while_the_broker_was_down_waits_for_it_until_its_consumer
     never_back = Hindrances(started_ms=1_000)
     never_back.now(Cause.NO_CONSUMER, 1_000)
     assert never_back.why(np.array([900]), 60_000)[0].tolist() == [Cause.NO_CONSUMER]
+
+
+def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    limits = Limits(consumers_dealt=2)
+    roster, looked = Roster(limits), []
+    for at in range(1_000):
+        roster.join(make_consumer(f"busy{at}", messages=0, limits=limits))
+    for name in ("a", "b", "z"):
+        roster.join(make_consumer(name, limits=limits))
+    health = Consumer.health
+    monkeypatch.setattr(Consumer, "health", lambda self, now_ms: (looked.append(self.id), health(self, now_ms))[1])
+    assert [c.id for c in roster.ready(0.0)] == [b"a", b"b"]
+    roster.dealt_last(roster.consumers[b"b"])
+    roster.consumers[b"busy7"].add_credit(1, 1)
+    assert [c.id for c in roster.ready(0.0)] == [b"busy7", b"z"]
+    roster.consumers[b"busy7"].spend(1, 1)
+    roster.leave(roster.consumers[b"z"])
+    assert [c.id for c in roster.ready(0.0)] == [b"a", b"b"]
+    assert len(looked) == 6
