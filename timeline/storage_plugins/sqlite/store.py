@@ -45,7 +45,7 @@ PUT_AT_ONCE = 1_000
 PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
 """A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
 it."""
-TAGGED_AT_ONCE = 1_000
+TAGGED_AT_ONCE = 2_000
 """Messages of one work of a tag operation: each dirties two pages and more of its own."""
 TAGGED_IN_LINE = 4
 """Such works that wait at once: a transaction of all of them while nobody else waits, of one otherwise."""
