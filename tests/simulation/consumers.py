@@ -132,16 +132,20 @@ class Consumer(Actor):
         elif draw < 0.82:
             await self._release(delivery, noted)
         elif draw < 0.88:
-            await self._settle("bury", noted, lambda: delivery.bury("no good"))
+            await self._bury(delivery, noted)
         elif draw < 0.95:  # past its lease, then late
             await self.timer.wait(1.0 + self.rng.random() * 3)
-            await self._ack(delivery, noted)
+            late = self.rng.choice((self._ack, self._ack, self._ack, self._release, self._bury, self._extend))
+            await late(delivery, noted)
             if self.rng.random() < 0.3:
                 await self._ack(delivery, noted)
         # else: never settled at all
 
     async def _ack(self, delivery: Any, noted: dict[str, Any]) -> None:
         await self._settle("ack", noted, delivery.ack)
+
+    async def _bury(self, delivery: Any, noted: dict[str, Any]) -> None:
+        await self._settle("bury", noted, lambda: delivery.bury("no good"))
 
     async def _extend(self, delivery: Any, noted: dict[str, Any]) -> None:
         more_ms = self.rng.choice((500, 2_000, 4_000))

@@ -20,9 +20,9 @@ STATUSES: dict[str, tuple[str, ...]] = {
     "move_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
     "cancel_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
     "ack": ("OK", "NOT_FOUND", "FENCED", "DEAD", "UNKNOWN", "UNAVAILABLE"),
-    "extend": ("OK", "NOT_FOUND", "FENCED"),
+    "extend": ("OK", "NOT_FOUND", "FENCED", "LEASE_LOST"),
     "release": ("OK", "NOT_FOUND", "FENCED", "EXPIRED"),
-    "bury": ("OK", "NOT_FOUND"),
+    "bury": ("OK", "NOT_FOUND", "FENCED"),
     "get": ("OK", "NOT_FOUND", "UNKNOWN", "UNAVAILABLE"),
     "topic": ("OK", "UNKNOWN", "UNAVAILABLE"),
 }  # fmt: skip
