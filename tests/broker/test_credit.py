@@ -1,15 +1,20 @@
-"""A consumer that comes back with something in hand: its credit counts besides that."""
+"""Credit besides what is in hand: of a consumer that comes back with something, and after settles that were refused."""
 
 from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
-from tests.broker.link import Link, Pipe, broker
+from tests.broker.link import Link, Pipe, broker, statuses
+from timeline.broker.admission import take_settles
+from timeline.broker.roster import Consumer
 from timeline.columns import Ragged
-from timeline.model import Operation
-from timeline.wire import Credit, Deliver
+from timeline.model import Answers, Operation, Status, Topic
+from timeline.storage_plugins.contract import Settles, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.wire import Credit, Deliver, MutateFlag, Settle, Settled
 
 LARGE = Ragged.of([b"0123456789"])
 
@@ -57,3 +62,105 @@ async def test_once_that_is_given_up_a_large_message_goes_to_it_alone():
         mine.up(Credit(1, 2))
         await link.put(["b"], payloads=LARGE)
         assert (await mine.down(Deliver)).ids.tolist() == [b"b"]
+
+
+class Unwilling(MemoryStore):
+    """Says `trouble` to settles, while there is some; leaves alone and answers `refusal` for `refused`."""
+
+    def __init__(self) -> None:
+        super().__init__(cluster_uid="0" * 32)
+        self.trouble: Exception | None = None
+        self.refused: dict[bytes, Status] = {}
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        if self.trouble is not None:
+            raise self.trouble
+        willing = np.flatnonzero([id not in self.refused for id in settles.ids.tolist()])
+        answers = Answers.blank(len(settles))
+        answers.status[:] = [self.refused.get(id, Status.OK).code for id in settles.ids.tolist()]
+        answers.status[willing] = (await super().settle(topic, now_ms, take_settles(settles, willing))).status
+        return answers
+
+
+async def _two_of(link: Link, more: int = 2) -> tuple[Pipe, Deliver, Consumer]:
+    """A consumer with credit for 2 messages of 2 bytes in all, both in hand; `more` wait."""
+    await link.put(["a", "b", *"xy"[:more]])
+    pipe = await link.consume(credit=2, credit_bytes=4)
+    got: Deliver = await pipe.down(Deliver)
+    assert len(got.birth) == 2
+    ((_, dealer),) = link.node._dealers.items()
+    return pipe, got, dealer.roster.consumers[b"c"]
+
+
+def _asked(got: Deliver, *operations: Operation, reasons: Ragged | None = None, time_ms: int = 0) -> Settle:
+    count = len(operations)
+    return Settle(
+        request=9,
+        ids=got.ids[:count],
+        birth=got.birth[:count],
+        version=got.version[:count],
+        operation=np.array(operations, dtype=np.uint8),
+        time_ms=np.full(count, time_ms, dtype=np.int64),
+        flags=np.zeros(count, dtype=np.uint8),
+        op=np.arange(1, count + 1, dtype=np.uint64),
+        reasons=reasons,
+        credit_messages=count,
+        credit_bytes=2 * count,
+    )
+
+
+@pytest.mark.parametrize("status", [Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED])
+async def test_credit_does_not_count_where_one_of_its_settles_leaves_the_message_in_hand(status: Status):
+    store = Unwilling()
+    async with broker(store) as link:
+        pipe, got, consumer = await _two_of(link)
+        store.refused = {b"b": status}
+        pipe.up(_asked(got, Operation.ACK, Operation.RELEASE))
+        assert statuses(await pipe.down(Settled)) == [Status.OK, status]
+        assert (consumer.credit_messages, consumer.credit_bytes) == (0, 0)
+        # The consumer, which saw the same, gives by itself what it has room for.
+        pipe.up(Credit(1, 2))
+        assert len((await pipe.down(Deliver)).birth) == 1 and consumer.credit_messages == 0
+
+
+@pytest.mark.parametrize("trouble", [StoreUnavailable("full"), StoreUnknown("cut")])
+async def test_credit_does_not_count_where_the_store_is_in_trouble(trouble: Exception):
+    store = Unwilling()
+    async with broker(store) as link:
+        pipe, got, consumer = await _two_of(link)
+        store.trouble = trouble
+        pipe.up(_asked(got, Operation.ACK, Operation.ACK))
+        await pipe.down(Settled)
+        assert (consumer.credit_messages, consumer.credit_bytes) == (0, 0)
+        store.trouble = None
+        pipe.up(_asked(got, Operation.ACK, Operation.ACK))
+        assert statuses(await pipe.down(Settled)) == [Status.OK] * 2
+        assert len((await pipe.down(Deliver)).birth) == 2
+
+
+async def test_credit_does_not_count_where_the_broker_itself_refuses():
+    async with broker() as link:
+        pipe, got, consumer = await _two_of(link)
+        pipe.up(_asked(got, Operation.ACK, Operation.BURY, reasons=Ragged.of([b"", b"x" * 2_000])))
+        assert statuses(await pipe.down(Settled))[1] in (Status.INVALID, Status.TOO_LARGE)
+        assert (consumer.credit_messages, consumer.credit_bytes) == (0, 0)
+
+
+async def test_credit_counts_once_the_consumer_has_none_of_them_whatever_was_answered():
+    async with broker() as link:
+        pipe, got, consumer = await _two_of(link, more=0)
+        await link.mutate(Operation.CANCEL, ["a"], flags=MutateFlag.LEASED)
+        got.version = got.version + np.array([0, 5])
+        pipe.up(_asked(got, Operation.ACK, Operation.ACK))
+        assert statuses(await pipe.down(Settled)) == [Status.NOT_FOUND, Status.FENCED]
+        assert (consumer.credit_messages, consumer.credit_bytes) == (2, 4)
+
+
+async def test_an_extend_does_not_hold_back_the_credit_of_what_ends_beside_it():
+    store = Unwilling()
+    async with broker(store) as link:
+        pipe, got, consumer = await _two_of(link, more=0)
+        store.refused = {b"b": Status.UNAVAILABLE}
+        pipe.up(_asked(got, Operation.ACK, Operation.EXTEND, time_ms=1_000))
+        assert statuses(await pipe.down(Settled)) == [Status.OK, Status.UNAVAILABLE]
+        assert consumer.credit_messages == 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from timeline.columns import Ragged
+from timeline.driver.credit import GIVEN, Places
 from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
 from timeline.driver.offset import BrokerClock
 from timeline.wire.frames import Deliver
@@ -50,7 +52,7 @@ def test_a_delivery_whose_lease_has_ended_is_never_handed_out() -> None:
     hand.arrive(load)
     taken = [hand.next(60.0), hand.next(60.0), hand.next(60.0)]
     assert [index for _, index in filter(None, taken)] == [0, 2]
-    assert hand.stats.dropped == 1 and hand.take_owed() == (1, 10)
+    assert hand.stats.dropped == 1 and hand.credit.take_owed() == (1, 10)
     hand.arrive(_load(4, ends_ms=50.0))
     assert hand.next_batch(50.0) is None and hand.stats.dropped == 5
 
@@ -65,43 +67,72 @@ def test_part_of_a_load_is_a_batch_too() -> None:
     assert taken is not None and taken[1] is not None and taken[1].tolist() == [1, 3]
 
 
-def test_credit_goes_back_once_with_the_settle() -> None:
+def _settle(hand: Hand, request: int, load: Load, *at: int) -> tuple[int, int]:
+    """Sends a settle; answers the credit that rides with it."""
+    where = np.array(at)
+    hand.settle(load, where)
+    return hand.credit.board(request, Places([(load, where)]))
+
+
+def test_credit_rides_once_with_the_settle_and_is_given_back_when_that_counts() -> None:
     hand = Hand(10, 1_000)
     load = _load(4)
     hand.arrive(load)
-    assert hand.room() == (6, 960)
+    assert hand.credit.room() == (6, 960)
     hand.next_batch(0.0)
-    hand.settle(load, np.array([0, 1]))
+    assert _settle(hand, 1, load, 0, 1) == (2, 20)
     hand.settle_one(load, 2)
-    assert hand.take_owed() == (3, 30)
-    hand.settle(load, np.array([0, 1]))
-    assert hand.take_owed() == (0, 0)
-    # A new stream: what is not answered yet is in hand until it is sent again.
-    assert hand.room() == (6, 960) and hand.take_owed() == (3, 30)
+    assert hand.credit.board(2, Places([(None, np.array([3])), (load, np.array([2]))])) == (1, 10)
+    assert _settle(hand, 3, load, 0, 1) == (0, 0)
+    hand.credit.land(1, counts=True)
+    hand.credit.land(3, counts=True)
     hand.finish(load, np.array([0, 1]))
+    assert not hand.credit.owed and hand.credit.held_messages == 2
+    # A new stream: what is not answered yet is in hand until it is sent again.
+    assert hand.credit.room() == (8, 980) and _settle(hand, 4, load, 2) == (1, 10)
+    hand.credit.land(4, counts=True)
     hand.finish_one(load, 2)
-    assert hand.room() == (9, 990) and hand.take_owed() == (0, 0)
+    assert hand.credit.room() == (9, 990) and not hand.credit.owed
     assert hand.tokens(0.0)[0].tolist() == [b"m3"]
     hand.settle(load, np.array([3]))
     hand.finish(load, np.array([3]))
-    assert hand.loads == [] and hand.room() == (10, 1_000)
+    assert hand.credit.take_owed() == (1, 10)
+    assert hand.loads == [] and hand.credit.room() == (10, 1_000)
 
 
-def test_a_settle_that_came_to_nothing_takes_its_credit_back() -> None:
+@pytest.mark.parametrize("first", ["answers", "credit"])
+def test_where_one_settle_came_to_nothing_the_credit_of_the_others_is_owed_by_itself(first: str) -> None:
     hand = Hand(4, 40)
     load = _load(4)
     hand.arrive(load)
     hand.next_batch(0.0)
-    hand.settle(load, np.array([0, 1]))
-    assert hand.take_owed() == (2, 20)
-    hand.take_back(load, np.array([0, 1, 2]))
-    assert load.state == bytearray([HANDED] * 4)
-    assert hand.take_owed() == (0, 0)  # the broker has two too many
-    hand.settle(load, np.array([0, 1, 2]))
-    assert hand.take_owed() == (1, 10)
-    hand.take_back(load, np.array([2]))
-    # A new stream starts from what is in hand: two held, two being settled.
-    assert hand.room() == (0, 0) and hand.take_owed() == (2, 20)
+    assert _settle(hand, 1, load, 0, 1, 2) == (3, 30)
+    if first == "credit":
+        hand.credit.land(1, counts=False)
+    hand.finish(load, np.array([0]))
+    hand.finish_one(load, 1)
+    hand.take_back(load, np.array([2, 3]))
+    if first == "answers":
+        assert not hand.credit.owed
+        hand.credit.land(1, counts=False)
+    assert load.state == bytearray([DONE, DONE, HANDED, HANDED])
+    assert hand.credit.take_owed() == (2, 20) and hand.credit.held_messages == 2
+    assert _settle(hand, 2, load, 0, 1, 2) == (1, 10)
+    assert hand.credit.room() == (2, 20) and _settle(hand, 3, load, 2, 3) == (2, 20)
+
+
+def test_what_was_lost_while_its_credit_rode_gives_it_back_once() -> None:
+    hand = Hand(4, 40)
+    load = _load(2)
+    hand.arrive(load)
+    hand.next_batch(0.0)
+    assert _settle(hand, 1, load, 0) == _settle(hand, 2, load, 1) == (1, 10)
+    hand.sweep(1_000.0)
+    assert hand.loads == [] and not hand.credit.owed
+    hand.credit.land(1, counts=True)
+    assert not hand.credit.owed
+    hand.credit.land(2, counts=False)
+    assert hand.credit.take_owed() == (1, 10) and hand.credit.room() == (4, 40)
 
 
 def test_a_message_larger_than_all_credit_does_not_add_to_it_on_a_new_stream() -> None:
@@ -109,22 +140,31 @@ def test_a_message_larger_than_all_credit_does_not_add_to_it_on_a_new_stream() -
     load = _load(2)
     hand.arrive(load)
     hand.next_batch(0.0)
-    assert hand.room() == (2, 0)  # 20 bytes are in hand
-    hand.settle(load, np.array([0]))
-    assert hand.take_owed() == (1, 5)
-    hand.settle(load, np.array([1]))
-    assert hand.take_owed() == (1, 10)
+    assert hand.credit.room() == (2, 0)  # 20 bytes are in hand
+    assert _settle(hand, 1, load, 0) == (0, 0)  # what is made up for is not known before the answer
+    hand.finish(load, np.array([0]))
+    assert hand.credit.take_owed() == (1, 5)
+    assert _settle(hand, 2, load, 1) == (1, 10)
 
 
 def test_a_message_named_twice_gives_its_credit_back_once() -> None:
     hand = Hand(4, 40)
-    load = _load(2)
+    load = _load(3)
     hand.arrive(load)
     hand.next_batch(0.0)
-    hand.settle(load, np.array([0, 0]))
-    assert hand.take_owed() == (1, 10)
+    assert _settle(hand, 1, load, 0, 0, 1) == (2, 20)
+    hand.credit.land(1, counts=True)
     hand.finish(load, np.array([0, 0]))
-    assert load.open == 1
+    hand.finish(load, np.array([2, 2]))
+    assert load.open == 1 and hand.credit.take_owed() == (1, 10)
+
+
+def test_part_of_a_column_of_places() -> None:
+    one, other = _load(3), _load(2, name="n")
+    places = Places([(one, np.array([2, 0])), (None, np.array([1])), (other, np.array([1, 0]))])
+    told = [(load, at.tolist()) for load, at in places[np.array([1, 2, 4])].parts]
+    assert told == [(one, [0]), (None, [1]), (other, [0])]
+    assert [(load, at.tolist()) for load, at in places[np.array([3])].parts] == [(other, [1])]
 
 
 def test_tokens_that_a_hello_has_no_room_for_are_lost_here_and_what_waits_goes_first() -> None:
@@ -150,9 +190,9 @@ def test_what_was_handed_out_and_never_settled_gives_its_credit_back_when_it_is_
     hand.arrive(load)
     hand.next(0.0)
     hand.sweep(999.0)
-    assert hand.take_owed() == (0, 0)
+    assert hand.credit.take_owed() == (0, 0)
     hand.sweep(1_000.0)
-    assert hand.take_owed() == (2, 20)
+    assert hand.credit.take_owed() == (2, 20)
     assert (hand.stats.lost, hand.stats.dropped, list(load.lost)) == (1, 1, [1, 1])
     assert hand.loads == []
 
@@ -172,7 +212,8 @@ def test_what_waits_is_extended_at_half_of_its_lease() -> None:
 
 
 class HandMachine(RuleBasedStateMachine):
-    """Whatever happens, credit is neither lost nor made."""
+    """Whatever happens, credit is neither lost nor made: what a broker was given back, what is owed and what messages
+    hold is always all that was sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,6 +221,8 @@ class HandMachine(RuleBasedStateMachine):
         self.loads: list[Load] = []
         self.now_ms = 0.0
         self.sent = self.returned = 0
+        self.request = 0
+        self.aboard: dict[int, tuple[Places, int]] = {}
 
     @rule(count=st.integers(1, 5), lease=st.integers(1, 50), size=st.integers(0, 9))
     def arrive(self, count: int, lease: int, size: int) -> None:
@@ -223,10 +266,35 @@ class HandMachine(RuleBasedStateMachine):
             at = load.where(SETTLING)[: pick.randrange(3)]  # type: ignore[attr-defined]
             self.hand.take_back(load, np.concatenate([at, at]))
 
+    @rule(pick=st.randoms(use_true_random=False))
+    def send(self, pick: object) -> None:
+        parts = [(load, load.where(SETTLING)[: pick.randrange(3)]) for load in self.loads]  # type: ignore[attr-defined]
+        self.request += 1
+        places = Places(parts)
+        self.aboard[self.request] = places, self.hand.credit.board(self.request, places)[0]
+
+    @rule(taken=st.booleans(), credit_first=st.booleans())
+    def answered(self, taken: bool, credit_first: bool) -> None:
+        """All was taken, or every other one."""
+        if not self.aboard:
+            return
+        request, (places, rode) = self.aboard.popitem()
+        self.returned += rode if taken else 0
+        if credit_first:
+            self.hand.credit.land(request, taken)
+        for load, at in places.parts:
+            assert load is not None
+            self.hand.finish(load, at[:: 1 if taken else 2])
+            self.hand.take_back(load, at)
+        if not credit_first:
+            self.hand.credit.land(request, taken)
+
     @rule()
-    def answered(self) -> None:
-        for load in self.loads:
-            self.hand.finish(load, load.where(SETTLING))
+    def stream_ends(self) -> None:
+        self.aboard.clear()
+        room = self.hand.credit.room()
+        assert room[0] == 1_000 - self.hand.credit.held_messages and not self.hand.credit.owed
+        self.returned = self.sent - self.hand.credit.held_messages
 
     @rule()
     def hand_back(self) -> None:
@@ -234,18 +302,21 @@ class HandMachine(RuleBasedStateMachine):
 
     @rule()
     def send_credit(self) -> None:
-        messages, nbytes = self.hand.take_owed()
+        messages, nbytes = self.hand.credit.take_owed()
         assert messages >= 0 and nbytes >= 0
         self.returned += messages
 
     @invariant()
     def counts_fit(self) -> None:
-        unpaid = sum(load.paid.count(0) for load in self.loads)
-        assert self.sent == unpaid + self.hand.owed_messages + self.returned
-        assert self.hand._unpaid_messages == unpaid
-        assert self.hand._unpaid_bytes == sum(
-            int(load.sizes[np.frombuffer(load.paid, np.uint8) == 0].sum()) for load in self.loads
+        credit = self.hand.credit
+        held = [np.frombuffer(load.credit, np.uint8) != GIVEN for load in self.loads]
+        assert credit.held_messages == sum(int(each.sum()) for each in held)
+        assert credit.held_bytes == sum(
+            int(load.sizes[each].sum()) for load, each in zip(self.loads, held, strict=True)
         )
+        riding = sum(rode for _, rode in self.aboard.values())
+        assert self.sent == credit.held_messages + credit.owed_messages + self.returned
+        assert riding <= credit.held_messages
         for load in self.loads:
             assert load.waiting == load.state.count(WAITING)
             assert load.open == len(load) - load.state.count(DONE)

@@ -14,6 +14,7 @@ import timeline
 from tests.driver.broker import Broker
 from tests.driver.test_hand import _load
 from tests.simulation.loop import Timer, VirtualLoop
+from timeline.broker.admission import take_settles
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.channel import Channel
@@ -26,7 +27,7 @@ from timeline.driver.settling import SettleDesk
 from timeline.driver.stream import Wish
 from timeline.driver.transport import GrpcTransport
 from timeline.errors import TimelineError
-from timeline.model import Operation
+from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.wire import Fault, TransportError, Welcome
 
@@ -125,7 +126,7 @@ def test_leases_and_deadlines_end_though_no_broker_is_there() -> None:
     loop.finish()
 
 
-async def test_a_settle_that_failed_takes_its_credit_back(broker: Broker, tl: timeline.Timeline) -> None:
+async def test_a_settle_that_failed_gives_no_credit_back(broker: Broker, tl: timeline.Timeline) -> None:
     assert broker.node is not None
     store = broker.node.store
     settle = store.settle
@@ -142,15 +143,61 @@ async def test_a_settle_that_failed_takes_its_credit_back(broker: Broker, tl: ti
         with pytest.raises(timeline.Unavailable, match="the disk is full"):
             await first.ack(timeout="100ms")
         store.settle = settle  # type: ignore[method-assign]
-        # Its credit went with the settle: one more may have come. Once that is settled, none follows.
-        second = await c.take()
-        assert second is not None and c._hand.room()[0] == 0
-        await second.ack()
-        assert c._hand.take_owed() == (0, 0) and c._hand._unpaid_messages == 1
+        assert c._hand.credit.held_messages == 1 and _credit(broker) == 0
         await first.ack()
-        third = await c.take()
-        assert third is not None
-        await third.ack()
+        for _ in range(2):
+            delivery = await c.take()
+            assert delivery is not None
+            await delivery.ack()
+    assert [m async for m in tl.scan("t")] == []
+
+
+def _credit(broker: Broker) -> int:
+    """The credit in messages that the broker knows of its one consumer."""
+    assert broker.node is not None
+    ((_, dealer),) = broker.node._dealers.items()
+    ((_, consumer),) = dealer.roster.consumers.items()
+    return consumer.credit_messages
+
+
+@pytest.mark.parametrize("way", ["batch", "one by one", "soon"])
+async def test_where_some_settles_of_a_frame_are_refused_no_more_is_in_flight_than_credit(
+    broker: Broker, tl: timeline.Timeline, way: str
+) -> None:
+    assert broker.node is not None
+    store = broker.node.store
+    settle = store.settle
+    refused = {b"m0"}
+
+    async def refuses(topic: Any, now_ms: int, settles: Any) -> Any:
+        good = np.flatnonzero([id not in refused for id in settles.ids.tolist()])
+        answers = Answers.blank(len(settles), Status.UNAVAILABLE)
+        answers.status[good] = (await settle(topic, now_ms, take_settles(settles, good))).status
+        return answers
+
+    async with tl.producer("t") as p, tl.consumer("t", id="w", credit=4, credit_bytes=1_000) as c:
+        await p.produce_many([timeline.Message(b"0123456789", in_=0, id=f"m{n}") for n in range(8)])
+        taken = await anext(c.batches())
+        assert len(taken) == 4
+        store.settle = refuses  # type: ignore[method-assign]
+        acks: list[asyncio.Future[Any]] = []
+        if way == "soon":
+            taken.ack_soon()
+        elif way == "batch":
+            acks.append(asyncio.ensure_future(taken.ack(timeout="30s")))
+        else:
+            acks.extend(asyncio.ensure_future(one.ack(timeout="30s")) for one in taken)
+        more = [await c.take() for _ in range(3)]
+        assert [one.id for one in more if one is not None] == ["m4", "m5", "m6"]
+        assert _credit(broker) == 0 and c._hand.credit.held_messages == 4 and c._hand.credit.held_bytes == 40
+        refused.clear()
+        last = await c.take()
+        assert last is not None and last.id == "m7"
+        await asyncio.gather(*acks)
+        for one in (*more, last):
+            assert one is not None
+            await one.ack()
+    assert c._hand.credit.held_messages == 0
     assert [m async for m in tl.scan("t")] == []
 
 

@@ -35,6 +35,7 @@ from timeline.wire import (
     decode_as,
     encode,
 )
+from timeline.wire.crediting import credit_counts
 
 if TYPE_CHECKING:
     from timeline.broker.dealer import Dealer
@@ -220,8 +221,9 @@ class ConsumeStream:
         topic = node.current(topic)
         refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
         answers = await node.settling.settle(topic, settles) if len(settles) else None
-        consumer.add_credit(frame.credit_messages, frame.credit_bytes)
         whole = refusals.merge(answers)
+        if credit_counts(frame.operation, whole.status):
+            consumer.add_credit(frame.credit_messages, frame.credit_bytes)
         consumer.push(Settled(frame.request, whole, node.clock.now_ms()))
         self._note(frame, whole, consumer, topic)
 

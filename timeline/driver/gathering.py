@@ -26,11 +26,11 @@ class Gathering:
     64 or hold half of the credit, in messages or in bytes, or when the lease of one of them is about to end."""
 
     def __init__(self, hand: Hand, clock: Clock, wake: Callable[[], None]) -> None:
-        self._hand, self._clock, self._wake = hand, clock, wake
+        self._clock, self._wake = clock, wake
         self._loads: list[Load] = []
         self._messages = self._bytes = 0
-        self._most_messages = max(1, min(GATHER_MESSAGES, hand.credit_messages // 2))
-        self._most_bytes = hand.credit_bytes // 2
+        self._most_messages = max(1, min(GATHER_MESSAGES, hand.credit.messages // 2))
+        self._most_bytes = hand.credit.bytes // 2
         self._timer: asyncio.TimerHandle | None = None
         self.ripe = False
 
@@ -38,7 +38,7 @@ class Gathering:
         return bool(self._loads)
 
     def add(self, load: Load, index: int) -> None:
-        """One more. Its credit goes back, and is counted, when it is taken."""
+        """One more."""
         if load.state[index] != DONE:
             load.state[index] = SETTLING
         if not load.soon:
@@ -86,7 +86,6 @@ class Gathering:
         for load in self._loads:
             at = np.array(load.soon, dtype=np.intp)
             load.soon.clear()
-            self._hand.pay(load, at)
             taken.append((load, at))
         self._loads.clear()
         self._messages = self._bytes = 0

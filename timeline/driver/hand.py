@@ -1,5 +1,5 @@
-"""What a consumer has in hand: loads of deliveries, each message waiting, handed out, being settled or done; and the
-credit that goes back to the broker for it. Pure: the monotonic time is handed in.
+"""What a consumer has in hand: loads of deliveries, each message waiting, handed out, being settled or done. Pure: the
+monotonic time is handed in.
 
 A load is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
 thousand deliveries are one object.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
+from timeline.driver.credit import Credit, distinct
 from timeline.model import MAX_BATCH
 from timeline.wire.frames import Deliver
 
@@ -42,6 +43,7 @@ class Load:
     broker's. `sizes`: bytes each takes of the credit."""
 
     __slots__ = (
+        "credit",
         "cursor",
         "earliest_ms",
         "end_ms",
@@ -49,7 +51,6 @@ class Load:
         "frame",
         "lost",
         "open",
-        "paid",
         "sizes",
         "soon",
         "state",
@@ -66,8 +67,8 @@ class Load:
         if frame.headers is not None:
             self.sizes = self.sizes + frame.headers.sizes
         self.state = bytearray(count)
-        self.paid = bytearray(count)
-        """1 where the credit has gone back."""
+        self.credit = bytearray(count)
+        """Where the credit of each is: see `credit`."""
         self.lost = bytearray(count)
         """1 where the lease is known to have ended, or somebody else to have the message."""
         self.cursor = 0
@@ -91,7 +92,7 @@ class Load:
 
     def mark(self, at: Indexes, state: int) -> None:
         """Sets the state of messages (nothing goes back to WAITING), and counts."""
-        at = _distinct(at)
+        at = distinct(at)
         view = np.frombuffer(self.state, dtype=np.uint8)
         before = view[at]
         self.waiting -= int((before == WAITING).sum())
@@ -110,11 +111,8 @@ class Hand:
     """All loads in hand, in order of arrival, and the credit."""
 
     def __init__(self, credit_messages: int, credit_bytes: int) -> None:
-        self.credit_messages, self.credit_bytes = credit_messages, credit_bytes
+        self.credit = Credit(credit_messages, credit_bytes)
         self.stats = Stats()
-        self.owed_messages = self.owed_bytes = 0
-        """Credit to go back with the next frame."""
-        self._unpaid_messages = self._unpaid_bytes = 0
         self._loads: dict[int, Load] = {}
         self._queue: deque[Load] = deque()
         self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
@@ -122,8 +120,7 @@ class Hand:
     def arrive(self, load: Load) -> None:
         """A load came."""
         self._loads[id(load)] = load
-        self._unpaid_messages += len(load)
-        self._unpaid_bytes += int(load.sizes.sum())
+        self.credit.arrive(load)
         if load.waiting:
             self._queue.append(load)
 
@@ -190,79 +187,33 @@ class Hand:
 
     def finish(self, load: Load, at: Indexes) -> None:
         """Messages are done with; their credit goes back."""
-        self.pay(load, at)
+        self.credit.give(load, at)
         load.mark(at, DONE)
         if not load.open:
             self._loads.pop(id(load), None)
 
     def settle(self, load: Load, at: Indexes) -> None:
-        """A settle of these goes out: their credit goes with it."""
-        self.pay(load, at)
+        """A settle of these is to go out."""
         load.mark(at, SETTLING)
 
     def take_back(self, load: Load, at: Indexes) -> None:
-        """The settles of these came to nothing: they are in hand again, and their credit with them. What of it was sent
-        already is missing from what goes back next."""
-        at = _distinct(at)
-        at = at[np.frombuffer(load.state, dtype=np.uint8)[at] == SETTLING]
-        load.mark(at, HANDED)
-        paid = np.frombuffer(load.paid, dtype=np.uint8)
-        spent = at[paid[at] == 1]
-        if len(spent):
-            paid[spent] = 0
-            self._owe(-len(spent), -int(load.sizes[spent].sum()))
+        """The settles of these came to nothing: they are in hand again."""
+        at = distinct(at)
+        load.mark(at[np.frombuffer(load.state, dtype=np.uint8)[at] == SETTLING], HANDED)
 
     def settle_one(self, load: Load, index: int) -> None:
         """`settle` for one message that is handed out, or whose settle goes again."""
-        if not load.paid[index]:
-            load.paid[index] = 1
-            self._owe(1, int(load.sizes[index]))
         if load.state[index] == HANDED:
             load.state[index] = SETTLING
 
     def finish_one(self, load: Load, index: int) -> None:
         """`finish` for one message that is being settled."""
         if load.state[index] == SETTLING:
+            self.credit.give_one(load, index)
             load.state[index] = DONE
             load.open -= 1
             if not load.open:
                 self._loads.pop(id(load), None)
-
-    def _owe(self, messages: int, nbytes: int) -> None:
-        self._unpaid_messages -= messages
-        self._unpaid_bytes -= nbytes
-        self.owed_messages += messages
-        self.owed_bytes += nbytes
-
-    def pay(self, load: Load, at: Indexes) -> None:
-        """Gives back the credit of messages, once each."""
-        at = _distinct(at)
-        paid = np.frombuffer(load.paid, dtype=np.uint8)
-        fresh = at[paid[at] == 0]
-        if len(fresh):
-            paid[fresh] = 1
-            self._owe(len(fresh), int(load.sizes[fresh].sum()))
-
-    def take_owed(self) -> tuple[int, int]:
-        """The credit to send now: (messages, bytes). More may have been sent than is free (`take_back`): then none."""
-        messages, nbytes = max(0, self.owed_messages), max(0, self.owed_bytes)
-        self.owed_messages -= messages
-        self.owed_bytes -= nbytes
-        return messages, nbytes
-
-    def room(self) -> tuple[int, int]:
-        """Credit for a new stream, besides what is in hand. What is being settled counts as in hand until it is sent
-        again: that credit is owed anew, but never more than there is besides what is held. Less than nothing is owed
-        where one message is larger than all of it: it is made up for as that comes back."""
-        messages = nbytes = 0
-        for load in self._loads.values():
-            at = load.where(SETTLING)
-            messages += len(at)
-            nbytes += int(load.sizes[at].sum())
-        free_messages = self.credit_messages - self._unpaid_messages
-        free_bytes = self.credit_bytes - self._unpaid_bytes
-        self.owed_messages, self.owed_bytes = min(messages, free_messages), min(nbytes, free_bytes)
-        return free_messages - self.owed_messages, free_bytes - self.owed_bytes
 
     def sweep(self, now_ms: float) -> None:
         """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
@@ -361,8 +312,3 @@ class _Tokens:
 
     def columns(self) -> tuple[Ragged, UInt64, Int64]:
         return Ragged.concat(self._ids), np.concatenate(self._births), np.concatenate(self._versions)
-
-
-def _distinct(at: Indexes) -> Indexes:
-    """Each index once: a caller may name a message twice."""
-    return at if len(at) < 2 or bool((at[1:] > at[:-1]).all()) else np.unique(at)

@@ -56,6 +56,10 @@ class Line:
         """Parcels sent and not answered."""
         return len(self._aboard)
 
+    def carried(self, request: int) -> Parcel | None:
+        """What went as `request` and is not answered."""
+        return self._aboard.get(request)
+
     @property
     def oldest_sent_ms(self) -> float | None:
         """When the oldest parcel aboard was sent."""

@@ -11,7 +11,6 @@ import numpy as np
 from timeline.driver.channel import REFUSALS, Deadline, refusal
 from timeline.driver.companion import beside, end
 from timeline.driver.hand import Hand, Load
-from timeline.driver.line import refusal_of
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.settling import UNSEEN, SettleDesk
@@ -27,7 +26,6 @@ from timeline.wire import (
     Hello,
     Leaving,
     LeavingReason,
-    Settle,
     Settled,
     TransportError,
     UnknownFrame,
@@ -158,7 +156,8 @@ class Session:
 
     def _hello(self) -> Hello:
         ids, birth, version = self._hand.tokens(self._link.clock.monotonic_ms())
-        messages, nbytes = self._hand.room()
+        credit = self._hand.credit
+        messages, nbytes = credit.room()
         return Hello(
             topic=self.wish.topic,
             consumer=self.wish.consumer,
@@ -169,8 +168,8 @@ class Session:
             ids=ids,
             birth=birth,
             version=version,
-            room_messages=self._hand.credit_messages,
-            room_bytes=self._hand.credit_bytes,
+            room_messages=credit.messages,
+            room_bytes=credit.bytes,
         )
 
     async def _send_all(self, stream: ConsumeStream) -> None:
@@ -190,25 +189,16 @@ class Session:
             if taken is None:
                 break
             request, parcel = taken
-            messages, nbytes = self._owed()
-            frame = Settle(request=request, credit_messages=messages, credit_bytes=nbytes, **parcel.columns)
             try:
-                data = encode(frame)
+                data = encode(self.desk.frame(request, parcel))
             except Invalid as bad:
-                line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
+                self.desk.unsent(request, Status.INVALID, bad.reason)
                 continue
             await stream.stream.send(data)
-        # Credit rides with settles; alone it goes when no settle is about to.
-        if not (line.waiting or self.desk.gathering):
-            messages, nbytes = self._owed()
-            if messages or nbytes:
-                await stream.stream.send(encode(Credit(messages, nbytes)))
+        if self._hand.credit.owed and self.taking:
+            await stream.stream.send(encode(Credit(*self._hand.credit.take_owed())))
         if now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms / 2:
             await self._beat(stream, now_ms)
-
-    def _owed(self) -> tuple[int, int]:
-        owed = self._hand.take_owed()
-        return owed if self.taking else (0, 0)
 
     async def _beat(self, stream: ConsumeStream, now_ms: float) -> None:
         self._echo += 1
@@ -230,7 +220,7 @@ class Session:
             if not self._talking:
                 self.desk.line.forget_unwanted()
                 continue
-            if self._hand.owed_messages > 0 or self._hand.owed_bytes > 0:
+            if self._hand.credit.owed:
                 self.desk.line.work.set()
             for load, at in self._hand.to_extend(now_ms, self.lease_ms):
                 lease_ms = int(self.lease_ms)
@@ -285,7 +275,7 @@ class Session:
             self._deliver(frame, now_ms)
         elif isinstance(frame, Settled):
             self._clock.arrived(now_ms, frame.now_ms)
-            self.desk.line.answer(frame.request, frame.answers)
+            self.desk.answered(frame)
             self.desk.line.work.set()
         elif isinstance(frame, Beat):
             sent_ms = stream.echoes.pop(frame.echo, None)

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Indexes, Ragged
+from timeline.driver.credit import Places
 from timeline.driver.gathering import Gathering
 from timeline.driver.hand import DONE, WAITING, Hand, Load
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
-from timeline.driver.parcel import OK, UNAVAILABLE, UNKNOWN, Answer, Columns, Many, Parcel, error_of, pick
+from timeline.driver.parcel import OK, Answer, Columns, Many, Parcel, error_of, pick
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
-from timeline.wire.frames import SettleFlag
+from timeline.wire.crediting import credit_counts, still_held
+from timeline.wire.frames import Settle, Settled, SettleFlag
 
 log = logging.getLogger("timeline.driver")
 
 FRAME_SETTLES = 10_000
 SETTLE_BYTES = 80
-RETRIED_BY_HAND = (Status.INVALID.code, Status.TOO_LARGE.code, UNAVAILABLE, UNKNOWN, Status.THROTTLED.code)
-"""After these the message is still ours to settle another way; after any other it is not."""
 
 OnError = Callable[[Load, int, TimelineError], None]
 
@@ -112,6 +112,7 @@ class SettleDesk:
             raise
         if settles and answer.status == OK:
             self.hand.finish_one(load, index)
+            self._pay_out()
             return answer
         at = np.array([index])
         answers = Answers.blank(1, Status.of(answer.status))
@@ -195,6 +196,31 @@ class SettleDesk:
         """Ends settles that nobody waits for at their deadline."""
         self._quiet = [sink for sink in self._quiet if not sink.expire(now_ms)]
 
+    def frame(self, request: int, parcel: Parcel) -> Settle:
+        """The frame that carries `parcel` as `request`, and the credit of what its settles end."""
+        columns = dict(parcel.columns)
+        messages, nbytes = self.hand.credit.board(request, columns.pop("places"))
+        return Settle(request=request, credit_messages=messages, credit_bytes=nbytes, **columns)
+
+    def unsent(self, request: int, status: Status, why: str) -> None:
+        """The frame of `request` cannot be sent: its settles are refused."""
+        parcel = self.line.carried(request)
+        if parcel is not None:
+            self.hand.credit.land(request, counts=False)
+            self.line.refused(request, refusal_of(len(parcel), status, why))
+
+    def answered(self, frame: Settled) -> None:
+        """The broker's answers. Raises Invalid when they do not fit what was asked."""
+        parcel, status = self.line.carried(frame.request), frame.answers.status
+        if parcel is not None and len(parcel) == len(status):
+            counts = credit_counts(parcel.columns["operation"], status)
+            self.hand.credit.land(frame.request, counts)
+            if not counts:  # what did end is owed at once, not when all of its call has
+                for load, at in parcel.columns["places"][np.flatnonzero(~still_held(status))].parts:
+                    if load is not None:
+                        self.hand.credit.give(load, at)
+        self.line.answer(frame.request, frame.answers)
+
     def _parcel(
         self,
         parts: list[tuple[Load, Indexes]],
@@ -215,6 +241,7 @@ class SettleDesk:
             "flags": np.full(count, flags, dtype=np.uint8),
             "op": np.zeros(count, np.uint64) if not self._op_needed(operation) else self.link.ids.numbers(count),
             "reasons": Ragged.repeat(reason, count) if reason else None,
+            "places": Places([(_ended(load, operation), at) for load, at in parts]),
         }
         return Parcel(columns, columns["operation"], sink, positions, columns["ids"].nbytes + SETTLE_BYTES * count)
 
@@ -232,12 +259,18 @@ class SettleDesk:
         elif not status.any():
             self.hand.finish(load, at)
         else:
-            ours = np.isin(status, RETRIED_BY_HAND)
+            ours = still_held(status)  # to be settled another way
             self.hand.finish(load, at[status == OK])
             self._lose(load, at[~ours & (status != OK)])
             self.hand.take_back(load, at[ours])
+        self._pay_out()
         if told and status.any():
             self._tell(load, at, operation, answers)
+
+    def _pay_out(self) -> None:
+        """Credit that did not count with its settle goes by itself, now rather than with the next tick."""
+        if self.hand.credit.owed:
+            self.line.work.set()
 
     def _extended(self, load: Load, at: Indexes, answers: Answers) -> None:
         good = np.flatnonzero(answers.status == OK)
@@ -245,8 +278,7 @@ class SettleDesk:
             until_ms = answers.due_ms[good]
             end_ms = np.array([self._broker_clock.monotonic_ms(end) for end in until_ms.tolist()], dtype=np.float64)
             load.extended(at[good], until_ms, end_ms)
-        gone = at[~np.isin(answers.status, (OK, *RETRIED_BY_HAND))]
-        self._lose(load, gone)
+        self._lose(load, at[~still_held(answers.status) & (answers.status != OK)])
 
     def _lose(self, load: Load, gone: Indexes) -> None:
         state = np.frombuffer(load.state, dtype=np.uint8)
@@ -277,21 +309,33 @@ def _joined(columns: list[Any]) -> Any:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
+def _ended(load: Load, operation: Operation) -> Load | None:
+    """`load`, when this settle of its messages ends their stay in hand."""
+    return None if operation is Operation.EXTEND else load
+
+
+def _runs(loads: Sequence[Load | None], at: Indexes) -> list[tuple[Load | None, Indexes]]:
+    """Messages one by one as parts of loads."""
+    starts = [0, *(n for n in range(1, len(loads)) if loads[n] is not loads[n - 1])]
+    return [(loads[start], at[start:end]) for start, end in zip(starts, [*starts[1:], len(loads)], strict=True)]
+
+
 def _build(entries: Sequence[Any]) -> tuple[Columns, Any, int]:
     """Columns of single settles; an entry is (load, index, operation, time_ms, flags, op, reason)."""
     count = len(entries)
     loads, indexes, operations, times, flags, ops, reasons = zip(*entries, strict=True)
-    places = list(zip(loads, indexes, strict=True))
+    messages = list(zip(loads, indexes, strict=True))
     operation = np.fromiter(operations, np.uint8, count)
     columns: Columns = {
-        "ids": Ragged.of([load.frame.ids[index] for load, index in places]),
-        "birth": np.fromiter((load.frame.birth[index] for load, index in places), np.uint64, count),
-        "version": np.fromiter((load.frame.version[index] for load, index in places), np.int64, count),
+        "ids": Ragged.of([load.frame.ids[index] for load, index in messages]),
+        "birth": np.fromiter((load.frame.birth[index] for load, index in messages), np.uint64, count),
+        "version": np.fromiter((load.frame.version[index] for load, index in messages), np.int64, count),
         "operation": operation,
         "time_ms": np.fromiter(times, np.int64, count),
         "flags": np.fromiter(flags, np.uint8, count),
         "op": np.fromiter(ops, np.uint64, count),
         "reasons": Ragged.of(list(reasons)) if any(reasons) else None,
+        "places": Places(_runs(list(map(_ended, loads, operations)), np.fromiter(indexes, np.intp, count))),
     }
     return columns, operation, columns["ids"].nbytes + SETTLE_BYTES * count
 
