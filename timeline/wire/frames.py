@@ -204,7 +204,7 @@ class Credit:
 class Settle:
     """n settles, up a Consume stream, of messages of the stream's topic held by the stream's consumer. `operation`:
     EXTEND, ACK, RELEASE or BURY. `time_ms`: EXTEND, more lease from now; RELEASE, see SettleFlag. `op`: operation ids.
-    `reasons`: BURY, RELEASE. Credit given back by settling rides along."""
+    `reasons`: BURY, RELEASE. The credit of what they end rides along, and counts by `crediting.credit_counts`."""
 
     request: int
     ids: Ragged

@@ -1534,7 +1534,7 @@ class Hello(object):
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 0
 
-    # Room besides what is in hand.
+    # Room besides what is in hand, settles that are to be repeated included.
     # Hello
     def CreditMessages(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
@@ -1693,7 +1693,7 @@ def HelloAddRoomBytes(builder, roomBytes): builder.PrependInt64Slot(11, roomByte
 def HelloEnd(builder): return builder.EndObject()
 
 
-# More credit, up Consume; adds up. Any Credit is a heartbeat too; one with nothing but `echo` is answered by Beat.
+# More credit, up Consume; adds up, and counts in any case. Any Credit is a heartbeat too; one with nothing but `echo` is answered by Beat.
 class Credit(object):
     __slots__ = ['_tab']
 
@@ -2049,7 +2049,7 @@ class Settle(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
         return o == 0
 
-    # Credit that these settles give back.
+    # Credit of the messages that these settles end: counts by their answers, see STREAMS.
     # Settle
     def CreditMessages(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
