@@ -88,6 +88,16 @@ async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
                 with pytest.raises(timeline.Throttled) as told:
                     await p.produce(b"", in_="1h", timeout="20ms")
                 assert told.value.retry_after_ms == 30
+                receipts = await p.produce_many([timeline.Message(b"", in_="1h")] * 2, timeout="20ms")
+                assert receipts.counts == {Status.THROTTLED: 2}
+                assert [one.retry_after_ms for one in receipts.failed[1:]] == [30]
+                with pytest.raises(timeline.Throttled, match="1 more") as told:
+                    receipts.raise_failed()
+                assert told.value.retry_after_ms == 30
+                streamed = [one async for one in p.produce_iter([timeline.Message(b"", in_="1h")], timeout="20ms")]
+                with pytest.raises(timeline.Throttled) as told:
+                    streamed[0].raise_failed()
+                assert told.value.retry_after_ms == 30
                 held.set()
                 assert (await first).ok
     finally:

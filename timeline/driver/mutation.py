@@ -14,7 +14,7 @@ from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
 from timeline.driver.line import Line
 from timeline.driver.link import Link
 from timeline.driver.message import asked_time, encode_id, encode_tag
-from timeline.driver.parcel import Columns, Many, Parcel, error_of
+from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
 from timeline.errors import Invalid
@@ -183,9 +183,8 @@ class Mutations:
             size = cut["ids"].nbytes + ID_OVERHEAD_BYTES * len(positions)
             line.add(Parcel(cut, operation, many, positions, size))
         answers = await many.finished()
-        if count and not many.heard:
-            raise error_of(int(answers.status.max()), None, answers.details.get(0, ""))
-        return Receipts(ids, answers)
+        many.check_heard()
+        return Receipts(ids, answers, many.waits_ms)
 
     async def move_tag(
         self,

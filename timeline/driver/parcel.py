@@ -201,6 +201,8 @@ class Many:
             self._done.set()
         self.heard = not count
         """Whether a broker said anything about any of it."""
+        self.waits_ms: dict[int, int] = {}
+        """What a broker asked to wait before those at these indexes are sent again."""
 
     def wants(self, parcel: Parcel) -> Indexes | None:
         waiting = self._missing if parcel.positions is None else self._missing[parcel.positions]
@@ -257,7 +259,17 @@ class Many:
                 answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._trouble())
                 self.heard = self.heard or overdue.status == THROTTLED
                 self._fill(where, answers)
+                if overdue.retry_after_ms:
+                    self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
         self._parcels.clear()
+
+    def check_heard(self) -> None:
+        """Raises why the call itself failed: when no broker said anything about any of it."""
+        if not self.heard:
+            at = int(np.argmax(self.answers.status))
+            raise error_of(
+                int(self.answers.status[at]), None, self.answers.details.get(at, ""), self.waits_ms.get(at, 0)
+            )
 
 
 def _positions(parcel: Parcel, at: Indexes | None) -> Indexes:

@@ -13,12 +13,12 @@ import numpy as np
 from timeline.driver.link import Link
 from timeline.driver.message import Batch, Message, Payload, move_flag
 from timeline.driver.mutation import Mutations
-from timeline.driver.parcel import Many, Parcel, error_of
+from timeline.driver.parcel import Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When
 from timeline.errors import Closed, Invalid, TimelineError
-from timeline.model import Answers, Operation, Status
+from timeline.model import Operation, Status
 from timeline.wire.frames import AIM_BYTES
 
 FRAME_MESSAGES = 10_000
@@ -130,7 +130,9 @@ class Producer(Mutations):
             cut = {name: column if column is None else column[part] for name, column in columns.items()}
             positions = np.arange(part.start, part.stop)
             self._putting.line.add(Parcel(cut, Operation.PUT, many, positions, int(sizes[part].sum())))
-        return Receipts(columns["ids"], _heard(await many.finished(), many))
+        answers = await many.finished()
+        many.check_heard()
+        return Receipts(columns["ids"], answers, many.waits_ms)
 
     def _columns(self, batch: Batch, flag: int) -> dict[str, Any]:
         count = len(batch)
@@ -200,15 +202,9 @@ class Producer(Mutations):
         except Closed:
             raise
         except TimelineError as error:
-            return Receipt(error.id or "", Status(error.code), 0, 0, detail=error.reason)
-
-
-def _heard(answers: Answers, many: Many) -> Answers:
-    """The answers, unless no broker said anything about any message: then the call itself failed."""
-    if not many.heard and len(answers):
-        worst = int(answers.status.max())
-        raise error_of(worst, None, answers.details.get(int(np.argmax(answers.status)), ""))
-    return answers
+            return Receipt(
+                error.id or "", Status(error.code), 0, 0, detail=error.reason, retry_after_ms=error.retry_after_ms
+            )
 
 
 async def _each(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import overload
@@ -21,7 +21,7 @@ from timeline.model import Answers, Status
 class Receipt:
     """One message's answer. `status`: OK, DUPLICATE (it was there already, or was delivered: `settled`), or, out of
     a batch, what refused it. `version`, `due_ms`: the message as it stands now, 0 when there is none. `detail`: a
-    sentence for a refusal."""
+    sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, 0 when it asked for none."""
 
     id: str
     status: Status
@@ -29,6 +29,7 @@ class Receipt:
     due_ms: int
     settled: bool = False
     detail: str = ""
+    retry_after_ms: int = 0
 
     @property
     def due(self) -> datetime | None:
@@ -43,7 +44,7 @@ class Receipt:
     def raise_failed(self) -> None:
         """Raises the status as its error, unless it is `ok`."""
         if not self.ok:
-            raise error_of(self.status.code, self.id, self.detail)
+            raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms)
 
 
 def receipt_of(id: bytes, answer: Answer) -> Receipt:
@@ -60,9 +61,10 @@ class Receipts(Sequence[Receipt]):
     `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes.
     """
 
-    def __init__(self, ids: Ragged, answers: Answers) -> None:
+    def __init__(self, ids: Ragged, answers: Answers, waits_ms: Mapping[int, int] | None = None) -> None:
         self.ids = ids
         self._answers = answers
+        self._waits_ms = waits_ms or {}
 
     @property
     def status_codes(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -100,10 +102,13 @@ class Receipts(Sequence[Receipt]):
             int(answers.due_ms[place]),
             bool(answers.settled[place]),
             answers.details.get(place, ""),
+            self._waits_ms.get(place, 0),
         )
 
     def _at(self, places: Indexes) -> Receipts:
-        return Receipts(self.ids.take(places), pick(self._answers, places))
+        asked = self._waits_ms
+        waits_ms = {at: asked[place] for at, place in enumerate(places.tolist()) if place in asked} if asked else None
+        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms)
 
     @property
     def failed(self) -> Receipts:
@@ -124,7 +129,7 @@ class Receipts(Sequence[Receipt]):
         first = failed[0]
         more = f" (and {len(failed) - 1} more of {len(self)} failed)" if len(failed) > 1 else ""
         error: TimelineError = error_of(first.status.code, first.id, first.detail)
-        raise type(error)((first.detail or error.advice) + more, id=first.id)
+        raise type(error)((first.detail or error.advice) + more, id=first.id, retry_after_ms=first.retry_after_ms)
 
     def __repr__(self) -> str:
         told = ", ".join(f"{many} {status}" for status, many in self.counts.items())

@@ -144,8 +144,7 @@ class SettleDesk:
             self.hand.take_back(load, live)
             raise
         self.conclude(load, at, operation, answers, told=False)
-        if len(at) and not many.heard:
-            raise error_of(int(answers.status.max()), None, answers.details.get(0, ""))
+        many.check_heard()
         return answers
 
     def soon(self, load: Load, index: int) -> None:
