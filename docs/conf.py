@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -76,11 +75,16 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 
 
-def publicly(name: str) -> None:
-    """Makes the signatures say `timeline.Name`, as people write it, rather than where it happens to live."""
-    value = getattr(timeline, name)
-    if getattr(value, "__module__", "").startswith("timeline."):
-        value.__module__ = "timeline"
+def publicly(app: Sphinx, env: Any, node: Any, text: nodes.TextElement) -> nodes.Element | None:
+    """Signatures name a class by where it lives; it is documented by its public name, `timeline.Name`."""
+    target = node.get("reftarget", "")
+    name = target.rpartition(".")[2]
+    if node.get("refdomain") != "py" or not target.startswith("timeline.") or name not in timeline.__all__:
+        return None
+    found: nodes.Element | None = env.domains["py"].resolve_xref(
+        env, node["refdoc"], app.builder, "obj", f"timeline.{name}", node, text
+    )
+    return found
 
 
 def examples_as_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -144,9 +148,7 @@ def front_door(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """What Sphinx calls first."""
-    for name in timeline.__all__:
-        publicly(name)
-    import_module("timeline.driver.reading")
+    app.connect("missing-reference", publicly)
     app.connect("autodoc-process-docstring", examples_as_code)
     app.connect("source-read", links_to_folders)
     app.connect("build-finished", front_door)
