@@ -64,8 +64,6 @@ CAUGHT_BY = {
     (Operation.PURGE, "_is_leased"): "mutations_by_state",
     (Operation.PURGE, "_is_alive"): "mutations_by_state",
 }
-UNREACHABLE = {(Operation.BURY, "_is_dead")}
-"""A bury of a dead letter with its token is the repeat of that bury, and with another token it is FENCED first."""
 
 
 def _guards() -> list[tuple[Operation, str]]:
@@ -90,7 +88,7 @@ def _without(operation: Operation, name: str, decide: Decide) -> Decide:
 
 def test_every_guard_is_proven() -> None:
     assert len(set(_guards())) == len(_guards())
-    assert set(_guards()) == CAUGHT_BY.keys() | UNREACHABLE
+    assert set(_guards()) == CAUGHT_BY.keys()
 
 
 def _by(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> Callable[[], MemoryStore]:

@@ -45,10 +45,12 @@ PUT_AT_ONCE = 1_000
 PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
 """A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
 it."""
-TAGGED_AT_ONCE = 2_000
-"""Messages of one work of a tag operation: each dirties two pages and more of its own."""
-TAGGED_IN_LINE = 4
-"""Such works that wait at once: a transaction of all of them while nobody else waits, of one otherwise."""
+TAGGED_AT_ONCE = 250
+TAGGED_WEIGHT = 4
+"""Messages of one work of a tag operation, and what each weighs in a transaction: it dirties two pages and more of its
+own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not late."""
+TAGGED_IN_LINE = 16
+"""Such works that wait at once: a transaction of half of them while nobody else waits, of one otherwise."""
 
 
 class SqliteStore(Store):
@@ -246,7 +248,7 @@ class SqliteStore(Store):
                 tags.change(transaction, topic, key, now_ms, mutation, rows, part)
             return part
 
-        return await self._write(act, LATER, len(rows))
+        return await self._write(act, LATER, TAGGED_WEIGHT * len(rows))
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
         key = self._topics.key(topic)

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
@@ -33,9 +34,11 @@ ORPHANS_WORTHWHILE = 1_000
 one after each ack would hold up every second lease."""
 REST_S = 0.05
 ORPHANS_AT_ONCE = 4_000
+ORPHANS_A_STEP = 500
 ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
 ORPHANS_PRESSING = 40_000
-"""So many payloads without a message may wait for an idle moment."""
+"""So many payloads without a message may wait for an idle moment. Beyond twice as many, leases and settles wait for
+their removal, not the other way round."""
 PROBE_BYTES = 256 * 1024
 
 
@@ -297,12 +300,24 @@ class Writer:
         while self._orphans and len(taken) < ORPHANS_AT_ONCE and (not taken or self._orphans[0][1] <= room):
             taken.append(self._orphans.popleft())
             room -= taken[-1][1]
-        rows = sorted(row for row, _ in taken)
-        if self._transact([lambda transaction: statements.delete_payloads(transaction.connection, rows)]) is None:
+        taken.sort()
+        left = taken[:]
+        if self._transact(self._removals(left)) is None:
+            self._orphans.extendleft(left)
             return True
         self._orphans.extendleft(reversed(taken))
         self._chores_wait = True
         return False
+
+    def _removals(self, left: list[tuple[int, int]]) -> Iterator[Callable[[Transaction], None]]:
+        """Removes `left` step by step, all of it or until somebody else has waited for a step of it."""
+        pressed = len(self._orphans) > 2 * ORPHANS_PRESSING
+        while left:
+            rows = [row for row, _ in left[:ORPHANS_A_STEP]]
+            del left[:ORPHANS_A_STEP]
+            yield partial(_delete_payloads, rows)
+            if self._waiting[FIRST] and not pressed:
+                return
 
     def probe(self, transaction: Transaction) -> None:
         """A work that proves that writing works: small while all is well, as large as a batch after a full disk."""
@@ -319,6 +334,10 @@ class Writer:
 def _settle_all(works: list[Work[Any]]) -> None:
     for work in works:
         work.settle()
+
+
+def _delete_payloads(rows: list[int], transaction: Transaction) -> None:
+    statements.delete_payloads(transaction.connection, rows)
 
 
 def _mark_clean(transaction: Transaction) -> None:
