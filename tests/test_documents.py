@@ -105,12 +105,13 @@ def test_defaults_of_serve_are_what_the_page_says(setting: str) -> None:
 
 
 def test_every_command_is_documented() -> None:
-    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    page = REFERENCE / "commands.md"
+    text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
-    assert headings == [name for name, _ in commands()]
-    shown = re.findall(r"^timeline (.+) --help$", text, re.MULTILINE)
-    assert shown == headings
-    assert {word for name in table_names(REFERENCE / "commands.md") for word in [name]} >= set(COMMANDS)
+    names = [name for name, _ in commands()]
+    assert sorted(headings) == sorted(names), "docs/reference/commands.md: each command has a heading, and none is gone"
+    assert re.findall(r"^timeline (.+) --help$", text, re.MULTILINE) == headings, "a {help} block under each heading"
+    assert set(COMMANDS) <= table_names(page), "docs/reference/commands.md: each command stands in the table, too"
 
 
 def test_every_command_has_help_with_an_example_and_its_options_a_sentence() -> None:
