@@ -1,0 +1,87 @@
+"""A reader who knows nothing, given only the README: types what it says in three terminals, and gets what it says."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.documents.pages import README, Block, blocks
+from tests.documents.stage import ADDRESS, Served, commands, serving
+
+pytestmark = pytest.mark.processes
+
+
+def _written(served: Served, name: str, block: Block) -> Path:
+    """A program saved as the README says."""
+    file = served.folder / name
+    file.write_text(block.body.replace(ADDRESS, served.listen))
+    return file
+
+
+@contextmanager
+def _running(served: Served, program: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program in a terminal of its own, until Ctrl-C."""
+    with subprocess.Popen(
+        [sys.executable, "-u", str(program)],
+        cwd=served.folder,
+        env=served.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors and "timeline.errors" not in errors, errors
+
+
+def _heard(process: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _typed(served: Served, block: Block) -> str:
+    """The commands of a block, typed into a shell; what they answered."""
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(commands(block))],
+        cwd=served.folder,
+        env=served.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -> None:
+    told = blocks(README)
+    producing, consuming = [block for block in told if block.language == "python"][:2]
+    first, second = [block for block in told if block.language == "sh" and block.runs][:2]
+    with serving(tmp_path) as served:
+        producer, consumer = _written(served, "producer.py", producing), _written(served, "consumer.py", consuming)
+        subprocess.run([sys.executable, str(producer)], cwd=served.folder, env=served.environment, check=True)
+        with _running(served, consumer) as process:
+            assert _heard(process).startswith("stand up and stretch late by 0:00:")
+            said = _typed(served, first)
+            assert "water moved" in said and "mail cancelled" in said
+            assert _heard(process).startswith("drink some water late by 0:00:")
+        assert "lonely put" in _typed(served, second)
+        with _running(served, consumer) as process:
+            assert _heard(process).startswith("anybody there? late by 0:00:")
+            why = subprocess.run(
+                ["bash", "-euc", commands(second)[-1]],
+                env=served.environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert "delivered to me" in why.stdout and "no consumer was connected" in why.stdout
