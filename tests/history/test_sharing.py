@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.history.scene import Scene
+from tests.history.scene import START_MS, Scene
+from timeline.history import Event
 
 
 @pytest.fixture
@@ -71,6 +72,40 @@ def test_what_begins_the_count_of_rounds_anew(scene: Scene, between: str) -> Non
         scene.did("deal", topic="t", broker="b1", granted={"c1": [9, 90]}, dealt={"c1": [1, 10]}, largest=10)
     _deal(scene, 1, 0, broker="b2" if between == "another broker" else "b1")
     assert scene.broken() == set()
+
+
+def test_a_round_that_passes_over_who_has_nothing_in_flight(scene: Scene) -> None:
+    scene.did("consume", consumer="c3", topic="t", session=1, process="c3")
+    _deal(scene, 1, 1)  # it may not be connected yet
+    scene.wait(1_000)
+    assert scene.broken() == set()
+    _deal(scene, 1, 1)
+    assert scene.broken() == {"S14"}
+    scene.events.insert(1, Event("faults", "fault", {"what": "crash"}, 1, 1, START_MS, "ok"))
+    assert scene.broken() == set()
+
+
+@pytest.mark.parametrize("why", ["in flight", "a lease ran out", "gone", "another topic", "settled"])
+def test_who_may_be_passed_over(scene: Scene, why: str) -> None:
+    topic = "other" if why == "another topic" else "t"
+    scene.did("consume", consumer="c3", topic=topic, session=1, process="c3")
+    scene.wait(1_000)
+    token = {"id": "x", "birth": 1, "version": 2}
+    if why in ("in flight", "a lease ran out", "settled"):
+        _leased_to(scene, "c3", 2)
+    if why == "a lease ran out":
+        _leased_to(scene, "c1", 3)
+    elif why == "settled":
+        scene.did("release", "fail", consumer="c3", **token, result={"status": "FENCED"})
+    elif why == "gone":
+        scene.did("parted", consumer="c3", session=1)
+    _deal(scene, 1, 1)
+    assert ("S14" in scene.broken()) == (why == "settled")
+
+
+def _leased_to(scene: Scene, holder: str, version: int) -> None:
+    values = {"id": "x", "birth": 1, "version": version, "due_ms": 0, "now_ms": 0, "holder": holder}
+    scene.did("commit", took=0.0, kind="lease", **values)
 
 
 def test_s15_a_queue_past_its_bound(scene: Scene) -> None:

@@ -316,6 +316,17 @@ def same_turn() -> Any:
     return instead(Roster, "dealt_last", lambda roster, consumer: None)
 
 
+def leaves_one_out() -> Any:
+    """The last in order is never dealt to while there are others."""
+    ready = Roster.ready
+
+    def some(roster: Roster, now_ms: float) -> list[Consumer]:
+        able = sorted(ready(roster, now_ms), key=lambda consumer: consumer.id)
+        return able[:-1] if len(roster.consumers) > 1 else able
+
+    return instead(Roster, "ready", some)
+
+
 def always_idle() -> Any:
     """A message larger than the credit in bytes goes to whoever's turn it is."""
     return instead(Consumer, "idle", property(lambda consumer: True))

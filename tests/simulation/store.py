@@ -160,11 +160,12 @@ class TroubledStore(Store):
                 self._commit(topic, "bury", leased.buried.ids[at], values)
             return leased
 
+        asked_ms = self._loop.time() * 1_000.0
         leased = await self._through(work)
-        self._note_deal(topic, grants, leased)
+        self._note_deal(topic, grants, leased, asked_ms)
         return leased
 
-    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased) -> None:
+    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased, asked_ms: float) -> None:
         """How the round was shared, as far as the broker knows: with the answer lost, so is the round."""
         if not len(leased.rows):
             return
@@ -175,7 +176,7 @@ class TroubledStore(Store):
         holders = [grant.holder.decode() for grant in grants]
         granted = {holder: [grant.count, grant.max_bytes] for holder, grant in zip(holders, grants, strict=True)}
         dealt = {holder: list(got) for holder, *got in zip(holders, counts, nbytes, strict=True)}
-        values = {"topic": topic.name, "broker": self.broker, "granted": granted, "dealt": dealt}
+        values = {"topic": topic.name, "broker": self.broker, "asked": asked_ms, "granted": granted, "dealt": dealt}
         self._history.note("deal", {**values, "largest": int(sizes.max())})
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:

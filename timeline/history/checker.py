@@ -40,7 +40,7 @@ from timeline.history.bounds import over_bounds, stranded
 from timeline.history.commits import commits
 from timeline.history.presence import presence
 from timeline.history.record import Event, Values, read_lines
-from timeline.history.sharing import over_credit, unfair
+from timeline.history.sharing import left_out, over_credit, unfair
 from timeline.history.story import Declared, Story, Violation, sort_out
 from timeline.history.timing import is_early, timing
 from timeline.history.tokens import tokens
@@ -100,6 +100,7 @@ def check(
     found.extend(stranded(events, rows, declared))
     found.extend(over_credit(events, clock_bound_ms))
     found.extend(unfair(events))
+    found.extend(left_out(events))
     found.extend(over_bounds(events))
     totals = Counter(violation.invariant for violation in found)
     counts, statuses = _count(events, clock_bound_ms)

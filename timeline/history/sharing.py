@@ -68,8 +68,10 @@ class _Run:
 
 def unfair(events: Iterable[Event]) -> Iterator[Violation]:
     """Where consumers with credit got shares that differ by more than one: within a dealing round, and over rounds as
-    long as the same consumers had credit. A `deal` line says of one round `granted`: holder → [messages, bytes] of
-    credit, `dealt`: holder → [messages, bytes], and `largest`: the size of the largest message."""
+    long as the same consumers had credit.
+
+    A `deal` line says of one round `granted`: holder → [messages, bytes] of credit, `dealt`: holder → [messages,
+    bytes], `largest`: the size of the largest message, and `asked`: when it began (monotonic ms)."""
     runs: dict[tuple[str, str], _Run] = {}
     for event in events:
         if event.operation != "deal":
@@ -101,3 +103,63 @@ def _uneven(event: Event, counts: dict[str, int], able: list[str], when: str) ->
             sentence = f"{holder!r} got {counts[holder]} though it had credit, another {most}, {when}"
             yield Violation("S14", sentence, event.arguments.get("topic", ""), lines=(event.as_line(),))
             return
+
+
+@dataclass(slots=True)
+class _Present:
+    """A consumer on its topic since `since`: what it was leased and has not settled. `lapsed`: a lease of it ran out,
+    so that it may have been set aside."""
+
+    topic: str
+    since: float
+    unsettled: set[Token] = field(default_factory=set)
+    lapsed: bool = False
+
+
+SETTLED_IN_MS = 500.0
+"""How long after it began a consumer is certainly connected, where nothing is wrong."""
+
+
+def left_out(events: Iterable[Event]) -> Iterator[Violation]:
+    """Where a dealing round passed over a consumer that certainly had credit: one with nothing in flight, none of whose
+    leases ever ran out. Told by the store's side, and only until the first fault."""
+    present: dict[str, _Present] = {}
+    for _, event in _by_time(events):
+        values, kind = event.arguments, event.operation
+        if kind == "fault":
+            return
+        if kind == "consume" and "topic" in values:
+            present[values["consumer"]] = _Present(values["topic"], event.invoked)
+        elif kind == "parted":
+            present.pop(values["consumer"], None)
+        elif kind in ("ack", "release", "bury") and (one := present.get(values["consumer"])) is not None:
+            one.unsettled.discard((values["id"], values["birth"], values["version"]))
+        elif kind == "commit" and values["kind"] in ("lease", "relet"):
+            _leased(present, values)
+        elif kind == "deal":
+            yield from _passed_over(present, event)
+
+
+def _by_time(events: Iterable[Event]) -> list[tuple[float, Event]]:
+    """Each event when it was over: a settle then gave its credit back at the latest. A deal when it began."""
+    over = [(event.arguments.get("asked", event.returned), event) for event in events if event.returned < inf]
+    return sorted(over, key=lambda one: (one[0], one[1].number))
+
+
+def _leased(present: dict[str, _Present], values: Values) -> None:
+    for one in present.values():
+        before = {token for token in one.unsettled if token[:2] == (values["id"], values["birth"])}
+        one.lapsed = one.lapsed or bool(before)
+        one.unsettled -= before
+    if (holder := present.get(values["holder"])) is not None:
+        holder.unsettled.add((values["id"], values["birth"], values["version"]))
+
+
+def _passed_over(present: dict[str, _Present], event: Event) -> Iterator[Violation]:
+    values = event.arguments
+    for id, one in present.items():
+        # What this round leased to it would show in `granted`.
+        free = not one.unsettled and not one.lapsed and one.topic == values.get("topic", "")
+        if free and id not in values["granted"] and values.get("asked", event.invoked) > one.since + SETTLED_IN_MS:
+            sentence = f"{id!r} had nothing in flight and was passed over"
+            yield Violation("S14", sentence, one.topic, lines=(event.as_line(),))
