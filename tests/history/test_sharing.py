@@ -36,6 +36,18 @@ def test_a_message_larger_than_the_credit_in_bytes_goes_alone(scene: Scene) -> N
     assert "S14" in scene.broken()
 
 
+def test_more_in_the_drivers_hand_than_credit(scene: Scene) -> None:
+    scene.did("consume", consumer="c1", session=1, credit=2, credit_bytes=10, process="c1")
+    _received(scene, 1)
+    received = scene.events[-1].arguments
+    for in_hand in ([2, 10], [1, 60]):
+        received["in_hand"] = in_hand
+        assert scene.broken() == set()
+    for in_hand in ([3, 3], [2, 11]):
+        received["in_hand"] = in_hand
+        assert scene.broken() == {"S14"}
+
+
 def _deal(scene: Scene, one: int, other: int, credit: int = 9, broker: str = "b1", nbytes: int = 1_000) -> None:
     granted = {"c1": [9, 1_000], "c2": [credit, nbytes]}
     dealt = {"c1": [one, 10 * one], "c2": [other, 10 * other]}

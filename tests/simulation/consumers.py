@@ -98,6 +98,7 @@ class Consumer(Actor):
             "version": version,
         }
         headers = encode_headers(dict(delivery.headers))
+        credit = delivery._consumer._hand.credit
         seen = {
             "due_ms": delivery.due_ms,
             "scheduled_ms": delivery.scheduled_ms,
@@ -105,6 +106,7 @@ class Consumer(Actor):
             "sum": payload_sum(delivery.payload, headers),
             "size": len(delivery.payload) + len(headers),
             "deliveries": delivery.deliveries,
+            "in_hand": [credit.held_messages, credit.held_bytes],
         }
         for before, token in self.in_hand:
             if before.lost:

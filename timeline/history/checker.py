@@ -8,7 +8,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | move, revive | id, group, due_ms or in_ms, if_version | status version due_ms |
 | cancel, purge | id, group, leased, if_version | status |
 | move_tag, cancel_tag | tag, group, due_ms, in_ms or by_ms, leased, dry_run | counts |
-| receive | id, consumer, session, birth, version, due_ms, scheduled_ms, lease_until_ms, sum, size, deliveries | |
+| receive | id consumer session birth version due_ms scheduled_ms lease_until_ms sum size deliveries in_hand | |
 | ack, release, bury | id, consumer, birth, version; release: due_ms or in_ms | status late version |
 | extend | id, consumer, birth, version | status lease_until_ms |
 | lost | id, consumer, birth, version: the driver gave it up | |

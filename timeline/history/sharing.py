@@ -16,8 +16,11 @@ Token = tuple[str, int, int]
 
 
 def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Violation]:
-    """Where a consumer's code had more in flight than its session's credit. `consume` lines say the credit: `credit`
-    in messages, `credit_bytes` in bytes of payloads and headers (a message larger than that goes alone)."""
+    """Where a consumer had more in flight than its session's credit. `consume` lines say the credit: `credit` in
+    messages, `credit_bytes` in bytes of payloads and headers (a message larger than that goes alone). What its code had
+    is told by receives and settles, up to the moment that a settle was asked for; where a receive says `in_hand`, the
+    [messages, bytes] that its driver had then, that is held to the credit too: what waited in the buffer, and what was
+    settled and not answered, or refused."""
     credit: dict[Session, Values] = {}
     deliveries: dict[Session, list[Event]] = defaultdict(list)
     settled: dict[Token, float] = {}
@@ -50,11 +53,12 @@ def _over(credit: Values, received: list[Event], settled: dict[Token, float], bo
         heapq.heappush(ends, (end, size))
         nbytes += size
         most = credit.get("credit_bytes") or inf
-        if len(ends) > credit["credit"] or (nbytes > most and len(ends) > 1):
-            sentence = f"{len(ends)} messages of {nbytes} bytes in flight at a consumer with credit for "
-            sentence += f"{credit['credit']}" + (f" of {most}" if most < inf else "")
-            yield Violation("S14", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
-            return
+        for messages, total in ((len(ends), nbytes), values.get("in_hand", (0, 0))):
+            if messages > credit["credit"] or (total > most and messages > 1):
+                sentence = f"{messages} messages of {total} bytes in flight at a consumer with credit for "
+                sentence += f"{credit['credit']}" + (f" of {most}" if most < inf else "")
+                yield Violation("S14", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
+                return
 
 
 @dataclass(slots=True)
