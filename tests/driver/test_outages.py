@@ -29,7 +29,7 @@ from timeline.driver.transport import GrpcTransport
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreUnavailable
-from timeline.wire import Fault, TransportError, Welcome
+from timeline.wire import Fault, Mutate, Mutated, TransportError, Welcome, decode_as, encode
 
 
 class _Nowhere(GrpcTransport):
@@ -53,6 +53,36 @@ async def test_a_change_that_was_never_sent_is_unavailable() -> None:
         for call in calls:
             with pytest.raises(timeline.Unavailable):
                 await call
+
+
+class _OpensLate(GrpcTransport):
+    """An address that can be reached once `opened` is set. `sent` has the ids of each frame."""
+
+    opened: asyncio.Event
+    sent: list[list[bytes]]
+
+    async def ready(self, timeout_s: float) -> None:
+        await self.opened.wait()
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        asked = decode_as(frame, Mutate)
+        self.sent.append(asked.ids.tolist())
+        return encode(Mutated(Answers.blank(len(asked.ids)), 0))
+
+
+async def test_a_change_that_was_said_to_be_unavailable_is_not_sent_later_with_others() -> None:
+    _OpensLate.opened, _OpensLate.sent = asyncio.Event(), []
+    async with Timeline("a:1", "20s", transport_factory=_OpensLate) as tl:
+        p = tl.producer("t")
+        short, long = (
+            asyncio.ensure_future(p.move("short", in_=0, timeout="30ms")),
+            asyncio.ensure_future(p.move("long", in_=0)),
+        )
+        with pytest.raises(timeline.Unavailable):
+            await short
+        _OpensLate.opened.set()
+        assert (await long).ok
+        assert _OpensLate.sent == [[b"long"]]
 
 
 @pytest.mark.parametrize("transport", [_Nowhere, _Nobody])

@@ -107,10 +107,14 @@ class Opened:
 
 class Sending(Protocol):
     """What is known of a frame on its way. `aboard`: it was sent, and its answer is awaited. `unsure`: an earlier
-    sending of it may have happened."""
+    sending of it may have happened. `outdated`: somebody who asked for part of it has given up, and may have been told
+    that nothing happened: it must not go as it is."""
 
     aboard: bool
     unsure: bool
+
+    @property
+    def outdated(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -119,6 +123,7 @@ class Fate:
 
     aboard: bool = False
     unsure: bool = False
+    outdated: bool = False
 
 
 @dataclass(slots=True)
@@ -246,12 +251,15 @@ class Channel:
 
     async def unary(self, method: str, frame: bytes, deadline: Deadline, sending: Sending | None = None) -> bytes:
         """One frame for one, repeated as it is until it is answered. `sending` is kept up to date meanwhile. Raises
-        Unavailable or Unknown at the deadline, Invalid or NotFound for what stays refused."""
+        Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid or NotFound for what stays
+        refused."""
         fate = sending if sending is not None else Fate()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
             try:
                 await transport.ready(self._attempt_s(deadline))
+                if fate.outdated:
+                    raise Unavailable(self.unreached)
                 fate.aboard = True
                 answer = await transport.unary(method, frame, self._attempt_s(deadline))
             except TransportError as fault:

@@ -87,6 +87,11 @@ class Parcel:
     def __len__(self) -> int:
         return len(self.columns["ids"])
 
+    @property
+    def outdated(self) -> bool:
+        """Whether somebody whose message is in it waits no more."""
+        return self.sink.wants(self) is not None
+
     def take(self, at: Indexes, unsure: bool) -> Parcel:
         """A parcel of the messages at `at`, to go again."""
         columns = {
