@@ -238,3 +238,17 @@ def test_two_lives_of_one_birth_are_each_acknowledged(scene: StoreScene) -> None
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
     assert scene.broken() == set()
+
+
+def test_an_ack_sent_again_may_meet_the_second_life_of_its_birth(scene: StoreScene) -> None:
+    _leased(scene)
+    ack = scene.settle("ack")
+    scene.commit("ack", 2, at=scene.at - 1)
+    scene.commit("put", 1)
+    scene.events[0].returned = scene.at
+    _leased(scene)
+    scene.commit("ack", 2)
+    ack.returned = scene.at
+    assert scene.broken() == {"S16"}
+    ack.result["repeated"] = True
+    assert scene.broken() == set()

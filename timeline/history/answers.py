@@ -207,7 +207,7 @@ def _asked(story: Story, course: Course) -> Iterator[Violation]:
             wanted.setdefault((kind, *own), []).append(change)
     calls = (*story.puts, *story.mutations, *story.settles, *story.by_tag)
     able = [
-        [(id(event), key[0]) for event in calls if _may_have_made(story, event, changes)]
+        [_call(course, event, key, changes[0]) for event in calls if _may_have_made(story, event, changes)]
         for key, changes in wanted.items()
     ]
     for (kind, *_), changes, callers, found in zip(wanted, wanted.values(), able, _matched(able), strict=True):
@@ -218,7 +218,15 @@ def _asked(story: Story, course: Course) -> Iterator[Violation]:
             yield story.violation("S16" if callers else "S9", sentence, *changes)
 
 
-Call = tuple[int, str]
+Call = tuple[int, str, int]
+
+
+def _call(course: Course, event: Event, key: tuple[str, int, int], change: Event) -> Call:
+    """What of a call a change uses up. An ack sent again may meet the second life of a birth that lived twice, under
+    the same token."""
+    again = event.result.get("repeated") or not event.happened
+    twice = key[0] == "ack" and again and course.births(change.arguments["birth"]) > 1
+    return id(event), key[0], key[2] if twice else 0
 
 
 def _matched(able: list[list[Call]]) -> list[bool]:
