@@ -12,7 +12,7 @@ from tests.simulation import planted
 from tests.simulation.world import Pieces, World
 
 SLOW = pytest.mark.slow
-"""For what many seeds are blind to."""
+"""For what takes many seeds."""
 
 # In 40 seeds (8 where the second number is 8) each was found in so many of them: no fence 6/8 · cursor skip 1/8 ·
 # rounding down, answer before commit, resurrect after cancel, extend ignored, moved nothing, another's payload 8/8 ·
@@ -40,7 +40,7 @@ def _find(broken: set[str], within: int, **pieces: Any) -> None:
         pytest.param({"store": planted.Resurrects}, {"S6"}, 5, id="resurrect after cancel"),
         pytest.param({"store": planted.IgnoresExtends}, {"S11"}, 5, id="extend ignored by a lease"),
         pytest.param({"store": planted.ForgetsCalls}, {"S16"}, 20, id="a repeat applied twice"),
-        pytest.param({"store": planted.RefusesLateAcks}, {"S5"}, 60, id="late acks refused"),
+        pytest.param({"store": planted.RefusesLateAcks}, {"S5"}, 60, id="late acks refused", marks=SLOW),
         pytest.param({"store": planted.MovesNothing}, {"S1", "S3", "S7"}, 3, id="moved nothing"),
         pytest.param({"store": planted.DeniesPuts}, {"S9"}, 10, id="put and denied"),
         pytest.param({"store": planted.NeverSweeps}, {"L1", "S12"}, 80, id="no sweep", marks=SLOW),
@@ -58,9 +58,9 @@ def test_planted_bug_is_found(pieces: dict[str, Any], broken: set[str], within: 
         pytest.param(planted.same_turn, {"S14"}, 10, id="always the same one's turn"),
         pytest.param(planted.leaves_one_out, {"S14"}, 10, id="one left out"),
         pytest.param(planted.credit_anyway, {"S14"}, 150, id="credit for refused settles", marks=SLOW),
-        pytest.param(planted.always_idle, {"S14"}, 40, id="credit in bytes ignored"),
+        pytest.param(planted.always_idle, {"S14"}, 40, id="credit in bytes ignored", marks=SLOW),
         pytest.param(planted.endless_leases, {"S6"}, 150, id="handed out after the lease", marks=SLOW),
-        pytest.param(planted.lets_again, {"S10"}, 40, id="let again to who has it in hand"),
+        pytest.param(planted.lets_again, {"S10"}, 40, id="let again to who has it in hand", marks=SLOW),
     ],
 )
 def test_planted_mistake_is_found(
