@@ -14,7 +14,7 @@ import timeline
 from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.output import payload_fields, plain, print_json, shown_payload
-from timeline.cli.values import iso, shown_time
+from timeline.cli.values import iso, shown_lateness, shown_time
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 
@@ -198,9 +198,8 @@ class Taker:
         again = f"  delivery {delivery.deliveries}" if delivery.deliveries > 1 else ""
         done = f"  {done}" if done else ""
         due = shown_time(delivery.scheduled_ms)
-        click.echo(
-            f"{due}  {plain(delivery.id)}  {shown_payload(delivery.payload, 200)}  (+{late_ms:.1f} ms){again}{done}"
-        )
+        text = f"{due}  {plain(delivery.id)}  {shown_payload(delivery.payload, 200)}"
+        click.echo(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 
 
 async def _keep(delivery: timeline.Delivery, lease_s: float) -> None:

@@ -19,6 +19,8 @@ StoreFactory = Callable[[str], Store]
 """What an entry point names: called with the whole URL, it returns a store that is not open yet, or raises
 StoreRefused when the URL makes no sense."""
 
+SHOWN_CHARS = 160
+
 
 def plugins() -> dict[str, EntryPoint]:
     """The known schemes and where their plugins are."""
@@ -64,4 +66,4 @@ def shown(url: str) -> str:
     rest = rest.partition("?")[0].partition("#")[0]
     host = rest.rpartition("@")[2]
     text = f"{scheme}{separator}{'…@' if host != rest else ''}{host}"
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
