@@ -122,6 +122,12 @@ class Credit:
         """Settle `request` was answered, or cannot be sent: what rode with it is given back when it `counts`. Otherwise
         messages hold it again, and it is owed for those that are done with."""
         for load, at in self._rides.pop(request, ()):
+            if counts and len(at) == 1:  # as the array way below, for a fifth of what that costs
+                index = int(at[0])
+                load.credit[index] = GIVEN
+                self.held_messages -= 1
+                self.held_bytes -= int(load.sizes[index])
+                continue
             credit = np.frombuffer(load.credit, dtype=np.uint8)
             if counts:
                 credit[at] = GIVEN
