@@ -100,6 +100,23 @@ async def test_no_statement_scans_a_table(tmp_path: Path, traced: list[str]) -> 
     connection.close()
 
 
+async def test_a_work_of_a_tag_operation_reads_its_own_rows_and_not_the_whole_tag(
+    tmp_path: Path, traced: list[str]
+) -> None:
+    made = topic(buckets=4)
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    await store.create_topic(made)
+    await _every_call(store, made)
+    await store.close()
+    works = {text for text in traced if "plain" in text and "json_each" in text}
+    assert works
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        for text in works:
+            plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}").fetchall())
+            assert "SEARCH message USING INTEGER PRIMARY KEY" in plan and "message_tag" not in plan, plan
+    connection.close()
+
+
 async def test_content_is_only_for_put_and_delivery(tmp_path: Path, traced: list[str]) -> None:
     made = topic(buckets=4)
     store = await open_store(f"sqlite:///{tmp_path}/a.db")

@@ -40,6 +40,8 @@ class Limits:
     """A stream on which nothing was said for so long after it was opened ends."""
     requests_per_stream: int = 64
     """Produce frames of one stream under way; past it the stream is not read."""
+    stream_bytes: int = 16 * MIB
+    """The same in bytes, but for a single larger frame."""
     calls_in_flight: int = 256
     """Unary calls under way, in all."""
     lease_messages: int = 5_000

@@ -31,13 +31,15 @@ STANDING = frozenset({State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD})
 
 
 class ProduceStream:
-    """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` are under way,
-    so that a flood waits in its own socket."""
+    """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
+    than `stream_bytes` are under way, so that a flood waits in its own socket."""
 
     def __init__(self, node: Node, stream: Stream) -> None:
         self._node = node
         self._stream = stream
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
+        self._bytes = 0
+        self._freed = asyncio.Event()
         self._sending = asyncio.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._leaving = False
@@ -65,13 +67,18 @@ class ProduceStream:
             frame = decode_as(data, Produce)
         except UnknownFrame:
             return  # of a newer minor: not for us
+        size = len(data)
         del data  # what waits for room is kept once
+        while self._bytes and self._bytes + size > self._node.limits.stream_bytes:
+            self._freed.clear()
+            await self._freed.wait()
         await self._room.acquire()
-        task = self._node.tasks.spawn(self._answer(frame), "answering a put")
+        self._bytes += size
+        task = self._node.tasks.spawn(self._answer(frame, size), "answering a put")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _answer(self, frame: Produce) -> None:
+    async def _answer(self, frame: Produce, size: int) -> None:
         try:
             answers, request = await put(self._node, frame), frame.request
             del frame  # its payloads must not wait for a producer who does not read
@@ -79,6 +86,8 @@ class ProduceStream:
             await self._send(Produced(request, answers, wait_ms))
         finally:
             self._room.release()
+            self._bytes -= size
+            self._freed.set()
 
     async def leave(self, text: str) -> None:
         """Tells the producer to go elsewhere; what is under way is still answered."""

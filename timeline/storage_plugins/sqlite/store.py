@@ -45,8 +45,8 @@ PUT_AT_ONCE = 1_000
 PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
 """A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
 it."""
-TAGGED_AT_ONCE = 250
-TAGGED_WEIGHT = 4
+TAGGED_AT_ONCE = 150
+TAGGED_WEIGHT = 7
 """Messages of one work of a tag operation, and what each weighs in a transaction: it dirties two pages and more of its
 own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not late."""
 TAGGED_IN_LINE = 16

@@ -76,8 +76,9 @@ _TO = f"CASE WHEN ? THEN ? ELSE min(max(0, scheduled_ms + ?), {MAX_TIME_MS}) END
 _AGREEING = statements.Aggregate(("row", "payload_bytes", "headers_bytes", "plain", "to_ms"))
 _AGREEING_SQL = _AGREEING.over(
     f"(SELECT row, payload_bytes, headers_bytes, {_PLAIN.format(due=_TO)} AS plain, {_TO} AS to_ms FROM message "
-    "WHERE row IN (SELECT value FROM json_each(?)) AND topic = ? AND tag = ? AND put_ms <= ?)"
+    "WHERE row IN (SELECT value FROM json_each(?)) AND +topic = ? AND +tag = ? AND put_ms <= ?)"
 )
+"""By row: without the signs the planner walks the whole tag instead, again for each work."""
 _OTHERS_SQL = statements.WHOLE.over(
     f"(SELECT {statements.WHOLE.inner} FROM message WHERE row IN (SELECT value FROM json_each(?)))"
 )
