@@ -21,7 +21,7 @@ APPLICATION_ID = 0x544C4E31
 """Marks the file as Timeline's, so that nobody else's database is written to."""
 PAGE_BYTES = 4_096
 """Of a new file; an older one keeps its own. Larger pages make a commit of few messages dearer: single puts run at
-19,200 to 20,700/s with 4,096 and 16,600 to 18,300 with 8,192, in turn; a cycle with 1 M pending is as fast with both."""
+19,200 to 20,700/s with 4,096 and 16,600 to 18,300 with 8,192, in turn; a cycle beside 1 M pending is as fast."""
 CACHE_MIB = 64
 CACHE_MIB_RANGE = (1, 65_536)
 OLDEST_SQLITE = (3, 37, 0)
