@@ -15,6 +15,7 @@ FEW = 12
 LEAST_OPERATIONS = 300
 
 
+@pytest.mark.slow  # `make check` runs more of them anyway
 def test_some_seeds_hold() -> None:
     report = run_seeds(list(range(FEW)))
     assert not report.failures, report.failures[0]

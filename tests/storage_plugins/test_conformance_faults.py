@@ -13,6 +13,8 @@ from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, Violat
 from timeline.storage_plugins.contract import Store, StoreRefused, Swept
 from timeline.storage_plugins.memory import MemoryStore
 
+pytestmark = pytest.mark.slow  # about the suite itself, which the stores' own tests run
+
 FAULTS = faulty_leases.FAULTS
 
 

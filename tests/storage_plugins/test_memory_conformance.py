@@ -15,6 +15,7 @@ async def test_columns(name: str) -> None:
     (await run_check(name, MemoryStore)).raise_failed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 async def test_by_the_table_alone(name: str) -> None:
     (await run_check(name, lambda: MemoryStore(fast=False))).raise_failed()
