@@ -203,3 +203,20 @@ def test_by_default_it_reads_the_machines_clocks() -> None:
     assert Clock.__init__.__defaults__ == (time.time, time.monotonic)
     low = time.monotonic() * 1000
     assert low <= Clock().monotonic_ms() <= time.monotonic() * 1000
+
+
+def test_a_process_that_is_held_up_while_it_looks_is_late_and_never_early() -> None:
+    machine, held_up_ms = Machine(), 0.0
+
+    def read(clock: str) -> float:
+        value: float = getattr(machine, clock) / 1000
+        machine.passes(held_up_ms)  # another process had the core
+        return value
+
+    machine.clock = Clock(lambda: read("wall_ms"), lambda: read("mono_ms"))
+    for _ in range(20):
+        held_up_ms = 20.0
+        machine.clock.observe()
+        held_up_ms = 0.0
+        machine.passes(LOOK_MS)
+        assert machine.clock.now() <= machine.wall_ms + GRAIN_MS

@@ -55,9 +55,11 @@ class Clock:
         """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `confirmed`: the
         store's clock or a majority of (itself, peers) agrees with the wall. Answers the difference in ms (wall − ours)
         that was found."""
+        # The wall first: whatever time goes by before the other is read makes ours late, never early.
+        wall_ms = self._wall_s() * 1000.0
         mono_ms = self._monotonic_s() * 1000.0
         ours_ms = self._at(mono_ms)
-        difference_ms = self._wall_s() * 1000.0 - ours_ms
+        difference_ms = wall_ms - ours_ms
         if abs(difference_ms) <= STEP_MS:
             self._stepped_since_ms, self._observed_step_ms = None, 0.0
             self._rebase(ours_ms, mono_ms, slew_ms=difference_ms)
