@@ -7,6 +7,7 @@ lone one at once: no timer. Whoever owns the line takes parcels off it, sends th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,11 @@ class Line:
         return bool(self._waiting or (form and self._forming))
 
     @property
+    def forming(self) -> int:
+        """Single calls that gather."""
+        return len(self._forming)
+
+    @property
     def aboard(self) -> int:
         """Parcels sent and not answered."""
         return len(self._aboard)
@@ -64,6 +70,11 @@ class Line:
     def oldest_sent_ms(self) -> float | None:
         """When the oldest parcel aboard was sent."""
         return next(iter(self._aboard.values())).sent_ms if self._aboard else None
+
+    @property
+    def newest_sent_ms(self) -> float:
+        """When the newest parcel aboard was sent; long ago where none is."""
+        return next(reversed(self._aboard.values())).sent_ms if self._aboard else -math.inf
 
     async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> Answer:
         """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""

@@ -25,7 +25,10 @@ log = logging.getLogger("timeline.driver")
 FRAMES_ABOARD = 16
 BYTES_ABOARD = 16 * 1024 * 1024
 SINGLES_ABOARD = 4
-"""Coalesced frames aboard: while so many wait for their answers, single calls gather in the next one."""
+WORTH_A_FRAME = 16
+GATHER_MS = 5.0
+"""Single calls gather while a frame waits for its answer, but no longer than this and no more than so many; then they
+go as well, as long as no more than SINGLES_ABOARD frames wait."""
 OVERHEAD_BYTES = 48
 CAREFUL_FRAMES = 16
 
@@ -137,7 +140,7 @@ class Putting:
         line = self.line
         frames = 1 if self._careful else FRAMES_ABOARD
         while not state.over and not state.leaving and line.aboard < frames and line.aboard_bytes < BYTES_ABOARD:
-            taken = line.next(form=line.aboard < SINGLES_ABOARD)
+            taken = line.next(form=self._may_form)
             if taken is None:
                 return
             request, parcel = taken
@@ -147,6 +150,15 @@ class Putting:
                 line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
                 continue
             await opened.stream.send(data)
+
+    @property
+    def _may_form(self) -> bool:
+        """Whether single calls that gathered may go. What costs a broker with a durable store is the frame and the
+        commit, not the message; so one at a time goes where calls come slower than answers, or not much faster."""
+        line = self.line
+        if line.aboard >= SINGLES_ABOARD or line.forming >= WORTH_A_FRAME:
+            return line.aboard < SINGLES_ABOARD
+        return line.newest_sent_ms + GATHER_MS <= self._link.clock.monotonic_ms()
 
     def _frame(self, request: int, parcel: Parcel) -> Produce:
         left_ms = parcel.sink.deadline_ms - self._link.clock.monotonic_ms()
@@ -166,6 +178,8 @@ class Putting:
             state.fault = TransportError(Fault.DEADLINE, "no answer in time")
             state.over = True
             return
+        if self.line.forming and self.line.aboard < SINGLES_ABOARD:
+            left_ms = min(left_ms, GATHER_MS)
         timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.line.work.set)
         try:
             await self.line.work.wait()

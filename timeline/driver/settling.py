@@ -68,11 +68,10 @@ class Quiet:
             start = end
         if self._done.all():
             self._parcels.clear()
+            self._desk.over(self)
 
     def expire(self, now_ms: float) -> bool:
-        """Whether it is done with, by answers or by its deadline."""
-        if self._done.all():
-            return True
+        """Whether its deadline is over; what has no answer by then is answered by that."""
         if now_ms < self.deadline_ms:
             return False
         for parcel in list(self._parcels.values()):
@@ -95,7 +94,7 @@ class SettleDesk:
         self._on_error = on_error
         self.line = Line(_build, link.clock, link.random, link.trouble)
         self._gathered = Gathering(hand, link.clock, self.line.work.set)
-        self._quiet: list[Quiet] = []
+        self._quiet: dict[Quiet, None] = {}  # in order, so that a run can be repeated
 
     async def one(
         self, load: Load, index: int, operation: Operation, time_ms: int, flags: int, reason: bytes, timeout_ms: float
@@ -188,12 +187,18 @@ class SettleDesk:
     ) -> None:
         """Settles what nobody waits for. `told`: failures are reported."""
         sink = Quiet(self, parts, timeout_ms, told)
-        self._quiet.append(sink)
+        self._quiet[sink] = None
         self.line.add(self._parcel(parts, operation, time_ms, flags, reason, sink, None))
 
     def expire(self, now_ms: float) -> None:
         """Ends settles that nobody waits for at their deadline."""
-        self._quiet = [sink for sink in self._quiet if not sink.expire(now_ms)]
+        for sink in list(self._quiet):
+            if sink.expire(now_ms):
+                self.over(sink)
+
+    def over(self, sink: Quiet) -> None:
+        """`sink` is done with. Kept any longer, it would keep its loads alive until the collector has seen them."""
+        self._quiet.pop(sink, None)
 
     def frame(self, request: int, parcel: Parcel) -> Settle:
         """The frame that carries `parcel` as `request`, and the credit of what its settles end."""
