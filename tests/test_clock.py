@@ -205,18 +205,63 @@ def test_by_default_it_reads_the_machines_clocks() -> None:
     assert low <= Clock().monotonic_ms() <= time.monotonic() * 1000
 
 
-def test_a_process_that_is_held_up_while_it_looks_is_late_and_never_early() -> None:
-    machine, held_up_ms = Machine(), 0.0
+class Busy(Machine):
+    """A machine on which others have the core for `held_up_ms` after each reading of a clock, but for the first
+    `held_up_from`."""
 
-    def read(clock: str) -> float:
-        value: float = getattr(machine, clock) / 1000
-        machine.passes(held_up_ms)  # another process had the core
+    def __init__(self, held_up_ms: float = 0.0, held_up_from: int = 0) -> None:
+        super().__init__()
+        self.held_up_ms, self.held_up_from = held_up_ms, held_up_from
+        self.clock = Clock(lambda: self.read("wall_ms"), lambda: self.read("mono_ms"))
+
+    def read(self, name: str) -> float:
+        value: float = getattr(self, name) / 1000
+        self.held_up_from -= 1
+        if self.held_up_from < 0:
+            self.passes(self.held_up_ms)
         return value
 
-    machine.clock = Clock(lambda: read("wall_ms"), lambda: read("mono_ms"))
-    for _ in range(20):
-        held_up_ms = 20.0
+
+@pytest.mark.parametrize("held_up_ms", [0.25, 1.25, 20.0, 800.0])
+@pytest.mark.parametrize("away_ms", [0.0, 0.4, 90.0, -90.0])
+def test_a_process_that_is_held_up_while_it_looks_is_neither_early_nor_led_astray(
+    held_up_ms: float, away_ms: float
+) -> None:
+    """Whatever comes between the two clocks is no difference between them."""
+    machine = Busy()
+    machine.wall_ms += away_ms
+    for _ in range(40):
+        before_ms = machine.wall_ms - machine.clock.now()
+        machine.held_up_ms = held_up_ms
         machine.clock.observe()
-        held_up_ms = 0.0
+        machine.held_up_ms = 0.0
+        after_ms = machine.wall_ms - machine.clock.now()
+        assert machine.clock.step_ms == 0
+        assert after_ms == pytest.approx(before_ms, abs=SLEW * 12 * held_up_ms + GRAIN_MS)
         machine.passes(LOOK_MS)
-        assert machine.clock.now() <= machine.wall_ms + GRAIN_MS
+        behind_ms = machine.wall_ms - machine.clock.now()
+        assert min(0.0, away_ms) - GRAIN_MS <= behind_ms <= max(0.0, away_ms) + GRAIN_MS
+    list(machine.watch(90.0 / SLEW + 2 * LOOK_MS))
+    assert machine.wall_ms - machine.clock.now() == pytest.approx(0.0, abs=GRAIN_MS)
+
+
+@pytest.mark.parametrize("held_up_from", range(4))
+def test_a_clock_that_is_made_while_others_have_the_core_is_not_late_for_it(held_up_from: int) -> None:
+    """One undisturbed look of a few is enough: a late clock would soon be followed as a step."""
+
+    class Hiccup(Busy):
+        def read(self, name: str) -> float:
+            self.held_up_ms = 900.0 if self.held_up_from == 0 else 0.0
+            return super().read(name)
+
+    machine = Hiccup(held_up_from=held_up_from)
+    assert machine.wall_ms - machine.clock.now() == pytest.approx(0.0, abs=GRAIN_MS)
+
+
+def test_on_this_machine_it_is_never_ahead_of_a_wall_that_is_read_after_it() -> None:
+    """What one process takes for due is due by the clock of any other that looks later."""
+    clock = Clock()
+    for _ in range(500):
+        clock.observe()
+        now_ms = clock.now_ms()
+        assert now_ms <= time.time() * 1000 + GRAIN_MS

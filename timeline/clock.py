@@ -14,6 +14,10 @@ STEP_MS = 500.0
 ALONE_MS = 60_000.0
 SLEW = 0.005
 """Share of elapsed time by which a small difference is corrected: 5 ms a second."""
+CLOSE_MS = 0.05
+"""Two clocks read within this are read at one instant."""
+LOOKS = 4
+"""So often both clocks are read at most, when something comes between."""
 
 
 class Clock:
@@ -28,15 +32,16 @@ class Clock:
     ) -> None:
         self._wall_s = wall_s
         self._monotonic_s = monotonic_s
-        self._base_ms = wall_s() * 1000.0
-        self._base_mono_ms = monotonic_s() * 1000.0
+        # Counted from the start: among numbers as large as the time since 1970 each sum loses a tenth of a microsecond.
+        self._start_ms, self._base_mono_ms, _ = self._look()
+        self._base_ms = 0.0
         self._slew_ms = 0.0
         self._stepped_since_ms: float | None = None
         self._observed_step_ms = 0.0
 
     def now(self) -> float:
         """Milliseconds UTC."""
-        return self._at(self._monotonic_s() * 1000.0)
+        return self._start_ms + self._at(self.monotonic_ms())
 
     def now_ms(self) -> int:
         """Milliseconds UTC, rounded down: nothing is early."""
@@ -54,12 +59,13 @@ class Clock:
     def observe(self, confirmed: bool = False) -> float:
         """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `confirmed`: the
         store's clock or a majority of (itself, peers) agrees with the wall. Answers the difference in ms (wall − ours)
-        that was found."""
-        # The wall first: whatever time goes by before the other is read makes ours late, never early.
-        wall_ms = self._wall_s() * 1000.0
-        mono_ms = self._monotonic_s() * 1000.0
+        that was found; 0 where there may be none, because the process was held up between the two clocks."""
+        wall_ms, mono_ms, apart_ms = self._look()
         ours_ms = self._at(mono_ms)
-        difference_ms = wall_ms - ours_ms
+        difference_ms = wall_ms - self._start_ms - ours_ms
+        if apart_ms > CLOSE_MS and difference_ms <= 0 <= difference_ms + apart_ms:
+            self._rebase(ours_ms, mono_ms)
+            return 0.0
         if abs(difference_ms) <= STEP_MS:
             self._stepped_since_ms, self._observed_step_ms = None, 0.0
             self._rebase(ours_ms, mono_ms, slew_ms=difference_ms)
@@ -74,9 +80,23 @@ class Clock:
             self._rebase(ours_ms + difference_ms, mono_ms)
         return difference_ms
 
+    def _look(self) -> tuple[float, float, float]:
+        """The wall clock, the monotonic clock after it, and by how much it may have been read later, in ms.
+
+        The wall comes first: whatever time goes by before the other is read makes ours late, never early. Late is bad
+        too, because what a late clock counts from now is early once it has caught up; so the closest of some looks."""
+        closest = (0.0, 0.0, float("inf"))
+        for _ in range(LOOKS):
+            before_ms, wall_ms, mono_ms = self.monotonic_ms(), self._wall_s() * 1000.0, self.monotonic_ms()
+            if mono_ms - before_ms < closest[2]:
+                closest = wall_ms, mono_ms, mono_ms - before_ms
+            if closest[2] <= CLOSE_MS:
+                break
+        return closest
+
     def _at(self, mono_ms: float) -> float:
-        """Our time at `mono_ms`: the difference last found is worked off as time goes by, at most SLEW of it, so that
-        the clock is without a break and never stands or runs back."""
+        """Our time at `mono_ms`, in ms since the start. The difference last found is worked off as time goes by, at
+        most SLEW of it, so that the clock is without a break and never stands or runs back."""
         elapsed_ms = mono_ms - self._base_mono_ms
         limit_ms = SLEW * elapsed_ms
         return self._base_ms + elapsed_ms + max(-limit_ms, min(limit_ms, self._slew_ms))
