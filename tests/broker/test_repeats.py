@@ -1,4 +1,4 @@
-"""Puts sent again: known before anything of the present could refuse them."""
+"""Puts sent again: known before anything of the present could refuse them; and what would expire before its due."""
 
 from __future__ import annotations
 
@@ -29,8 +29,20 @@ async def test_a_put_repeated_too_late_for_its_expiry_is_known_by_its_birth():
         answer = await _put(link, ["a", "a", "b"], [7, 8, 9], HOUR_MS // 2)
         assert statuses(answer) == [Status.DUPLICATE, Status.INVALID, Status.INVALID]
         answers = answer.answers
-        assert answers.repeat.tolist() == [1, 0, 0] and answers.version.tolist() == [1, 0, 0]
+        assert answers.repeat.tolist() == [1, 0, 0] and answers.version.tolist() == [1, 1, 0]
         assert answers.due_ms[0] > link.node.clock.now_ms() and sorted(answers.details) == [1, 2]
+        assert "must lie before the message's expires" in answers.details[1]
+
+
+async def test_what_would_expire_before_it_is_due_says_so_whoever_finds_it():
+    async with broker() as link:
+        assert statuses(await _put(link, ["a"], [7], 2 * HOUR_MS)) == [Status.OK]
+        for answer in (
+            await link.mutate(Operation.MOVE, ["b", "a"], 3 * HOUR_MS),
+            await link.put(["b", "a"], 3 * HOUR_MS, flags=np.array([PutFlag.IN, PutFlag.IN | PutFlag.MOVE], np.uint8)),
+        ):
+            assert statuses(answer)[1] is Status.INVALID
+            assert answer.answers.details == {1: "the due must lie before the message's expires"}
 
 
 async def test_a_put_that_moved_is_known_by_its_operation():
@@ -50,5 +62,5 @@ async def test_while_the_store_cannot_say_whether_it_is_a_repeat_nobody_does():
         raise StoreUnavailable("the disk is full")
 
     async with broker() as link:
-        link.node.store.store.scan = fails  # type: ignore[method-assign]
+        link.node.store.store.put = fails  # type: ignore[method-assign]
         assert statuses(await _put(link, ["a"], [7], HOUR_MS // 2)) == [Status.UNAVAILABLE]

@@ -185,6 +185,18 @@ def _always(case: Case) -> bool:
 
 SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
     Operation.PUT: (
+        Sentence("same birth: a retry", Status.DUPLICATE, lambda c: c.same_birth, repeat=True),
+        Sentence(
+            "same birth, settled by now",
+            Status.DUPLICATE,
+            lambda c: c.remembered and c.message.birth == c.ask.birth,
+        ),
+        Sentence(
+            "this very put moved it before",
+            Status.OK,
+            lambda c: c.there and c.ask.move and c.owner and c.message.last_op == c.ask.birth,
+            repeat=True,
+        ),
         Sentence(
             "it would be due at or after its expiry",
             Status.INVALID,
@@ -192,19 +204,12 @@ SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
         ),
         Sentence("there is no such id", Status.OK, lambda c: c.absent, born),
         Sentence("the id is remembered as settled", Status.DUPLICATE, lambda c: c.remembered),
-        Sentence("same birth: a retry", Status.DUPLICATE, lambda c: c.same_birth, repeat=True),
         Sentence(
             "same payload",
             Status.DUPLICATE,
             lambda c: not c.ask.move and c.message.payload_sum == c.ask.payload_sum,
         ),
         Sentence("another message has the id", Status.EXISTS, lambda c: not c.ask.move),
-        Sentence(
-            "this very put moved it before",
-            Status.OK,
-            lambda c: c.owner and c.message.last_op == c.ask.birth,
-            repeat=True,
-        ),
         TOO_LATE,
         *OTHERS,
         TAKEN,

@@ -7,7 +7,7 @@ the same columns.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
 from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
 
+BEYOND_EXPIRY = "the due must lie before the message's expires"
+
 
 @dataclass(slots=True)
 class Refusals:
@@ -24,8 +26,6 @@ class Refusals:
 
     count: int
     reasons: Judgement
-    overtaken: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    """Puts whose relative due has passed their fixed expiry: an earlier sending of one may have been in time."""
 
     def where(self, bad: Bools, why: str) -> None:
         """Refuses as INVALID all where `bad`, for one reason, but for those that are INVALID already."""
@@ -44,6 +44,10 @@ class Refusals:
 
     def merge(self, answers: Answers | None) -> Answers:
         """The answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
+        if answers is not None and (invalid := answers.status == Status.INVALID.code).any():
+            # The one thing that a store finds INVALID in what was admitted: the rules know of no other.
+            for index in np.flatnonzero(invalid).tolist():
+                answers.details.setdefault(index, BEYOND_EXPIRY)
         if not self.reasons:
             assert answers is not None
             return answers
@@ -69,8 +73,10 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         relative = (frame.flags & PutFlag.EXPIRES_IN) != 0
         expires_ms = np.where(frame.expires_ms == 0, 0, _absolute(frame.expires_ms, relative, now))
         late = (expires_ms != 0) & (expires_ms <= due_ms)
-        refusals.overtaken = np.flatnonzero(late & ~relative & ((frame.flags & PutFlag.IN) != 0))
-        refusals.where(late, "expires must lie after the due")
+        # A relative due may have passed a fixed expiry since an earlier sending of this put, which was in time: the
+        # store knows whether it is a repeat, and refuses it otherwise.
+        late &= relative | ((frame.flags & PutFlag.IN) == 0)
+        refusals.where(late, BEYOND_EXPIRY)
     refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
     headers = frame.headers
     puts = Puts(

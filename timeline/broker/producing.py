@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from timeline.broker.admission import admit_puts, refused
 from timeline.broker.streams import first_frame
-from timeline.columns import Indexes
-from timeline.model import Answers, Operation, State, Status, Topic
-from timeline.storage_plugins.contract import ScanFilter, StoreError
+from timeline.model import Answers, Operation, Status
+from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (
     Leaving,
     LeavingReason,
@@ -26,8 +25,6 @@ from timeline.wire import (
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
-
-STANDING = frozenset({State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD})
 
 
 class ProduceStream:
@@ -125,31 +122,5 @@ async def put(node: Node, frame: Produce) -> Answers:
         deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
         answers = await node.intake.put(topic, puts, deadline_ms)
     whole = refusals.merge(answers)
-    if len(refusals.overtaken):
-        await _recognise(node, topic, frame, refusals.overtaken, whole)
     node.count(Operation.PUT, whole.status)
     return whole
-
-
-async def _recognise(node: Node, topic: Topic, frame: Produce, at: Indexes, answers: Answers) -> None:
-    """A repeat is known before anything could refuse it: puts at `at` that came too late for their expiry, counted from
-    now, answer as their repeat where the very same put was in time and stands there."""
-    ids = frame.ids.take(at)
-    where = ScanFilter(STANDING, ids=ids)
-    try:
-        page = await node.store.call(
-            "scan", node.store.store.scan(topic, node.clock.now_ms(), where, b"", len(ids), False)
-        )
-    except StoreError as trouble:
-        for index in at.tolist():
-            answers.status[index], answers.details[index] = Status.UNAVAILABLE.code, str(trouble)
-        return
-    rows = page.rows
-    places = {id: place for place, id in enumerate(rows.ids)}
-    for index, id in zip(at.tolist(), ids, strict=True):
-        place, birth = places.get(id), frame.birth[index]
-        if place is not None and birth in (rows.birth[place], rows.last_op[place]):
-            stored = Status.DUPLICATE if birth == rows.birth[place] else Status.OK
-            answers.status[index], answers.repeat[index] = stored.code, 1
-            answers.version[index], answers.due_ms[index] = rows.version[place], rows.due_ms[place]
-            answers.details.pop(index, None)

@@ -297,6 +297,8 @@ EFFECTS: dict[tuple[State, Operation], Effect] = {
 }
 """What an operation does where nothing refuses it. What is not here is refused by a guard."""
 
+DELIVERED_OUT = b"max_deliveries"
+"""The reason of a dead letter that was delivered as often as it may be."""
 REMEMBERED = (Operation.ACK, Operation.CANCEL)
 """Operations that, besides expiry, leave a remembered id on a topic that remembers."""
 
@@ -343,19 +345,27 @@ def _is_repeat(case: _Case) -> bool:
 
 
 def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
-    """PUT: stores under an absent id; else DUPLICATE, EXISTS, or a move where that is asked."""
-    invalid = 0 < ask.expires_ms <= ask.time_ms
-    if message is not None and message.remembered:
-        return Decision(Status.INVALID if invalid else Status.DUPLICATE, None, settled=True)
-    if invalid:
-        return Decision(Status.INVALID, message)
+    """PUT: stores under an absent id; else DUPLICATE, EXISTS, or a move where that is asked.
+
+    Its repeat is known before anything refuses it, as that of every other operation: told INVALID, a producer would
+    take for undone what stands there and is delivered."""
+    there = message is not None and not message.remembered
+    if message is not None and message.birth == ask.birth:
+        return Decision(Status.DUPLICATE, message if there else None, settled=not there, repeat=there)
+    moved: Decision | None = None
+    if there and ask.move:
+        # The birth of a put that moves is the operation's id: a repeat of it is known by it.
+        moved = decide(message, replace(ask, operation=Operation.MOVE, op=ask.birth), now_ms, settings)
+        if moved.repeat:
+            return moved
+    if 0 < ask.expires_ms <= ask.time_ms:
+        return Decision(Status.INVALID, message if there else None, settled=message is not None and not there)
     if message is None:
         return Decision(Status.OK, _born(ask, now_ms))
-    if message.birth == ask.birth:
-        return Decision(Status.DUPLICATE, message, repeat=True)
-    if ask.move:
-        # The birth of a put that moves is the operation's id: a repeat of it is known by it.
-        return decide(message, replace(ask, operation=Operation.MOVE, op=ask.birth), now_ms, settings)
+    if message.remembered:
+        return Decision(Status.DUPLICATE, None, settled=True)
+    if moved is not None:
+        return moved
     same = message.payload_sum == ask.payload_sum
     return Decision(Status.DUPLICATE if same else Status.EXISTS, message)
 

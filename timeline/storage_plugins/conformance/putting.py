@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from timeline.model import Operation, Status, encode_headers
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect, expect_equal, named, statuses
@@ -65,6 +67,29 @@ async def check_repeated_put(trial: Trial) -> None:
     expect_equal(answers.version.tolist(), [2, 2, 2], "versions as they stand")
     expect_equal(answers.due_ms.tolist(), [T0 + 30_100, T0 + 700, T0 + 30_100], "dues as they stand")
     expect_equal(await trial.everything(topic), before, "rows after a repeat")
+
+
+@check()
+async def check_repeated_put_beyond_its_expiry(trial: Trial) -> None:
+    """A put sent again so late that its due, counted anew, is not before its expiry is known as a repeat, whether it
+    stored, moved or was settled; another put under the id is INVALID."""
+    topic = await trial.topic(remember_ms=60_000)
+    await trial.stored(topic, [b"moved"])
+    late: dict[str, Any] = {"expires_ms": T0 + 300, "move": [False, True, False]}
+    births, ids = trial.numbers(3), [b"stored", b"moved", b"settled"]
+    first = await trial.put(topic, ids, [T0 + 200, T0 + 200, T0 - 1], birth=births, **late)
+    expect_equal(statuses(first), [Status.OK] * 3, "statuses of the puts")
+    leased = await trial.lease(topic)
+    await trial.settle(topic, Operation.ACK, leased.rows)
+    before = await trial.everything(topic)
+    again = await trial.put(topic, ids, T0 + 300, now_ms=T0 + 100, birth=births, **late)
+    expect_equal(statuses(again), [Status.DUPLICATE, Status.OK, Status.DUPLICATE], "statuses of puts repeated too late")
+    found = (again.repeat.tolist(), again.settled.tolist(), again.version.tolist())
+    expect_equal(found, ([1, 1, 0], [0, 0, 1], [1, 2, 0]), "(marks of repeats, of what is settled, versions)")
+    others = await trial.put(topic, ids, T0 + 300, now_ms=T0 + 100, **late)
+    refused = (statuses(others), others.settled.tolist())
+    expect_equal(refused, ([Status.INVALID] * 3, [0, 0, 1]), "(statuses, settled) of other puts")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
 
 
 @check()

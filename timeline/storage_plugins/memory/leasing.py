@@ -8,13 +8,13 @@ import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.leases import Ask, deal, decide
+from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, TopicSettings
 from timeline.storage_plugins.contract import Grant, Leased
 from timeline.storage_plugins.memory.agenda import by_id, slots_of
 from timeline.storage_plugins.memory.rows import DEAD, HELD, TopicRows, records_of
 from timeline.storage_plugins.memory.rulings import message_at
 
-MAX_DELIVERIES = b"max_deliveries"
 Accept = Callable[[Indexes], Bools]
 
 
@@ -196,7 +196,7 @@ def _bury(rows: TopicRows, slots: Indexes, now_ms: int) -> Rows:
         return Rows.empty()
     died_ms = max(1, now_ms)
     rows.records["died_ms"][slots] = died_ms
-    rows.reasons.update((slot, MAX_DELIVERIES) for slot in slots.tolist())
+    rows.reasons.update((slot, DELIVERED_OUT) for slot in slots.tolist())
     rows.place(slots, DEAD, np.full(len(slots), died_ms, dtype=np.int64))
     return rows.rows(slots, rows.words.take(slots, axis=0), payload=False)
 

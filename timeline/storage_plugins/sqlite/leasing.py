@@ -12,6 +12,7 @@ import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged, UInt32
 from timeline.leases import Ask, Message, deal, decide
+from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Answers, Operation, Rows, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Grant, Leased, Settles
 from timeline.storage_plugins.sql import rows_of, signed, signed_one
@@ -20,7 +21,6 @@ from timeline.storage_plugins.sqlite.messages import Changes, Stored, decide_eac
 from timeline.storage_plugins.sqlite.statements import Columns
 from timeline.storage_plugins.sqlite.writer import Transaction
 
-DELIVERED_OUT = b"max_deliveries"
 MANY_GRANTS = 8
 """Up to so many grants each is written by a statement of its own, beyond by one with a due and holder for each row."""
 MOST_REMOVED = 10_000

@@ -10,6 +10,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
+from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Puts
 from timeline.storage_plugins.sql import signed, signed_one
@@ -88,7 +89,7 @@ class Changes:
             if decision.status not in (Status.OK, Status.EXPIRED):
                 return stored
             last_op = ask.op if ask.operation is Operation.CANCEL else 0
-            keeps = decision.status is Status.EXPIRED or ask.operation in (Operation.ACK, Operation.CANCEL)
+            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
             return self.remove(id, stored, last_op if decision.status is Status.OK else 0, keeps)
         if decision.message is not stored.message:
             self.updated[stored.row] = decision.message
