@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
+from timeline.model import Status
 from timeline.storage_plugins import make_store, open_store, sql
 from timeline.storage_plugins.contract import StoreRefused
 from timeline.storage_plugins.sqlite import sweeping
+from timeline.storage_plugins.sqlite.database import Database
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,46 @@ async def test_second_opening_is_refused_with_the_owner(tmp_path: Path) -> None:
     await store.check()
     await store.close()
     await (await open_store(f"sqlite:///{tmp_path}/other.db")).close()
+
+
+async def test_an_opening_that_is_given_up_leaves_no_lock_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, begun, go = f"sqlite:///{tmp_path}/a.db", threading.Event(), threading.Event()
+    connect = Database.connect
+
+    def slowly(self: Database, reading: bool = False) -> sqlite3.Connection:
+        begun.set()
+        go.wait()
+        return connect(self, reading)
+
+    monkeypatch.setattr(Database, "connect", slowly)
+    for end in (lambda store: store.close(), lambda store: store.open()):
+        store = make_store(url)
+        begun.clear()
+        go.clear()
+        opening = asyncio.ensure_future(store.open())
+        await asyncio.to_thread(begun.wait)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        go.set()
+        await end(store)
+        await store.close()
+        await (await open_store(url)).close()
+
+
+async def test_a_topic_whose_creator_gave_up_waiting_is_there_for_others(tmp_path: Path) -> None:
+    made = topic()
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    creating = asyncio.ensure_future(store.create_topic(made))
+    await asyncio.sleep(0)
+    creating.cancel()
+    while await store.topics() != [made]:
+        await asyncio.sleep(0)
+    assert creating.cancelled()
+    assert (await store.put(made, NOW_MS, puts(ids(3)))).status.tolist() == [Status.OK.code] * 3
+    await store.close()
 
 
 _HOLD = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.sqlite import writer
 from timeline.storage_plugins.sqlite.database import Database, Location
 from timeline.storage_plugins.sqlite.writer import ENOUGH_WEIGHT, FIRST, LATER, MOST_WEIGHT, Transaction, Writer
@@ -208,6 +208,28 @@ async def test_who_gave_up_waiting_harms_nobody(opened: Opened) -> None:
     await held
     assert await patient == "b"
     assert given_up.cancelled()
+
+
+async def test_a_writer_that_stumbles_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours ends its thread; who waits is told so, and so is who comes later."""
+    opened = Opened(tmp_path / "a.db")
+    held, go = opened.hold()
+
+    def stumbles(changes: int) -> None:
+        raise ZeroDivisionError(changes)
+
+    monkeypatch.setattr(opened.writer, "_committed", stumbles)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    waiting = opened.writer.submit(note("a"), LATER, 1)
+    go.set()
+    with pytest.raises(StoreUnknown, match="in the middle of it"):
+        await held
+    with pytest.raises(StoreUnavailable, match="has ended"):
+        await waiting
+    with pytest.raises(StoreUnavailable, match="closed"):
+        opened.writer.submit(note("b"), LATER, 1)
+    await asyncio.to_thread(opened.writer.stop, True)
+    opened.database.close()
 
 
 async def test_payloads_left_behind_wait_for_company_or_a_rest(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from timeline.columns import Int64, Ragged, UInt64
-from timeline.model import FIXED_SETTINGS, ROW_DTYPES, Rows, State, Topic, TopicSettings
-from timeline.storage_plugins.contract import ScanFilter, StoreRefused, TopicConflict
+from timeline.model import ROW_DTYPES, Rows, State, Topic, TopicSettings
+from timeline.storage_plugins.contract import ScanFilter, StoreRefused
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 _BYTES = LargeBinary()
@@ -259,29 +259,3 @@ def topic_of(uid: int, name: str, settings: str, revision: int, created_ms: int)
 def settings_text(settings: TopicSettings) -> str:
     """Settings as a record keeps them."""
     return json.dumps(dataclasses.asdict(settings), sort_keys=True)
-
-
-def same_settings(standing: Topic, asked: Topic) -> Topic:
-    """`standing` when `asked` has the same settings; else TopicConflict naming what differs."""
-    ours, theirs = dataclasses.asdict(standing.settings), dataclasses.asdict(asked.settings)
-    differing = [f"{name} is {ours[name]!r}, not {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
-    if differing:
-        raise TopicConflict(f"topic {asked.name!r} exists with other settings: {'; '.join(differing)}", id=asked.name)
-    return standing
-
-
-def check_update(standing: Topic | None, asked: Topic) -> Topic:
-    """The record to store for an update of `standing` by `asked`: revision + 1. TopicConflict when it is gone or
-    changed since it was read, or when a fixed setting would change."""
-    if standing is None or standing.uid != asked.uid:
-        raise TopicConflict(f"topic {asked.name!r} is gone: somebody dropped it since it was read", id=asked.name)
-    if standing.revision != asked.revision:
-        raise TopicConflict(
-            f"topic {asked.name!r} has revision {standing.revision}, not {asked.revision}: "
-            "somebody changed it since it was read; read it again",
-            id=asked.name,
-        )
-    for name in FIXED_SETTINGS:
-        if getattr(standing.settings, name) != getattr(asked.settings, name):
-            raise TopicConflict(f"{name} of topic {asked.name!r} is fixed since its creation", id=asked.name)
-    return dataclasses.replace(asked, revision=asked.revision + 1)

@@ -7,14 +7,13 @@ after it.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Sequence
 
 import numpy as np
 
 from timeline.columns import Int64
-from timeline.model import FIXED_SETTINGS, MAX_PAYLOAD_BYTES, Answers, Rows, Status, Topic, TopicSettings
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -31,10 +30,10 @@ from timeline.storage_plugins.contract import (
     Swept,
     TagMutation,
     TagStep,
-    TopicConflict,
 )
 from timeline.storage_plugins.memory import leasing, mutations, puts, settles, sweeping, walks
 from timeline.storage_plugins.memory.rows import TopicRows
+from timeline.storage_plugins.records import check_update, dropped, same_settings
 
 
 class MemoryStore(Store):
@@ -88,25 +87,11 @@ class MemoryStore(Store):
             self._rows[topic.uid] = TopicRows(topic.settings.buckets)
             self._walks[topic.uid] = walks.Walks()
             return topic
-        differences = settings_differences(stands.settings, topic.settings)
-        if differences:
-            raise TopicConflict(f"topic {topic.name!r} exists with other settings: {differences}")
-        return stands
+        return same_settings(stands, topic)
 
     async def update_topic(self, topic: Topic) -> Topic:
         await self.check()
-        stands = self._topics.get(topic.name)
-        if stands is None or stands.uid != topic.uid:
-            raise TopicConflict(f"topic {topic.name!r} is gone")
-        if stands.revision != topic.revision:
-            raise TopicConflict(
-                f"topic {topic.name!r} changed since it was read: its revision is {stands.revision}, "
-                f"not {topic.revision}; read it again"
-            )
-        for name in FIXED_SETTINGS:
-            if getattr(stands.settings, name) != getattr(topic.settings, name):
-                raise TopicConflict(f"{name} of topic {topic.name!r} is fixed when it is created")
-        changed = dataclasses.replace(topic, revision=topic.revision + 1)
+        changed = check_update(self._topics.get(topic.name), topic)
         self._topics[topic.name] = changed
         return changed
 
@@ -129,7 +114,7 @@ class MemoryStore(Store):
     async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return _dropped(topic, len(puts_))
+            return dropped(topic, len(puts_))
         answers = puts.put(rows, topic.settings, now_ms, puts_, self._fast)
         rows.forget_unused_names()
         return answers
@@ -154,13 +139,13 @@ class MemoryStore(Store):
     async def settle(self, topic: Topic, now_ms: int, settles_: Settles) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return _dropped(topic, len(settles_))
+            return dropped(topic, len(settles_))
         return settles.settle(rows, topic.settings, now_ms, settles_, self._fast)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return _dropped(topic, len(mutations_))
+            return dropped(topic, len(mutations_))
         return mutations.mutate(rows, topic.settings, now_ms, mutations_, self._fast)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
@@ -197,19 +182,3 @@ class MemoryStore(Store):
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         rows = self._of(topic)
         return Swept() if rows is None else sweeping.sweep(rows, topic.settings, now_ms, limit)
-
-
-def settings_differences(stands: TopicSettings, asked: TopicSettings) -> str:
-    """In words, what `asked` wants otherwise than it stands; empty when nothing."""
-    fields = [field.name for field in dataclasses.fields(TopicSettings)]
-    return "; ".join(
-        f"{name} is {getattr(stands, name)!r}, not {getattr(asked, name)!r}"
-        for name in fields
-        if getattr(stands, name) != getattr(asked, name)
-    )
-
-
-def _dropped(topic: Topic, count: int) -> Answers:
-    answers = Answers.blank(count, Status.NOT_FOUND)
-    answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
-    return answers

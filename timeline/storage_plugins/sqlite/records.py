@@ -5,14 +5,15 @@ from __future__ import annotations
 import sqlite3
 
 from timeline.model import Topic
-from timeline.storage_plugins.sql import check_update, same_settings, settings_text, topic_of
+from timeline.storage_plugins.records import check_update, same_settings
+from timeline.storage_plugins.sql import settings_text, topic_of
 from timeline.storage_plugins.sqlite.writer import Transaction
 
 _RECORD = "SELECT uid, name, settings, revision, created_ms FROM topic"
 
 
 class Topics:
-    """The keys of the topics that stand, by uid. Changed on the event loop and by the writer, each in one step."""
+    """The keys of the topics that stand, by uid. Changed by the writer, read on the event loop, each in one step."""
 
     def __init__(self) -> None:
         self._keys: dict[int, int] = {}
@@ -42,8 +43,8 @@ def _standing(connection: sqlite3.Connection, name: str) -> Topic | None:
     return None if record is None else topic_of(*record)
 
 
-def create(transaction: Transaction, topic: Topic) -> tuple[Topic, int]:
-    """The record that stands, and its key."""
+def create(transaction: Transaction, topic: Topic, topics: Topics) -> Topic:
+    """The record that stands, and from now on its key is known, whether or not its creator still waits."""
     connection = transaction.connection
     standing = _standing(connection, topic.name)
     if standing is None:
@@ -52,11 +53,11 @@ def create(transaction: Transaction, topic: Topic) -> tuple[Topic, int]:
             "INSERT INTO topic (uid, name, settings, revision, created_ms) VALUES (?, ?, ?, ?, ?)",
             (topic.uid, topic.name, settings, topic.revision, topic.created_ms),
         )
-        standing = topic
-    else:
-        same_settings(standing, topic)
-    (key,) = connection.execute("SELECT key FROM topic WHERE uid = ?", (standing.uid,)).fetchone()
-    return standing, int(key)
+        (key,) = connection.execute("SELECT key FROM topic WHERE uid = ?", (topic.uid,)).fetchone()
+        topics.add(topic, int(key))
+        transaction.undo.append(lambda: topics.remove(topic))
+        return topic
+    return same_settings(standing, topic)
 
 
 def update(transaction: Transaction, topic: Topic) -> Topic:

@@ -6,6 +6,7 @@ Changes go to the one writer, which commits them by groups; reads that may be lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Status, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -27,12 +28,14 @@ from timeline.storage_plugins.contract import (
     ScanFilter,
     Settles,
     Store,
+    StoreError,
     StoreUnavailable,
     StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
 )
+from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location
@@ -68,6 +71,7 @@ class SqliteStore(Store):
     def __init__(self, url: str) -> None:
         self._database = Database(Location.of(url))
         self._writer: Writer | None = None
+        self._starting: asyncio.Future[Writer] | None = None
         self._checkpointer: Checkpointer | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._reading = threading.local()
@@ -78,9 +82,22 @@ class SqliteStore(Store):
 
     async def open(self) -> Opened:
         if self._writer is None:
-            self._writer = await asyncio.to_thread(self._start)
-            self._readers = ThreadPoolExecutor(READERS, "timeline-sqlite-reader")
+            if self._starting is None:
+                self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+            await self._started(self._starting)
         return Opened(self._database.cluster_uid, self._database.server)
+
+    async def _started(self, starting: asyncio.Future[Writer]) -> None:
+        """Waits for an opening. Who waits may be cancelled: it goes on, and is there for the next `open` or `close`."""
+        try:
+            writer = await asyncio.shield(starting)
+        except BaseException:
+            if starting.cancelled() or (starting.done() and starting.exception() is not None):
+                self._starting = None
+            raise
+        if starting is self._starting:
+            self._starting = None
+            self._writer, self._readers = writer, ThreadPoolExecutor(READERS, "timeline-sqlite-reader")
 
     def _start(self) -> Writer:
         connections = [self._database.open()]
@@ -102,6 +119,9 @@ class SqliteStore(Store):
         return writer
 
     async def close(self) -> None:
+        if self._starting is not None:
+            with contextlib.suppress(StoreError):  # An opening that failed holds nothing.
+                await self._started(self._starting)
         writer, readers = self._writer, self._readers
         self._writer = self._readers = None
         if writer is not None and readers is not None:
@@ -158,9 +178,7 @@ class SqliteStore(Store):
         return await self._read(records.all_topics)
 
     async def create_topic(self, topic: Topic) -> Topic:
-        standing, key = await self._write(lambda transaction: records.create(transaction, topic), LATER, 1)
-        self._topics.add(standing, key)
-        return standing
+        return await self._write(lambda transaction: records.create(transaction, topic, self._topics), LATER, 1)
 
     async def update_topic(self, topic: Topic) -> Topic:
         return await self._write(lambda transaction: records.update(transaction, topic), LATER, 1)
@@ -181,7 +199,7 @@ class SqliteStore(Store):
         def act(transaction: Transaction) -> Answers:
             key = self._topics.key(topic)
             if key is None:
-                return _dropped(topic, len(puts))
+                return dropped(topic, len(puts))
             return messages.put(transaction, topic, key, now_ms, puts)
 
         return await self._write(act, LATER, len(puts))
@@ -213,7 +231,7 @@ class SqliteStore(Store):
         def act(transaction: Transaction) -> Answers:
             key = self._topics.key(topic)
             if key is None:
-                return _dropped(topic, len(settles))
+                return dropped(topic, len(settles))
             return leasing.settle(transaction, topic, key, now_ms, settles)
 
         return await self._write(act, FIRST, len(settles))
@@ -222,7 +240,7 @@ class SqliteStore(Store):
         def act(transaction: Transaction) -> Answers:
             key = self._topics.key(topic)
             if key is None:
-                return _dropped(topic, len(mutations_))
+                return dropped(topic, len(mutations_))
             return mutations.mutate(transaction, topic, key, now_ms, mutations_)
 
         return await self._write(act, LATER, len(mutations_))
@@ -306,12 +324,6 @@ def _whole(parts: list[Result | BaseException], begun: bool = False) -> list[Res
     if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
         raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
     raise graver or failed[0]
-
-
-def _dropped(topic: Topic, count: int) -> Answers:
-    answers = Answers.blank(count, Status.NOT_FOUND)
-    answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
-    return answers
 
 
 def _parts(puts: Puts) -> list[Puts]:

@@ -155,13 +155,14 @@ class Writer:
     # ── the thread ──
 
     def _run(self) -> None:
+        works: list[Work[Any]] = []
         try:
             while self._wait():
-                works: list[Work[Any]] = []
                 if any(self._waiting):
                     self._commit_all(works)
                     self._answer(works)
-                if not works or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
+                answered, works = works, []
+                if not answered or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
                     self._remove_orphans()
             while self._orphans and self._remove_orphans():
                 pass
@@ -169,6 +170,19 @@ class Writer:
                 self._transact([_mark_clean])
         finally:
             self._connection.close()
+            self._refuse(works)
+
+    def _refuse(self, begun: list[Work[Any]]) -> None:
+        """Nobody writes any more. Where that is by a mistake of ours, nobody may wait for it for ever: not who comes
+        later, nor who is in line, nor those `begun` and not answered."""
+        with self._ready:
+            self._stopping = True
+            left = [*self._waiting[FIRST], *self._waiting[LATER]]
+        for work in begun:
+            work.error = work.error or StoreUnknown("the store's writer ended in the middle of it: see the log")
+        for work in left:
+            work.error = StoreUnavailable("the store's writer has ended: restart the broker")
+        self._answer([*begun, *left])
 
     def _wait(self) -> bool:
         """Returns when there are works, or time for chores; False when it is over."""

@@ -1,0 +1,41 @@
+"""The rules of topic records, the same in every store: what a create or update meets, and what may not change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from timeline.model import FIXED_SETTINGS, Answers, Status, Topic
+from timeline.storage_plugins.contract import TopicConflict
+
+
+def same_settings(standing: Topic, asked: Topic) -> Topic:
+    """`standing` when `asked` has the same settings; else TopicConflict naming what differs."""
+    ours, theirs = dataclasses.asdict(standing.settings), dataclasses.asdict(asked.settings)
+    differing = [f"{name} is {ours[name]!r}, not {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+    if differing:
+        raise TopicConflict(f"topic {asked.name!r} exists with other settings: {'; '.join(differing)}", id=asked.name)
+    return standing
+
+
+def check_update(standing: Topic | None, asked: Topic) -> Topic:
+    """The record to store for an update of `standing` by `asked`: revision + 1. TopicConflict when it is gone or
+    changed since it was read, or when a fixed setting would change."""
+    if standing is None or standing.uid != asked.uid:
+        raise TopicConflict(f"topic {asked.name!r} is gone: somebody dropped it since it was read", id=asked.name)
+    if standing.revision != asked.revision:
+        raise TopicConflict(
+            f"topic {asked.name!r} has revision {standing.revision}, not {asked.revision}: "
+            "somebody changed it since it was read; read it again",
+            id=asked.name,
+        )
+    for name in FIXED_SETTINGS:
+        if getattr(standing.settings, name) != getattr(asked.settings, name):
+            raise TopicConflict(f"{name} of topic {asked.name!r} is fixed since its creation", id=asked.name)
+    return dataclasses.replace(asked, revision=asked.revision + 1)
+
+
+def dropped(topic: Topic, count: int) -> Answers:
+    """What `count` messages answer whose topic does not stand any more."""
+    answers = Answers.blank(count, Status.NOT_FOUND)
+    answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
+    return answers
