@@ -211,7 +211,8 @@ class Gateway:
         at_ms = asked.at_ms or (int(np.ceil(node.clock.now())) + asked.in_ms if asked.in_ms >= 0 else 0)
         if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
             raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
-        if at_ms > min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms):
+        latest_ms = min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms)
+        if at_ms > latest_ms:
             raise Invalid(f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now")
         mutation = TagMutation(
             operation=asked.operation,
@@ -221,6 +222,7 @@ class Gateway:
             op=asked.op,
             due_ms=at_ms,
             by_ms=asked.by_ms,
+            latest_ms=latest_ms,
             leased=asked.leased,
             dry_run=asked.dry_run,
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
-from timeline.model import Answers, Operation, Rows, State, Topic
+from timeline.model import MAX_TIME_MS, Answers, Operation, Rows, State, Topic
 
 
 class StoreError(TimelineError):
@@ -189,8 +189,9 @@ class Mutations:
 class TagMutation:
     """MOVE or CANCEL of whatever carries `tag`: of `group`, put at or before `started_ms`.
 
-    MOVE: to `due_ms` (absolute), or by `by_ms` from each message's scheduled time when `due_ms` is 0. The same `op`
-    for the whole walk: what carries it already is counted as done, so a chunk repeated changes nothing twice.
+    MOVE: to `due_ms` (absolute), or by `by_ms` from each message's scheduled time when `due_ms` is 0; INVALID where
+    that lies beyond `latest_ms` (the topic's horizon, as the caller counts it). The same `op` for the whole walk: what
+    carries it already is counted as done, so a chunk repeated changes nothing twice.
     `dry_run`: count, change nothing.
     """
 
@@ -201,6 +202,7 @@ class TagMutation:
     op: int
     due_ms: int = 0
     by_ms: int = 0
+    latest_ms: int = MAX_TIME_MS
     leased: bool = False
     dry_run: bool = False
 
@@ -218,7 +220,7 @@ class TagStep:
 @dataclass(frozen=True, slots=True)
 class ScanFilter:
     """What a scan returns: `states` (empty: all that live), `tag` (empty: any), due in [due_from_ms, due_to_ms)
-    (to 0: no bound), `ids` (not None: just these, without a cursor)."""
+    (to 0: no bound), `ids` (not None: just these)."""
 
     states: frozenset[State] = frozenset()
     tag: bytes = b""

@@ -139,6 +139,7 @@ class _Walk:
             op=self.trial.number(),
             due_ms=int(self.times(1)[0]) if by_time else 0,
             by_ms=0 if by_time else 10 * rng.randint(-20, 60),
+            latest_ms=self.now_ms + 10 * rng.choice((20, 500)),
             leased=rng.random() < 0.3,
             dry_run=rng.random() < 0.3,
         )

@@ -123,6 +123,10 @@ class Mirror:
             if self.kept[id].put_ms > mutation.started_ms:
                 continue
             due_ms = mutation.due_ms or self.messages[id].scheduled_ms + mutation.by_ms
+            beyond = mutation.operation is Operation.MOVE and due_ms > mutation.latest_ms
+            if beyond and self.messages[id].last_op != mutation.op:
+                wanted[Status.INVALID] = wanted.get(Status.INVALID, 0) + 1
+                continue
             ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, leased=mutation.leased, op=mutation.op)
             if mutation.dry_run:
                 status = decide(self.messages[id], ask, now_ms, self.topic.settings).status

@@ -6,7 +6,7 @@ import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.leases import Ask, decide
-from timeline.model import MAX_TIME_MS, Answers, Operation, Status, TopicSettings
+from timeline.model import Answers, Operation, Status, TopicSettings
 from timeline.storage_plugins.contract import Mutations, TagMutation, TagStep
 from timeline.storage_plugins.memory.rows import FREE, HELD, KEPT, TopicRows
 from timeline.storage_plugins.memory.rulings import answer, message_at, rule
@@ -112,14 +112,22 @@ def mutate_tag(
     )
     chosen = slots[there]
     asked = _asked(rows, chosen, mutation)
+    beyond = (asked.due_ms > mutation.latest_ms) & (rows.records["last_op"][chosen] != mutation.op)
+    refused = int(beyond.sum()) if mutation.operation is Operation.MOVE else 0
+    if refused:
+        chosen = chosen[~beyond]
+        asked = _asked(rows, chosen, mutation)
     answers = _tried(rows, settings, now_ms, chosen, asked) if mutation.dry_run else None
     if answers is None:
         answers = mutate(rows, settings, now_ms, asked, fast)
-    codes, counts = np.unique(answers.status, return_counts=True)
+    codes, many = np.unique(answers.status, return_counts=True)
+    counts = dict(zip(codes.tolist(), many.tolist(), strict=True))
+    if refused:
+        counts[Status.INVALID.code] = counts.get(Status.INVALID.code, 0) + refused
     moved = answers.due_ms[answers.status == Status.OK.code]
     told = len(moved) and mutation.operation is Operation.MOVE and not mutation.dry_run
     return TagStep(
-        counts=dict(zip(codes.tolist(), counts.tolist(), strict=True)),
+        counts=counts,
         cursor=after,
         earliest_due_ms=int(moved.min()) if told else None,
     )
@@ -130,7 +138,7 @@ def _asked(rows: TopicRows, slots: Indexes, mutation: TagMutation) -> Mutations:
     count = len(slots)
     due_ms = np.full(count, mutation.due_ms, dtype=np.int64)
     if mutation.operation is Operation.MOVE and mutation.due_ms == 0:
-        due_ms = np.clip(rows.records["scheduled_ms"][slots] + mutation.by_ms, 0, MAX_TIME_MS)
+        due_ms = np.maximum(rows.records["scheduled_ms"][slots] + mutation.by_ms, 0)
     return Mutations(
         operation=mutation.operation,
         ids=Ragged.of(rows.ids[slots].tolist()),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from timeline.leases import Ask, decide
-from timeline.model import MAX_TIME_MS, Operation, Status, Topic
+from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import TagMutation, TagStep
 from timeline.storage_plugins.sql import TAGGED, signed_one
 from timeline.storage_plugins.sqlite import statements
@@ -70,8 +70,11 @@ def search(connection: sqlite3.Connection, key: int, tag: bytes, cursor: bytes, 
     return Found(rows, cursor_at(*last))
 
 
-_PLAIN = "died_ms = 0 AND holder = x'' AND grp = ? AND last_op != ? AND (expires_ms = 0 OR expires_ms > max(?, {due}))"
-_TO = f"CASE WHEN ? THEN ? ELSE min(max(0, scheduled_ms + ?), {MAX_TIME_MS}) END"
+_PLAIN = (
+    "died_ms = 0 AND holder = x'' AND grp = ? AND last_op != ? AND (expires_ms = 0 OR expires_ms > max(?, {due})) "
+    "AND {due} <= ?"
+)
+_TO = "CASE WHEN ? THEN ? ELSE max(0, scheduled_ms + ?) END"
 """The due that a move asks for: the absolute one, or shifted from the scheduled one."""
 _AGREEING = statements.Aggregate(("row", "payload_bytes", "headers_bytes", "plain", "to_ms"))
 _AGREEING_SQL = _AGREEING.over(
@@ -99,7 +102,8 @@ def change(
     moves = mutation.operation is Operation.MOVE
     to = (mutation.due_ms != 0, mutation.due_ms, mutation.by_ms) if moves else (True, 0, 0)
     op = signed_one(mutation.op)
-    asked = (mutation.group, op, now_ms, *to, *to, json.dumps(rows), key, mutation.tag, mutation.started_ms)
+    place = (json.dumps(rows), key, mutation.tag, mutation.started_ms)
+    asked = (mutation.group, op, now_ms, *to, *to, mutation.latest_ms, *to, *place)
     found = _AGREEING.read(transaction.connection, _AGREEING_SQL, asked)
     columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
     plain = columns["plain"] != 0
@@ -125,9 +129,12 @@ def _decide_each(changes: Changes, mutation: TagMutation, rows: list[int], done:
     """What something may refuse: by the rules."""
     found = statements.WHOLE.read(changes.transaction.connection, _OTHERS_SQL, (json.dumps(rows),))
     for id, stored in zip(found.strings["id"].tolist(), stored_of(found), strict=True):
-        due_ms = mutation.due_ms
-        if mutation.operation is Operation.MOVE and due_ms == 0:
-            due_ms = min(max(0, stored.message.scheduled_ms + mutation.by_ms), MAX_TIME_MS)
+        due_ms, moves = mutation.due_ms, mutation.operation is Operation.MOVE
+        if moves and due_ms == 0:
+            due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
+        if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
+            done.counts[Status.INVALID.code] += 1
+            continue
         ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
         decision = decide(stored.message, ask, changes.now_ms, changes.topic.settings)
         done.counts[decision.status.code] += 1
