@@ -32,7 +32,7 @@ class MovesByReadingFirst(MemoryStore):
     """The version is read in one step and the move done in another."""
 
     async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
-        rows = (await self.scan(topic, now_ms, ScanFilter(ids=mutations_.ids), b"", 1, False)).rows
+        rows = (await self.scan(topic, now_ms, ScanFilter(ids=mutations_.ids), b"", 100, False)).rows
         if len(rows) == len(mutations_) and bool((rows.version == mutations_.if_version).all()):
             await asyncio.sleep(0)
             mutations_ = replace(mutations_, if_version=np.zeros(len(rows), dtype=np.int64))
@@ -150,7 +150,7 @@ class ScansByDue(MemoryStore):
         places = sorted(zip(page.rows.due_ms.tolist(), page.rows.ids.tolist(), strict=True))
         due_ms, id = (int(cursor[:20]), cursor[20:]) if cursor else (-1, b"")
         ids = [place[1] for place in places if place > (due_ms, id)]
-        rows = (await super().scan(topic, now_ms, ScanFilter(ids=Ragged.of(ids[:limit])), b"", 1, payload)).rows
+        rows = (await super().scan(topic, now_ms, ScanFilter(ids=Ragged.of(ids[:limit])), b"", limit, payload)).rows
         last = next((place for place in places if ids[limit:] and place[1] == ids[limit - 1]), None)
         return Page(rows, None if last is None else b"%020d" % last[0] + last[1])
 

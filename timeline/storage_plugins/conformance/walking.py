@@ -38,6 +38,21 @@ async def check_move_by_tag(trial: Trial) -> None:
 
 
 @check()
+async def check_shift_by_tag_beyond_the_latest(trial: Trial) -> None:
+    """A shift by tag that would carry a message beyond the latest due allowed answers INVALID for it and leaves it; a
+    chunk repeated later still counts as done what it had shifted."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(3), [T0 + 10, T0 + 11, T0 + 12], tag=b"t", group=[b"default", b"default", b"ops"])
+    wanted = {Status.OK: 1, Status.INVALID: 2}
+    shift: dict[str, int] = {"by_ms": 500, "op": trial.number()}
+    for dry_run, latest_ms in ((True, T0 + 510), (False, T0 + 510), (False, T0 + 509)):
+        counts = await trial.by_tag(topic, Operation.MOVE, b"t", latest_ms=latest_ms, dry_run=dry_run, **shift)
+        expect_equal(counts, wanted, f"counts with {latest_ms - T0} as the latest due")
+    rows = await trial.everything(topic)
+    expect_equal([rows[id]["due_ms"] for id in named(3)], [T0 + 510, T0 + 11, T0 + 12], "dues afterwards")
+
+
+@check()
 async def check_cancel_by_tag(trial: Trial) -> None:
     """A cancel by tag removes what is free, spares what is leased unless told otherwise, and counts each status."""
     topic = await trial.topic()
@@ -181,8 +196,10 @@ async def check_scan_filters(trial: Trial) -> None:
     asked = Ragged.of([ids[3], b"absent", ids[7], ids[3], b"M-000001"])
     rows = await trial.scan(topic, ids=asked)
     expect_equal(sorted(rows.ids.tolist()), [ids[3], ids[7]], "rows of a scan by ids")
-    rows = await trial.scan(topic, ids=Ragged.of(ids), tag=b"T", payload=True)
-    expect_equal(sorted(rows.ids.tolist()), ids[1::2], "rows of a scan by ids and tag")
+    for limit in (3, 1_000):
+        rows = await trial.scan(topic, ids=Ragged.of(ids), tag=b"T", payload=True, limit=limit)
+        expect_equal(sorted(rows.ids.tolist()), ids[1::2], f"rows of a scan by ids and tag in pages of {limit}")
+        expect_equal(rows.payloads, Ragged.repeat(b"payload", 20), "their payloads")
 
 
 @check()
@@ -235,21 +252,22 @@ async def check_scan_that_starts_later(trial: Trial) -> None:
 
 @check()
 async def check_scan_pages_with_payloads_stay_small(trial: Trial) -> None:
-    """A page with payloads ends near 1 MiB of them, at least one row on it; all come."""
+    """A page with payloads ends near 1 MiB of them, at least one row on it, also of a scan by ids; all come."""
     topic = await trial.topic()
     payloads = [bytes([at]) * 300_000 for at in range(20)]
     await trial.stored(topic, named(20), payload=payloads)
-    found: list[Rows] = []
+    for where in (ScanFilter(), ScanFilter(ids=Ragged.of(named(25)[::-1]))):
+        found: list[Rows] = []
 
-    async def page(cursor: bytes) -> Page:
-        return await trial.store.scan(topic, T0, ScanFilter(), cursor, 1_000, True)
+        async def page(cursor: bytes, where: ScanFilter = where) -> Page:
+            return await trial.store.scan(topic, T0, where, cursor, 1_000, True)
 
-    async for part in walked(page):
-        sizes = int(part.rows.payload_bytes.sum())
-        expect(sizes <= 2 * 1024 * 1024, f"a page carries {sizes} bytes of payloads")
-        found.append(part.rows)
-    rows = by_id(Rows.concat(found))
-    expect_equal([rows[id]["payloads"] == payloads[at] for at, id in enumerate(named(20))], [True] * 20, "payloads")
+        async for part in walked(page):
+            sizes = int(part.rows.payload_bytes.sum())
+            expect(sizes <= 2 * 1024 * 1024, f"a page carries {sizes} bytes of payloads")
+            found.append(part.rows)
+        rows = by_id(Rows.concat(found))
+        expect_equal([rows[id]["payloads"] == payloads[at] for at, id in enumerate(named(20))], [True] * 20, "payloads")
 
 
 @check()

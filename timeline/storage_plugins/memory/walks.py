@@ -147,7 +147,7 @@ def scan(
     match = matches(rows, where, now_ms)
     if where.ids is not None:
         slots = _slots(rows, list(dict.fromkeys(where.ids.tolist())))
-        return _page(rows, slots[match(slots)], payload, None)
+        return _page_of_few(rows, slots[match(slots)], cursor, limit, payload)
     tag = rows.tags.find(where.tag) if where.tag else None
     among = rows.tagged.get(tag, set()) if tag is not None else match
     ids, after = walks.step(rows, cursor, limit, among, _fitting(rows) if payload else len)
@@ -156,19 +156,23 @@ def scan(
 
 
 def held_by(rows: TopicRows, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-    """See `contract.Store.held_by`. A holder has few rows: they are sorted for each page, and the cursor is the place
-    of the last one."""
+    """See `contract.Store.held_by`."""
     number = rows.holders.find(holder) if holder else None
     if number is None:
         return Page(Rows.empty(payload=True), None)
     slots = rows.held.slots()
     slots = slots[(rows.records["holder"][slots] == number) & (rows.records["due_ms"][slots] > now_ms)]
+    return _page_of_few(rows, slots, cursor, limit, True)
+
+
+def _page_of_few(rows: TopicRows, slots: Indexes, cursor: bytes, limit: int, payload: bool) -> Page:
+    """A page of a walk over so few rows that they are sorted for each; the cursor is the place of the last one."""
     places = map(place_of, rows.bucket[slots].tolist(), rows.ids[slots].tolist())
     ordered = sorted((place, slot) for place, slot in zip(places, slots.tolist(), strict=True) if place > cursor)
     ids = [place[2:] for place, _ in ordered[: max(1, limit)]]
-    count = max(1, _fitting(rows)(ids)) if ids else 0
+    count = max(1, _fitting(rows)(ids)) if ids and payload else len(ids)
     page = np.array([slot for _, slot in ordered[:count]], dtype=np.intp)
-    return _page(rows, page, True, ordered[count - 1][0] if count < len(ordered) else None)
+    return _page(rows, page, payload, ordered[count - 1][0] if count < len(ordered) else None)
 
 
 def _slots(rows: TopicRows, ids: list[bytes]) -> Indexes:

@@ -54,9 +54,9 @@ def scan(
     """`Store.scan`: a page of the walk over (bucket, id), along the tag's or the dead letters' index where that
     serves."""
     conditions = filter_of(where, now_ms)
-    if where.ids is not None:
-        return Page(_page(connection, _of_ids(connection, topic, key, conditions, where.ids), payload), None)
     limit = max(1, limit)
+    if where.ids is not None:
+        return _scan_ids(connection, topic, key, conditions, where.ids, cursor, limit, payload)
     index, walked = "message_id", ["topic = ?"]
     parameters: list[Any] = [key]
     if where.tag:
@@ -97,14 +97,39 @@ def _text(conditions: Sequence[Any]) -> tuple[str, list[Any]]:
     return f"({statement.split('WHERE', 1)[1].replace(f'{message.name}.', '')})", values
 
 
-def _of_ids(connection: sqlite3.Connection, topic: Topic, key: int, conditions: Sequence[Any], ids: Ragged) -> Part:
-    """Messages by id, as far as they match."""
-    distinct = list(dict.fromkeys(ids.tolist()))
-    buckets = buckets_of(Ragged.of(distinct), topic.settings.buckets).tolist()
+def _scan_ids(
+    connection: sqlite3.Connection,
+    topic: Topic,
+    key: int,
+    conditions: Sequence[Any],
+    ids: Ragged,
+    cursor: bytes,
+    limit: int,
+    payload: bool,
+) -> Page:
+    """The same along the ids asked for: a page looks at `limit` of them."""
+    distinct = Ragged.of(list(dict.fromkeys(ids.tolist())))
+    places = sorted(zip(buckets_of(distinct, topic.settings.buckets).tolist(), distinct, strict=True))
+    places = [place for place in places if place > place_after(cursor)]
+    whole = _of_places(connection, key, conditions, places[:limit])
+    part = _fitting(whole) if payload else whole
+    onward: bytes | None = None
+    if len(part) < len(whole):
+        last = part.rows.ids[-1]
+        onward = next(cursor_at(bucket, id) for bucket, id in places if id == last)
+    elif len(places) > limit:
+        onward = cursor_at(*places[limit - 1])
+    return Page(_page(connection, part, payload), onward)
+
+
+def _of_places(
+    connection: sqlite3.Connection, key: int, conditions: Sequence[Any], places: Sequence[tuple[int, bytes]]
+) -> Part:
+    """Messages by (bucket, id), in that order, as far as they match."""
     filtered, values = _text(conditions)
     parts: list[Part] = []
-    for found in statements.find(connection, key, buckets, distinct):
-        source = f"message WHERE row IN (SELECT value FROM json_each(?)) AND {filtered}"
+    for found in statements.find(connection, key, [bucket for bucket, _ in places], [id for _, id in places]):
+        source = f"message WHERE row IN (SELECT value FROM json_each(?)) AND {filtered} ORDER BY bucket, id"
         chosen = statements.WHOLE.over(f"(SELECT {statements.WHOLE.inner} FROM {source})")
         parts.append(Part.of(statements.WHOLE.read(connection, chosen, [json.dumps(found.numbers["row"]), *values])))
     return Part.concat(parts)
