@@ -91,11 +91,12 @@ class ColumnHistogram(Collector):
         return [HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])]
 
     def collect(self) -> Iterator[Metric]:
+        """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
         family = HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])
         names = [*(repr(float(bound)) for bound in self.bounds_s), "+Inf"]
         for value, counts in list(self.counts.items()):
             family.add_metric(
-                [value], list(zip(names, np.cumsum(counts).tolist(), strict=True)), sum_value=self._sums[value]
+                [value], list(zip(names, np.cumsum(counts).tolist(), strict=True)), self._sums.get(value, 0.0)
             )
         yield family
 

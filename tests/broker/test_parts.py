@@ -275,6 +275,22 @@ def test_every_metric_of_the_catalog_is_exposed_and_topics_are_capped():
     assert 'topic="first"' not in generate_latest(metrics.registry).decode()
 
 
+def test_a_scrape_may_come_while_a_series_comes_or_goes():
+    """It runs in a thread of its own: between the two notes of a batch, and between the two of a series forgotten."""
+    metrics = Metrics()
+
+    class Meanwhile(dict):
+        def items(self):
+            for item in list(super().items()):
+                metrics.lateness.forget(item[0])
+                yield item
+
+    metrics.lateness.observe("first", np.array([0.0005]))
+    metrics.lateness.counts = Meanwhile(metrics.lateness.counts)
+    assert 'timeline_delivery_lateness_seconds_count{topic="first"} 1.0' in generate_latest(metrics.registry).decode()
+    assert 'topic="first"' not in generate_latest(metrics.registry).decode()
+
+
 def test_logs_are_one_object_a_line_with_their_fields():
     record = logging.makeLogRecord({"msg": "ready", "levelno": 20, "levelname": "INFO", "name": "timeline", "port": 1})
     line = json.loads(JsonLines().format(record))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance import run_check
+from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.memory import MemoryStore, growing
 from timeline.storage_plugins.memory.growing import Index, Numbers, grow_objects, objects
 
@@ -91,6 +96,30 @@ def test_numbers_grow_where_they_are_unless_a_view_is_about() -> None:
     column.array[0] = 9
     assert view.tolist() == [1] * 5, "who kept a view still has what it showed"
     assert column.array[:2].tolist() == [9, 1] and column.array[:30_000].sum() == 30_008
+
+
+class OutOfMemory(mmap.mmap):
+    """A mapping for which the machine has no more room."""
+
+    def resize(self, newsize: int) -> None:
+        raise OSError(errno.ENOMEM, f"no room for {newsize} bytes")
+
+
+async def test_a_store_for_which_memory_runs_out_still_has_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Trial(MemoryStore) as trial:
+        topic = await trial.topic()
+        with monkeypatch.context() as patch:
+            patch.setattr(mmap, "mmap", OutOfMemory)
+            await trial.stored(topic, named(1_500))
+            before = await trial.everything(topic)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no room"):
+                    await trial.put(topic, named(5_000, "more"))
+        assert await trial.everything(topic) == before
+        leased = await trial.lease(topic)
+        assert sorted(leased.rows.ids.tolist()) == named(1_500)
+        acked = await trial.settle(topic, Operation.ACK, leased.rows)
+        assert set(statuses(acked)) == {Status.OK}
 
 
 def test_objects_keep_what_they_hold() -> None:

@@ -48,9 +48,9 @@ class Numbers:
         try:
             self._memory.resize(size)
         except (BufferError, SystemError):  # A view is about, or this system cannot: there is still the copy.
-            self.array = self._over(self._memory)
             return False
-        self.array = self._over(self._memory)
+        finally:  # Whatever went wrong, memory that has run out too, what it holds is there.
+            self.array = self._over(self._memory)
         return True
 
     def _copy(self, longer: npt.NDArray[Any]) -> None:

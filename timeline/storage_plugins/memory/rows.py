@@ -111,15 +111,14 @@ class TopicRows:
     def allocate(self, count: int) -> Indexes:
         """`count` empty slots, those given back last first."""
         reused = min(count, self._spares)
+        fresh = count - reused
+        if self._used + fresh > len(self.kinds):
+            self._grow(self._used + fresh)
         self._spares -= reused
         slots: Indexes = np.empty(count, dtype=np.intp)
         slots[:reused] = self._spare.array[self._spares : self._spares + reused]
-        if reused < count:
-            fresh = count - reused
-            if self._used + fresh > len(self.kinds):
-                self._grow(self._used + fresh)
-            slots[reused:] = np.arange(self._used, self._used + fresh)
-            self._used += fresh
+        slots[reused:] = np.arange(self._used, self._used + fresh)
+        self._used += fresh
         return slots
 
     def _grow(self, wanted: int) -> None:
