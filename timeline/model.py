@@ -33,6 +33,11 @@ MAX_TIME_MS = 253_402_300_799_999
 """Last millisecond of the year 9999: no due, expiry or duration is beyond it."""
 MAX_DURATION_MS = 100 * 366 * 86_400_000
 DEFAULT_GROUP = "default"
+DELIVERED_OUT = b"max_deliveries"
+"""The reason of a dead letter that was delivered as often as its topic permits. A driver whose handler failed at the
+last delivery adds what went wrong: `max_deliveries: ValueError: …`."""
+PAYLOAD_GONE, PAYLOAD_DAMAGED = b"payload gone", b"payload damaged"
+"""The reasons of dead letters whose payload is not what was put."""
 
 
 class Status(StrEnum):

@@ -56,6 +56,9 @@ class SlowStore(MemoryStore):
     async def lease_due(self, *arguments: Any) -> Any:
         return await self._through("lease_due", super().lease_due(*arguments))
 
+    async def scan(self, *arguments: Any) -> Any:
+        return await self._through("scan", super().scan(*arguments))
+
     async def check(self) -> None:
         if "check" in self.refuse:
             raise StoreUnavailable("check is refused by the test")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.broker.link import Link, broker, statuses
+from tests.broker.slow import SlowStore
 from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, Status
@@ -203,3 +204,28 @@ async def test_while_the_store_is_down_the_ring_still_answers():
         await (await link.consume()).down(Deliver)
         link.node.store.down = "the disk is full"
         assert await answer(link, id="a", topic="t") == {b"a": Cause.NO_CONSUMER}
+
+
+async def test_a_dropped_topics_late_deliveries_are_not_those_of_a_new_one_of_its_name():
+    async with broker(limits=LATE) as link:
+        await link.put(["a"])
+        await passing(link)
+        await (await link.consume()).down(Deliver)
+        await cause_of(link, "a")
+        await link.drop()
+        assert await answer(link) == {}
+        await link.topic(TopicAction.CREATE)
+        assert await answer(link) == await answer(link, topic="t") == await answer(link, id="a", topic="t") == {}
+
+
+async def test_a_topic_that_is_dropped_while_one_asks_why():
+    store = SlowStore()
+    async with broker(store, limits=LATE) as link:
+        await link.put(["a"])
+        await passing(link)
+        store.hold("scan")
+        asking = asyncio.ensure_future(answer(link, id="a", topic="t"))
+        await store.arrived("scan")
+        await link.drop()
+        store.release("scan")
+        assert await asking == {b"a": Cause.NO_CONSUMER}

@@ -239,15 +239,16 @@ def test_late_ring_is_bounded_and_filters():
     ring = LateRing(kept=3)
     causes = np.full(2, Cause.PAUSED, dtype=np.uint8)
     dues = np.array([1, 2], dtype=np.int64)
-    ring.add("t", b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
-    ring.add("u", b"c", Ragged.of([b"a", b"d"]), dues, causes, 200)
+    both = {1: "t", 2: "u"}
+    ring.add(1, b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
+    ring.add(2, b"c", Ragged.of([b"a", b"d"]), dues, causes, 200)
     assert ring.dropped == 2
-    assert [(one.topic, one.id) for one in ring.since(0)] == [(b"u", b"a"), (b"u", b"d")]
-    assert [one.due_ms for one in ring.since(0, "u", b"d")] == [2]
-    assert ring.since(201) == []
-    assert [one.id for one in ring.since(0, limit=1)] == [b"d"]
-    ring.add("t", b"c", Ragged.of([b"1", b"2", b"3", b"4"]), np.arange(4), np.zeros(4, dtype=np.uint8), 300)
-    assert [one.id for one in ring.since(0)] == [b"2", b"3", b"4"]
+    assert [(one.topic, one.id) for one in ring.since(0, both)] == [(b"u", b"a"), (b"u", b"d")]
+    assert [one.due_ms for one in ring.since(0, {2: "u"}, b"d")] == [2]
+    assert ring.since(0, {1: "t"}) == ring.since(201, both) == []
+    assert [one.id for one in ring.since(0, both, limit=1)] == [b"d"]
+    ring.add(1, b"c", Ragged.of([b"1", b"2", b"3", b"4"]), np.arange(4), np.zeros(4, dtype=np.uint8), 300)
+    assert [one.id for one in ring.since(0, both)] == [b"2", b"3", b"4"]
 
 
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))

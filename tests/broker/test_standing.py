@@ -89,3 +89,13 @@ async def test_a_dropped_topic_is_told_of_no_more():
         await link.drop()
         assert len((await stands(link)).topics.topics) == 0
         assert link.node.depths == {}
+
+
+async def test_credit_of_those_that_nobody_hears_of_is_no_room():
+    async with broker() as link:
+        for name, credit in (("well", 5), ("ill", 7)):
+            await link.consume(name, credit=credit)
+        link.node.dealers[0].roster.consumers[b"ill"].heard_ms = -1e9
+        link.node._measure()
+        shown = link.node.metrics.registry.get_sample_value("timeline_credit_messages", {"topic": "t"})
+        assert shown == (await stands(link)).topics.credit[0] == 5

@@ -7,7 +7,9 @@ the same columns.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -201,6 +203,11 @@ def refused(count: int, status: Status, why: str) -> Answers:
     if count:
         answers.details[0] = why
     return answers
+
+
+def starts(parts: Sequence[Sized]) -> list[int]:
+    """Where each of `parts` begins, one after the other: there goes a sentence that is meant for each."""
+    return list(accumulate(map(len, parts[:-1]), initial=0))
 
 
 def earliest(answers: Answers, due_ms: Int64, wanted: Bools | None = None, unsure: bool = False) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from timeline.broker.streams import first_frame
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.leases import deal
-from timeline.model import MAX_HOLDER_BYTES, Answers, Operation, Rows, Status, Topic
+from timeline.model import DELIVERED_OUT, MAX_HOLDER_BYTES, PAYLOAD_DAMAGED, Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreError
 from timeline.wire import (
     Beat,
@@ -85,6 +86,7 @@ class ConsumeStream:
                 self._take_over(before, consumer, dealer)
             consumer.push(self._welcome(consumer, topic))
             await self._resume(hello, consumer, dealer, topic)
+            del data, hello  # what was in hand then may be much, and is not asked for again
             consumer.deal()
             await self._receive_all(consumer, dealer, topic)
             # The consumer has said its last word: it is dealt nothing more, and what it asked is still answered.
@@ -237,9 +239,11 @@ class ConsumeStream:
             node.count(Operation(operation), answers.status[frame.operation == operation])
         if answers.late.any():
             node.metrics.count("timeline_late_acks_total", node.metrics.topic(topic.name), by=int(answers.late.sum()))
-        buried = int(good[frame.operation == Operation.BURY].sum())
-        if buried:
-            node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), "consumer", by=buried)
+        buried = np.flatnonzero(good & (frame.operation == Operation.BURY))
+        if len(buried):
+            reasons = frame.reasons.take(buried).tolist() if frame.reasons is not None else [b""] * len(buried)
+            for cause, count in Counter(map(_buried_for, reasons)).items():
+                node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), cause, by=count)
 
     async def _send_all(self, consumer: Consumer, dealer: Dealer) -> None:
         """The stream's one writer. A parcel becomes a frame in the moment it is sent, so that its times are true, and
@@ -267,10 +271,18 @@ class ConsumeStream:
                 consumer.sent(node.clock.monotonic_ms())
             if isinstance(item, Parcel):
                 # Now, not when it was queued: what waits for a slow reader is late.
-                dealer.lateness.note(dealer.topic.name, consumer.id, item, node.clock.now_ms())
+                dealer.lateness.note(dealer.topic, consumer.id, item, node.clock.now_ms())
             if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
                 await self._stream.close()
                 return
+
+
+def _buried_for(reason: bytes) -> str:
+    """The metric's cause of a burial that a consumer asked for. Deliveries that are used up count as such whether the
+    last lease ran out or its handler failed, and a damaged payload whoever found it."""
+    if reason.partition(b":")[0] == DELIVERED_OUT:
+        return DELIVERED_OUT.decode()
+    return PAYLOAD_DAMAGED.decode() if reason == PAYLOAD_DAMAGED else "consumer"
 
 
 def _tokens(of: Hello | Rows) -> set[Token]:

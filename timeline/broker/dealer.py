@@ -26,7 +26,7 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import Topic
+from timeline.model import DELIVERED_OUT, PAYLOAD_DAMAGED, PAYLOAD_GONE, Topic
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
 from timeline.wire.frames import Cause, LeavingReason
 
@@ -95,7 +95,9 @@ class Dealer:
 
     def update(self, topic: Topic) -> None:
         """The topic's record changed."""
-        self.topic = topic
+        before, self.topic = self.topic.settings, topic
+        if topic.settings.paused or topic.settings.lease_ahead_ms != before.lease_ahead_ms:
+            self._free_held()
         self.look()
 
     def look(self) -> None:
@@ -236,10 +238,9 @@ class Dealer:
     def _account(self, leased: Leased, mono_ms: float) -> None:
         """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
         name = self._metrics.topic(self.topic.name)
-        if leased.expired:
-            self._metrics.count("timeline_expired_total", name, by=leased.expired)
+        self._store.expired(self.topic, leased.expired)
         if len(leased.buried):
-            self._metrics.count("timeline_buried_total", name, "max_deliveries", by=len(leased.buried))
+            self._metrics.count("timeline_buried_total", name, DELIVERED_OUT.decode(), by=len(leased.buried))
             log.warning(
                 "topic %r: %d messages delivered too often are dead letters", self.topic.name, len(leased.buried)
             )
@@ -281,8 +282,10 @@ class Dealer:
         consumer.refund(parcel)
 
     def give(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone."""
-        if consumer.gone or not self._leasing:
+        """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone, or the topic was
+        stopped or paused since it was leased."""
+        if consumer.gone or not self._leasing or self.topic.settings.paused:
+            consumer.refund(parcel)
             self.back.unseen([parcel])
             return
         ahead = parcel.was_due_ms > self._clock.now_ms()
@@ -323,6 +326,7 @@ class Dealer:
     def clock_jumped(self, before_ms: int, after_ms: int) -> None:
         """The clock went from one to the other in no time."""
         self._hindrances.jumped(before_ms, after_ms)
+        self._set_timer()
         self.look()
 
     async def quiet(self) -> None:
@@ -339,10 +343,14 @@ class Dealer:
     def stop_leasing(self) -> None:
         """Leases no more and hands back what was leased ahead (drain)."""
         self._leasing = False
+        self._free_held()
+        self._wake.set()
+
+    def _free_held(self) -> None:
+        """What was leased ahead of its time goes back, and the credit that it took."""
         for consumer, parcel in self._held.everything():
             consumer.refund(parcel)
             self.back.unseen([parcel])
-        self._wake.set()
 
     def dismiss(self, reason: LeavingReason, text: str) -> None:
         """Tells every consumer of the topic to leave and hands back what was not pushed."""
@@ -367,4 +375,4 @@ def _unsound(leased: Leased) -> dict[bytes, Bools]:
     gone = np.zeros(len(rows), dtype=np.bool_)
     gone[list(leased.damaged)] = True
     damaged: Bools = (rows.payloads.sizes != rows.payload_bytes) & ~gone
-    return {b"payload gone": gone, b"payload damaged": damaged}
+    return {PAYLOAD_GONE: gone, PAYLOAD_DAMAGED: damaged}

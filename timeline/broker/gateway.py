@@ -71,7 +71,8 @@ class Gateway:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._under_way: dict[asyncio.Task[bytes], int] = {}
+        """Calls, and how many bytes each came with."""
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
 
@@ -83,15 +84,27 @@ class Gateway:
             return encode(standing(self._node, self._decoded(method, frame, Stand)))
         if method != "Late":  # when the store is down, people ask why
             self._check_ready()
-        if len(self._under_way) >= self._node.limits.calls_in_flight:
+        if self._full(len(frame)):
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog.
         call = asyncio.get_running_loop().create_task(self._call(method, frame))
-        self._under_way.add(call)
-        call.add_done_callback(self._under_way.discard)
+        self._under_way[call] = len(frame)
+        call.add_done_callback(self._under_way.pop)
         return await asyncio.shield(call)
+
+    def _full(self, more_bytes: int) -> bool:
+        """Whether as much is under way as may be. A call that is large by itself is let in where nothing else is."""
+        calls, limits = self._under_way, self._node.limits
+        return len(calls) >= limits.calls_in_flight or (
+            bool(calls) and sum(calls.values()) + more_bytes > limits.calls_bytes
+        )
+
+    async def idle(self) -> None:
+        """Returns when no call is under way."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
 
     async def _call(self, method: str, frame: bytes) -> bytes:
         try:
@@ -235,6 +248,7 @@ class Gateway:
         if not asked.dry_run:
             for code, many in step.counts.items():
                 node.count(asked.operation, np.full(many, code, dtype=np.uint8))
+            node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
         return TagMutated(step.counts, step.cursor or b"", mutation.started_ms, at_ms)
 
     async def _scan(self, asked: Scan) -> AsyncIterator[ScanPage]:
@@ -258,7 +272,10 @@ class Gateway:
 
     async def _late(self, asked: Late) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()
-        late = node.late.since(asked.since_ms, asked.topic, asked.id, asked.limit)
+        topics = {dealer.topic.uid: dealer.topic.name for dealer in node.dealers}
+        if asked.topic:
+            topics = {uid: name for uid, name in topics.items() if name == asked.topic}
+        late = node.late.since(asked.since_ms, topics, asked.id, asked.limit)
         if asked.id and asked.topic and not node.not_ready:
             late = (late + await self._overdue(asked.topic, asked.id, now_ms))[-asked.limit :]
         return late_list(late, node.late.dropped, now_ms)
@@ -269,10 +286,11 @@ class Gateway:
         topic = await node.topic(name)
         if topic is None:
             return []
+        dealer = node.dealer(topic)  # now: once the store has answered, the topic may have been dropped
         where = ScanFilter(frozenset({State.AVAILABLE}), ids=Ragged.of([id]))
         page = await node.store.call("scan", node.store.store.scan(topic, now_ms, where, b"", 1, False))
         return [
-            LateOne(name.encode(), id, b"", due_ms, now_ms, node.dealer(topic).lateness.still(due_ms, now_ms))
+            LateOne(name.encode(), id, b"", due_ms, now_ms, dealer.lateness.still(due_ms, now_ms))
             for due_ms in page.rows.due_ms.tolist()
             if now_ms - due_ms > node.limits.late_ms
         ]

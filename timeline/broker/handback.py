@@ -51,9 +51,9 @@ class HandBack:
         runs out by its lease."""
         try:
             wait_ms = FIRST_WAIT_MS
-            for _ in range(TRIES):
+            for left in reversed(range(TRIES)):
                 answers = await self._settling.settle(self._topic(), settles)
-                if not np.isin(answers.status, UNSURE).any():
+                if not left or not np.isin(answers.status, UNSURE).any():
                     break
                 await asyncio.sleep(wait_ms / 1000.0)
                 wait_ms *= WAIT_FACTOR

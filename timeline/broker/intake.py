@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.broker.admission import earliest
+from timeline.broker.admission import earliest, starts
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
@@ -109,20 +109,20 @@ class Intake:
                 self._answer(waiting, Answers.blank(len(waiting.puts), Status.UNAVAILABLE))
         if not started:
             return
-        together = concat([waiting.puts for waiting in started])
-        answers = await self._put(started[0].topic, together)
+        answers = await self._put(started[0].topic, [waiting.puts for waiting in started])
         start = 0
         for waiting in started:
             self._answer(waiting, answers.part(start, start + len(waiting.puts)))
             start += len(waiting.puts)
 
-    async def _put(self, topic: Topic, puts: Puts) -> Answers:
+    async def _put(self, topic: Topic, parts: list[Puts]) -> Answers:
+        puts = concat(parts)
         try:
             answers = await self._store.put(topic, self._now_ms(), puts)
         except StoreError as trouble:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
-            answers.details[0] = str(trouble)
+            answers.details = dict.fromkeys(starts(parts), str(trouble))
         if len(answers) != len(puts):
             log.error("the storage plugin answered %d of %d puts", len(answers), len(puts))
             answers = Answers.blank(len(puts), Status.UNKNOWN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.parcel import Parcel
 from timeline.columns import Int64, Ragged, UInt8
 from timeline.metrics import Metrics
+from timeline.model import Topic
 from timeline.wire.frames import Cause, LateList
 
 SPANS_KEPT = 256
@@ -93,9 +94,9 @@ class Lateness:
         self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
         self.delivered = self.redelivered = 0
 
-    def note(self, topic: str, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
+    def note(self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
         """`parcel` is on the wire since `sent_ms`."""
-        rows, name = parcel.rows, self._metrics.topic(topic)
+        rows, name = parcel.rows, self._metrics.topic(topic.name)
         self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
         # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
         due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
@@ -108,7 +109,7 @@ class Lateness:
         late = np.flatnonzero(late_ms > self._limits.late_ms)
         if len(late):
             cause = self._causes(parcel.take(late), due_ms[late], sent_ms)
-            self._ring.add(topic, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
+            self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
 
     def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
@@ -142,7 +143,7 @@ class LateOne:
 
 @dataclass(slots=True)
 class _Batch:
-    topic: str
+    topic_uid: int
     consumer: bytes
     ids: Ragged
     due_ms: Int64
@@ -159,33 +160,33 @@ class LateRing:
         self._held = 0
         self.dropped = 0
 
-    def add(self, topic: str, consumer: bytes, ids: Ragged, due_ms: Int64, cause: UInt8, delivered_ms: int) -> None:
+    def add(self, topic_uid: int, consumer: bytes, ids: Ragged, due_ms: Int64, cause: UInt8, delivered_ms: int) -> None:
         """Remembers a batch of late deliveries pushed together to one consumer."""
         over = len(ids) - self._kept
         if over > 0:
             self.dropped += over
             ids, due_ms, cause = ids[over:], due_ms[over:], cause[over:]
-        self._batches.append(_Batch(topic, consumer, ids.compact(), due_ms, cause, delivered_ms))
+        self._batches.append(_Batch(topic_uid, consumer, ids.compact(), due_ms, cause, delivered_ms))
         self._held += len(ids)
         while self._held > self._kept:
             gone = self._batches.popleft()
             self._held -= len(gone.ids)
             self.dropped += len(gone.ids)
 
-    def since(self, since_ms: int, topic: str = "", id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
-        """The newest `limit` delivered at or after `since_ms`, of `topic` and `id` where given; newest last."""
+    def since(self, since_ms: int, topics: Mapping[int, str], id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
+        """The newest `limit` delivered at or after `since_ms` on `topics` (names by uid: what was dropped has none any
+        more, though another topic may have it now), and of `id` where given; newest last."""
         chosen: list[LateOne] = []
         for batch in reversed(self._batches):
             if batch.delivered_ms < since_ms or len(chosen) >= limit:
                 break
-            if topic and batch.topic != topic:
+            if (topic := topics.get(batch.topic_uid)) is None:
                 continue
             ids = batch.ids.tolist()
             for at in range(len(ids) - 1, -1, -1):
                 if (not id or ids[at] == id) and len(chosen) < limit:
                     due_ms, cause = int(batch.due_ms[at]), int(batch.cause[at])
-                    name = batch.topic.encode()
-                    chosen.append(LateOne(name, ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
+                    chosen.append(LateOne(topic.encode(), ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
         chosen.reverse()
         return chosen
 

@@ -27,6 +27,8 @@ class Limits:
     intake_messages: int = 200_000
     """Puts waiting for the store, in all."""
     settles_waiting: int = 500_000
+    settles_bytes: int = 64 * MIB
+    """Settles waiting for the store, in all."""
     store_batch_messages: int = 10_000
     store_batch_bytes: int = 8 * MIB
     """One store call."""
@@ -43,6 +45,7 @@ class Limits:
     stream_bytes: int = 16 * MIB
     """The same in bytes, but for a single larger frame."""
     calls_in_flight: int = 256
+    calls_bytes: int = 64 * MIB
     """Unary calls under way, in all."""
     lease_messages: int = 5_000
     lease_bytes: int = 16 * MIB

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from timeline.metrics import Metrics
-from timeline.model import Answers, Rows, Topic
+from timeline.model import Answers, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
     Leased,
@@ -27,6 +27,7 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 P99_OF = 128
 HELD_PAGE = 500
+EXPIRED = bytes([Status.EXPIRED.code])
 
 
 class MeteredStore:
@@ -101,14 +102,26 @@ class MeteredStore:
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
-        return await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+        answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+        return self._counted(topic, answers)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
-        return await self._measured("settle", self.store.settle(topic, now_ms, settles))
+        return self._counted(topic, await self._measured("settle", self.store.settle(topic, now_ms, settles)))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+        answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+        return self._counted(topic, answers)
+
+    def _counted(self, topic: Topic, answers: Answers) -> Answers:
+        """What answers EXPIRED was removed by that."""
+        self.expired(topic, answers.status.tobytes().count(EXPIRED))
+        return answers
+
+    def expired(self, topic: Topic, count: int) -> None:
+        """So many messages were removed because they passed their expiry."""
+        if count:
+            self._metrics.count("timeline_expired_total", self._metrics.topic(topic.name), by=count)
 
     async def lease_due(
         self,

@@ -23,7 +23,7 @@ from timeline.broker.producing import ProduceStream
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
-from timeline.broker.tasks import Tasks
+from timeline.broker.tasks import FINISH_S, Tasks
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics
@@ -113,11 +113,13 @@ class Node:
         """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
         be settled → closes. Takes no longer than `grace_ms`. Handlers keep their leases."""
         self._say(DRAINING)
+        finish = True
         try:
             await asyncio.wait_for(self._drain(), grace_ms / 1000.0)
         except TimeoutError:
             log.warning("did not drain within %d ms: closing all the same", grace_ms)
-        await self.stop()
+            finish = False
+        await self.stop(finish=finish)
 
     async def _drain(self) -> None:
         dealers = list(self._dealers.values())
@@ -132,13 +134,15 @@ class Node:
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
         while len(self.service.streams) and loop.time() < until_s:
             await self.service.streams.ended(until_s - loop.time())
+        await self.service.idle()
         await self.intake.idle()
         await self.settling.idle()
 
-    async def stop(self) -> None:
-        """Ends everything at once. What was leased and not settled runs out by its lease."""
+    async def stop(self, *, finish: bool = True) -> None:
+        """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for
+        what is in the middle of a store's call."""
         self._say(self._state or "the broker has stopped")
-        await self.tasks.cancel()
+        await self.tasks.cancel(FINISH_S if finish else 0.0)
         await self.membership.stop()
         await self.store.store.close()
 
@@ -267,9 +271,7 @@ class Node:
             while more:
                 now_ms = self.clock.now_ms()
                 swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
-                if swept.expired:
-                    name = self.metrics.topic(topic.name)
-                    self.metrics.count("timeline_expired_total", name, by=swept.expired)
+                self.store.expired(topic, swept.expired)
                 more = swept.more
                 await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
         await self._count()
@@ -288,7 +290,7 @@ class Node:
             for health in SHOWN:
                 self.metrics.gauge("timeline_consumers", states.count(health), name, health.value)
             self.metrics.gauge("timeline_leases_in_flight", sum(c.in_flight for c in consumers), name)
-            self.metrics.gauge("timeline_credit_messages", sum(max(0, c.credit_messages) for c in consumers), name)
+            self.metrics.gauge("timeline_credit_messages", sum(c.open_credit(mono_ms) for c in consumers), name)
 
     async def _count(self) -> None:
         """Sets the gauges that the store knows."""

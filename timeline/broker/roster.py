@@ -94,6 +94,10 @@ class Consumer:
         """Messages in its hands or on their way."""
         return max(0, self.room_messages - self.credit_messages)
 
+    def open_credit(self, now_ms: float) -> int:
+        """Messages that may be dealt to it at monotonic `now_ms`."""
+        return max(0, self.credit_messages) if self.health(now_ms) is Health.HEALTHY else 0
+
     def health(self, now_ms: float) -> Health:
         """Its health at monotonic `now_ms`."""
         if self.gone:

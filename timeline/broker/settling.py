@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from timeline.broker.admission import earliest
+from timeline.broker.admission import earliest, starts
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
@@ -36,7 +36,7 @@ class Settling:
         self._store, self._now_ms, self._hint = store, now_ms, hint
         self._limits, self._metrics, self._tasks = limits, metrics, tasks
         self._lanes: dict[int, deque[Waiting]] = {}
-        self._waiting = 0
+        self._waiting = self._bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -45,11 +45,16 @@ class Settling:
         what may wait, THROTTLED."""
         if len(settles) == 0:
             return Answers.blank(0)
-        if self._waiting and self._waiting + len(settles) > self._limits.settles_waiting:
+        size = _size(settles)
+        if self._waiting and (
+            self._waiting + len(settles) > self._limits.settles_waiting
+            or self._bytes + size > self._limits.settles_bytes
+        ):
             self._metrics.count("timeline_throttled_total", "settling", by=len(settles))
             return Answers.blank(len(settles), Status.THROTTLED)
         future: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self._waiting += len(settles)
+        self._bytes += size
         self._idle.clear()
         lane = self._lanes.get(topic.uid)
         if lane is None:
@@ -71,6 +76,7 @@ class Settling:
                     if not future.done():
                         future.set_result(answers.part(start, start + len(settles)))
                     start += len(settles)
+                    self._bytes -= _size(settles)
                 self._waiting -= start
         finally:
             del self._lanes[topic.uid]
@@ -85,7 +91,7 @@ class Settling:
         except StoreError as trouble:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
-            answers.details[0] = str(trouble)
+            answers.details = dict.fromkeys(starts(parts), str(trouble))
         if len(answers) != len(together):
             log.error("the storage plugin answered %d of %d settles", len(answers), len(together))
             answers = Answers.blank(len(together), Status.UNKNOWN)
@@ -98,6 +104,10 @@ class Settling:
     async def idle(self) -> None:
         """Returns when nothing is waiting."""
         await self._idle.wait()
+
+
+def _size(settles: Settles) -> int:
+    return settles.ids.nbytes + settles.reasons.nbytes
 
 
 def _next_batch(lane: deque[Waiting], most: int) -> list[Waiting]:

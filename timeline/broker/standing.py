@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.roster import Consumer
 from timeline.broker.roster import Health as Condition
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_BATCH, MAX_TIME_MS
 from timeline.wire.frames import Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
+from timeline.wire.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
     from timeline.broker.dealer import Dealer
@@ -67,15 +67,10 @@ def _loads(node: Node, dealers: list[Dealer]) -> TopicLoads:
         counted_ms=_longs([depth.counted_ms for depth in depths]),
         consumers=_longs([len(roster) for roster in rosters]),
         in_flight=_longs([sum(one.in_flight for one in roster) for roster in rosters]),
-        credit=_longs([sum(_room(one, mono_ms) for one in roster) for roster in rosters]),
+        credit=_longs([sum(one.open_credit(mono_ms) for one in roster) for roster in rosters]),
         delivered=_longs([dealer.lateness.delivered for dealer in dealers]),
         redelivered=_longs([dealer.lateness.redelivered for dealer in dealers]),
     )
-
-
-def _room(consumer: Consumer, mono_ms: float) -> int:
-    """Messages that may be dealt to it."""
-    return max(0, consumer.credit_messages) if consumer.health(mono_ms) is Condition.HEALTHY else 0
 
 
 def _lateness(node: Node, topic: str) -> LatenessCounts:
@@ -114,4 +109,5 @@ def _consumers(node: Node, dealers: list[Dealer], limit: int) -> Consumers:
 
 
 def _longs(values: list[int]) -> Int64:
-    return np.array(values, dtype=np.int64)
+    """Counts and times; cut to what a frame may say, since credit adds up without a limit."""
+    return np.array([min(value, MAX_COUNT) for value in values], dtype=np.int64)

@@ -33,10 +33,10 @@ class Tasks:
             log.error("task %s ended by an error", task.get_name(), exc_info=crash)
             self._on_crash(task.get_name(), crash)
 
-    async def cancel(self) -> None:
-        """Cancels all and waits for their end, and, up to FINISH_S, for that of those that finish by themselves."""
+    async def cancel(self, finish_s: float = FINISH_S) -> None:
+        """Cancels all and waits for their end, and, up to `finish_s`, for that of those that finish by themselves."""
         if self._finishing:
-            await asyncio.wait(self._finishing, timeout=FINISH_S)
+            await asyncio.wait(self._finishing, timeout=finish_s)
         running = [*self._running, *self._finishing]
         for task in running:
             task.cancel()

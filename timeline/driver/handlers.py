@@ -17,7 +17,7 @@ from timeline.driver.ids import Randomness
 from timeline.driver.sync_delivery import SyncDelivery
 from timeline.driver.times import Duration, When, duration_ms
 from timeline.errors import Invalid, TimelineError
-from timeline.model import MAX_REASON_BYTES
+from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 
 if TYPE_CHECKING:
     from timeline.driver.consumer import Consumer
@@ -151,7 +151,7 @@ class _Crew:
         log.error(
             "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
         )
-        await self._settle(delivery, delivery.bury(_short(f"max_deliveries: {reason}")))
+        await self._settle(delivery, delivery.bury(_short(f"{DELIVERED_OUT.decode()}: {reason}")))
         return True
 
     async def _call_async(self, delivery: Delivery) -> None:

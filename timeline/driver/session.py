@@ -16,7 +16,7 @@ from timeline.driver.offset import BrokerClock
 from timeline.driver.settling import UNSEEN, SettleDesk
 from timeline.driver.stream import ConsumeStream, Wish
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
-from timeline.model import Operation, Status, payload_sums
+from timeline.model import PAYLOAD_DAMAGED, Operation, Status, payload_sums
 from timeline.wire import (
     Beat,
     Credit,
@@ -310,8 +310,7 @@ class Session:
 
     def _quietly_bury(self, load: Load, bad: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         log.error("%d messages of %s arrived damaged and are buried", len(bad), self.wish.topic)
-        reason = b"payload damaged"
-        self.desk.quietly([(load, bad)], Operation.BURY, reason=reason, timeout_ms=QUIET_TIMEOUT_MS)
+        self.desk.quietly([(load, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
 
     def stop_taking(self) -> None:
         """Hands back what waits; what still arrives, too."""

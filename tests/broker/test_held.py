@@ -1,0 +1,83 @@
+"""What was leased ahead, or is on its way from the store, when its topic is paused or tuned or a clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.broker.link import Link, Pipe, broker, statuses
+from tests.broker.slow import SlowStore
+from tests.broker.test_races import PATIENT, states
+from timeline.broker.limits import Limits
+from timeline.clock import ALONE_MS, Clock
+from timeline.model import Operation, State, Status
+from timeline.wire import Deliver, TopicAction
+
+
+async def not_delivered(link: Link, consumer: Pipe) -> None:
+    """Returns when "a" is leased no more; it was not delivered meanwhile."""
+    while consumer.from_broker.empty() and await states(link, State.AVAILABLE) != [b"a"]:
+        await asyncio.sleep(0)
+    assert consumer.from_broker.empty()
+
+
+async def test_a_pause_holds_back_what_was_leased_ahead():
+    async with broker(limits=PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        consumer = await link.consume()
+        await link.put(["a"], in_ms=150)
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        await link.topic(TopicAction.UPDATE, paused=True)
+        await not_delivered(link, consumer)
+        await link.topic(TopicAction.UPDATE, paused=False)
+        assert (await consumer.down(Deliver)).deliveries.tolist() == [1]
+
+
+async def test_a_pause_holds_back_what_a_lease_call_under_way_brings():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        for _ in range(100):  # the dealer has looked and sleeps
+            await asyncio.sleep(0)
+        store.hold("lease_due")
+        await link.put(["a"])
+        while b"a" not in await states(link, State.LEASED):
+            await asyncio.sleep(0)
+        await link.topic(TopicAction.UPDATE, paused=True)
+        store.release("lease_due")
+        await not_delivered(link, consumer)
+        await link.topic(TopicAction.UPDATE, paused=False)
+        assert (await consumer.down(Deliver)).deliveries.tolist() == [1]
+
+
+async def test_lease_ahead_that_is_turned_off_lets_go_of_what_was_leased_ahead():
+    async with broker(limits=PATIENT) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        await link.consume()
+        await link.put(["a"], in_ms=30_000)
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=0)
+        async with asyncio.timeout(20):
+            while await states(link, State.WAITING) != [b"a"]:
+                await asyncio.sleep(0)
+        assert statuses(await link.mutate(Operation.CANCEL, ["a"])) == [Status.OK]
+
+
+async def test_what_was_leased_ahead_is_due_when_the_clock_says_so_though_it_jumped():
+    ahead_s = {"wall": 0.0, "monotonic": 0.0}
+    clock = Clock(lambda: time.time() + ahead_s["wall"], lambda: time.monotonic() + ahead_s["monotonic"])
+    async with broker(limits=Limits(observe_every_ms=5), clock=clock) as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
+        consumer = await link.consume(lease_ms=12 * 3_600_000)
+        await link.put(["a"], in_ms=59_000)
+        while await states(link, State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        ahead_s["wall"] = 3_600.0
+        while clock.step_ms == 0.0:
+            await asyncio.sleep(0)
+        ahead_s["monotonic"] = ALONE_MS / 1_000.0
+        ahead_s["wall"] += ahead_s["monotonic"]
+        async with asyncio.timeout(30):
+            assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]

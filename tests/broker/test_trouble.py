@@ -1,0 +1,104 @@
+"""A store in trouble: everybody is told the reason, nothing waits for it longer than need be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.broker.columns import make_parcel
+from tests.broker.link import broker, statuses
+from tests.broker.slow import SlowStore
+from tests.broker.test_races import one_put
+from timeline.broker import handback, node
+from timeline.model import Operation, Status
+from timeline.wire import Deliver
+
+
+async def test_what_cannot_be_handed_back_is_given_up_after_the_last_try(monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+    real = asyncio.sleep
+
+    async def noted(wait_s: float) -> None:
+        if wait_s:
+            waits.append(wait_s)
+        await real(0)
+
+    store = SlowStore()
+    async with broker(store) as link:
+        back = link.node.dealers[0].back
+        store.refuse = {"settle"}
+        monkeypatch.setattr(handback.asyncio, "sleep", noted)
+        back.unseen([make_parcel([0])])
+        await back.settled.wait()
+        monkeypatch.undo()
+        assert store.calls["settle"] == handback.TRIES == len(waits) + 1
+
+
+async def test_what_the_store_could_not_do_is_told_to_each_caller_with_the_reason():
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("put")
+        pipes = [link.open("Produce") for _ in range(3)]
+        pipes[0].up(link.puts(["first"]))
+        await store.arrived("put")
+        for pipe, ids in zip(pipes[1:], (["a", "b"], ["c"]), strict=True):
+            pipe.up(link.puts(ids))
+        while link.node.intake._messages < 4:
+            await asyncio.sleep(0)
+        store.refuse = {"put"}
+        store.release("put")
+        assert statuses(await pipes[0].down()) == [Status.OK]
+        for pipe, count in zip(pipes[1:], (2, 1), strict=True):
+            told = await pipe.down()
+            assert statuses(told) == [Status.UNAVAILABLE] * count
+            assert "put is refused" in told.answers.details[0]
+
+
+async def test_what_the_store_could_not_settle_is_told_to_each_consumer_with_the_reason():
+    store = SlowStore()
+    async with broker(store) as link:
+        await link.put(["a", "b", "c"])
+        pipes = [await link.consume(name, credit=1) for name in ("c1", "c2", "c3")]
+        got = [await pipe.down(Deliver) for pipe in pipes]
+        store.hold("settle")
+        settling = [asyncio.ensure_future(link.settle(pipes[0], got[0], Operation.ACK))]
+        await store.arrived("settle")
+        settling += [asyncio.ensure_future(link.settle(pipes[at], got[at], Operation.ACK)) for at in (1, 2)]
+        while link.node.settling._waiting < 3:
+            await asyncio.sleep(0)
+        store.refuse = {"settle"}
+        store.release("settle")
+        told = await asyncio.gather(*settling)
+        assert [statuses(one) for one in told] == [[Status.OK], [Status.UNAVAILABLE], [Status.UNAVAILABLE]]
+        assert all("settle is refused" in one.answers.details[0] for one in told[1:])
+
+
+async def test_a_call_under_way_is_answered_before_a_drain_ends():
+    store = SlowStore()
+    async with broker(store) as link:
+        await link.put(["a"], in_ms=3_600_000)
+        store.hold("mutate")
+        cancelling = asyncio.ensure_future(link.mutate(Operation.CANCEL, ["a"]))
+        await store.arrived("mutate")
+        draining = asyncio.ensure_future(link.node.drain(3_600_000))
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        store.release("mutate")
+        assert statuses(await cancelling) == [Status.OK]
+        await draining
+
+
+async def test_a_drain_whose_grace_is_over_waits_for_no_store(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node, "FINISH_S", 3_600.0)
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("put")
+        pipe = link.open("Produce")
+        pipe.up(one_put("a"))
+        await store.arrived("put")
+        await link.node.drain(20)
+        assert link.node.not_ready
+        monkeypatch.undo()
+        store.release("put")
