@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from timeline.bench.figures import Report, Target, latencies, machine, worst
-from timeline.bench.profile import hottest
+from timeline.bench.profile import Hot, Profile, hottest
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,9 @@ def test_the_hottest_functions(tmp_path: Path) -> None:
     first, second = hottest(file)
     assert (first.function, first.own, first.whole) == ("put (timeline/store.py)", 0.9, 0.9)
     assert (second.function, second.own, second.whole) == ("main (timeline/__main__.py)", 0.1, 1.0)
+
+
+def test_a_process_that_could_not_be_sampled_is_named(tmp_path: Path) -> None:
+    profile = Profile(tmp_path, {"broker": [Hot("put (store.py)", 0.5, 0.75)], "client": []})
+    assert profile.lines()[0] == "broker: 50.0% own, 75.0% in all: put (store.py)"
+    assert profile.lines()[1].startswith("client: py-spy took no samples")

@@ -7,10 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from timeline.bench.beanstalkd import _Putter, _Worker
 from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import ID_BYTES, PENDING_FROM_MS, PENDING_SPREAD_MS, payloads_for, pending_dues, random_ids
-from timeline.bench.processes import CannotMeasure
+from timeline.bench.processes import CannotMeasure, within
 from timeline.columns import Ragged
+from timeline.errors import Unavailable
 from timeline.model import buckets_of
 
 
@@ -66,6 +68,67 @@ async def test_refused_acks_are_noticed() -> None:
     ledger.met(ids.tolist())
     ledger.settle(10, failed=3)
     assert ledger.verdict() == ["3 acks were refused"]
+
+
+async def test_acks_that_fail_are_noticed_and_waited_for_no_more() -> None:
+    ledger, ids = await _put()
+    ledger.met(ids.tolist())
+    ledger.unsettled(10, Unavailable("nobody there"))
+    assert ledger.finished.is_set()
+    assert ledger.verdict() == ["acks failed: UNAVAILABLE: nobody there", "10 acks were refused"]
+
+
+async def test_a_run_that_loses_messages_ends_and_says_so() -> None:
+    ledger, ids = await _put()
+    ended = asyncio.Event()
+
+    async def wait_for_more() -> None:
+        ledger.met(ids.tolist()[1:])
+        ledger.settle(9)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    await ledger.through(wait_for_more(), stalled_s=0.01)
+    assert ended.is_set()
+    assert ledger.verdict() == ["nothing more came for 0.01 s: 9 of 10 settled", "1 messages were never delivered"]
+
+
+async def test_what_goes_wrong_on_the_way_ends_a_run() -> None:
+    ledger = Ledger(10, 10)
+    others = asyncio.ensure_future(asyncio.Event().wait())
+
+    async def fail() -> None:
+        raise CannotMeasure("the peer is gone")
+
+    with pytest.raises(CannotMeasure, match="the peer is gone"):
+        await ledger.through(others, fail())
+    assert others.cancelled()
+
+
+async def test_a_run_ends_when_all_is_settled() -> None:
+    ledger, ids = await _put()
+
+    async def deliver() -> None:
+        ledger.met(ids.tolist())
+        ledger.settle(10)
+
+    await ledger.through(deliver())
+    assert ledger.verdict() == []
+
+
+async def test_a_peer_that_ends_a_connection_ends_the_run() -> None:
+    for connection in (_Putter(), _Worker(Ledger(1, 1), 100)):
+        connection.connection_lost(ConnectionResetError("reset by peer"))
+        with pytest.raises(CannotMeasure, match="beanstalkd ended a connection: reset by peer"):
+            await connection.lost
+
+
+async def test_what_never_comes_is_waited_for_in_bounds() -> None:
+    with pytest.raises(CannotMeasure, match="the first delivery never came"):
+        async with within(0.001, "the first delivery"):
+            await asyncio.Event().wait()
 
 
 async def test_putting_waits_for_room() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from timeline.bench.cycle import Cycle
 from timeline.bench.figures import Report
 from timeline.bench.plots import Curves, draw, lateness_by_pending, rate_by_batch
-from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare_pending, entries, run_entry
+from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
 from timeline.cli.bench import run_suite
 
@@ -38,6 +39,28 @@ def test_lateness_with_others_pending_is_held_against_that_with_none() -> None:
     assert held == {"times_none_lateness_p50_ms": True, "times_none_lateness_p99_ms": False}
     assert len(many.targets) == 2
     assert not none.targets and not other.targets
+
+
+@pytest.mark.parametrize(
+    ("change", "held"), [({}, True), ({"api": "object"}, None), ({"store": SQLITE}, None), ({"pending": 5}, None)]
+)
+def test_a_cycle_in_memory_is_to_be_six_times_as_fast_as_its_peer(change: dict[str, object], held: bool | None) -> None:
+    settings = {"api": "batch", "store": "memory://", "pending": 0, "messages": 1} | change
+    report = Report("cycle", settings, {"rate_per_s": 60.0})
+    report.beside = [Report(f"beanstalkd {kind}", {}, {"rate_per_s": 10.0}) for kind in ("memory", "binlog")]
+    compare(report)
+    assert report.figures["times_beanstalkd_memory"] == 6.0
+    told = {target.figure: target.held(report.figures[target.figure]) for target in report.targets}
+    assert told == ({} if held is None else {"times_beanstalkd_memory": held})
+
+
+def test_plots_are_not_begun_without_what_draws_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("timeline.cli.bench.rate_by_batch", None)  # nothing is measured
+    assert run(["bench", "plot", "--into", str(tmp_path)]) == 4
+    assert "pip install 'timeline[plots]'" in capsys.readouterr().err
 
 
 @pytest.mark.processes

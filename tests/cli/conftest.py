@@ -41,11 +41,16 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TIMELINE_")}
 
 
-def start(*arguments: str, cwd: Path | None = None, address: str = "") -> subprocess.Popen[bytes]:
-    """Starts the command line as a process of its own, with pipes."""
+def start(
+    *arguments: str, cwd: Path | None = None, address: str = "", group: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts the command line as a process of its own, with pipes. `group` 0: in a process group of its own, as a shell
+    starts what is typed into a terminal."""
     environment = plain_environment() | ({"TIMELINE_ADDRESS": address} if address else {})
     pipe = subprocess.PIPE
-    return subprocess.Popen([*TIMELINE, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=environment)
+    return subprocess.Popen(
+        [*TIMELINE, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=environment, process_group=group
+    )
 
 
 @pytest.fixture(scope="module")

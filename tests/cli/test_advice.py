@@ -13,7 +13,9 @@ from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
 from timeline.cli.findings import Finding, Verdict, of_broker, of_store, of_topics
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Standings, TopicLoad
+from timeline.errors import Unavailable
 from timeline.model import TopicSettings
+from timeline.storage_plugins import open_store
 from timeline.wire import Cause, Health
 
 NOBODY = "127.0.0.1:1"
@@ -105,6 +107,28 @@ async def test_stores_that_serve_would_refuse_or_take(tmp_path: Path) -> None:
     assert (await said("memory://"))[0] is Verdict.WARNING
     verdict, found = await said("sqlit:///x")
     assert verdict is Verdict.BAD and "did you mean sqlite://" in found
+
+
+async def test_a_store_whose_url_spells_its_file_out_is_looked_at_where_serve_puts_it(tmp_path: Path) -> None:
+    (tmp_path / "my folder").mkdir()
+    url = f"sqlite:///{tmp_path}/my%20folder/t.db"
+    (there,) = await of_store(url)
+    assert there.verdict is Verdict.GOOD and "is not there yet" in there.found
+    await (await open_store(url)).close()
+    assert (tmp_path / "my folder" / "t.db").exists()
+    assert "opened and checked" in (await of_store(url))[0].found
+
+
+def test_doctor_goes_on_when_a_broker_goes_away_meanwhile(
+    tell: Call, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object) -> None:
+        raise Unavailable("it has gone")
+
+    monkeypatch.setattr("timeline.cli.doctor._ping", gone)
+    done = tell("doctor", "--json")
+    told = {row["about"]: row for row in done.json}
+    assert done.code == 1 and told["broker"]["verdict"] == "bad" and "topics" in told
 
 
 WELL = BrokerStanding("b:9000", "b1", "0", 2_000, 1_000, "", "sqlite:///t.db", 1.5, (), {}, ())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+import timeline
 from tests.cli.conftest import Call, plain_environment, start
 from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.cli.follow import changes, follow
+from timeline.model import State
 from timeline.wire import Cause
 
 pytestmark = pytest.mark.processes
@@ -87,6 +93,57 @@ def test_follow_tells_each_change(tell: Call, topic: str, address: str) -> None:
         following.kill()
         following.wait()
     assert (following.returncode, errors) == (130, b"\n")
+
+
+STOOD = timeline.StoredMessage(
+    "a", State.WAITING, 1_000, 1_000, 1, 0, "default", None, None, 1, 1, 0, 0, None, 7, 0, 0, 1
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, {}, None),
+        ({}, {"due_ms": 2_000, "version": 2}, "moved"),
+        ({}, {"due_ms": 2_000, "version": 3, "deliveries": 1}, "released"),
+        ({}, {"due_ms": 1_000, "version": 3}, None),  # leased ahead, and handed back unseen
+        ({}, {"state": State.AVAILABLE}, "due"),
+        ({}, {"state": State.LEASED, "holder": "w", "version": 2, "deliveries": 1}, "leased"),
+        ({}, {"birth": 8}, "new"),
+        ({"state": State.LEASED, "holder": "w"}, {"state": State.AVAILABLE, "holder": "w"}, "lease ran out"),
+        ({"state": State.LEASED}, {"state": State.LEASED, "due_ms": 5_000}, "extended"),
+        ({"state": State.LEASED}, {"state": State.LEASED, "version": 2, "deliveries": 1}, "leased again"),
+        ({"state": State.LEASED}, {"state": State.WAITING, "due_ms": 9_000}, "released"),
+        (
+            {"state": State.AVAILABLE},
+            {"state": State.AVAILABLE, "deliveries": 1, "version": 2, "holder": "w"},
+            "lease ran out",
+        ),
+        ({"state": State.DEAD}, {"state": State.WAITING}, "revived"),
+    ],
+)
+def test_what_came_between_two_looks(before: dict[str, Any], after: dict[str, Any], told: str | None) -> None:
+    then, now = dataclasses.replace(STOOD, **before), dataclasses.replace(STOOD, **after)
+    found = changes({"a": then}, {"a": now}, first=False)
+    assert [change for change, _ in found] == ([] if told is None else [told])
+
+
+async def test_follow_waits_for_what_may_work_later_and_ends_by_what_may_not() -> None:
+    looks: list[list[timeline.StoredMessage] | timeline.TimelineError] = [
+        [], timeline.Throttled("too many scans"), timeline.Unavailable("away"), [STOOD], timeline.NotFound("no topic"),
+    ]  # fmt: skip
+
+    async def look() -> AsyncIterator[timeline.StoredMessage]:
+        seen = looks.pop(0)
+        if isinstance(seen, timeline.TimelineError):
+            raise seen
+        for entry in seen:
+            yield entry
+
+    told: list[str] = []
+    with pytest.raises(timeline.NotFound):
+        await follow(look, 10, 0.0, lambda change, _: told.append(change))
+    assert told == ["new"] and looks == []
 
 
 def test_follow_refuses_more_than_it_reads(tell: Call, topic: str) -> None:

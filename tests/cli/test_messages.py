@@ -40,7 +40,22 @@ def test_a_messages_way(tell: Call, topic: str) -> None:
     assert delivery["due_ms"] == put.json[0]["due_ms"] and delivery["lateness_ms"] >= 0
     gone = tell("show", topic, "UA1545")
     assert (gone.code, gone.out) == (4, "") and "NOT_FOUND: no message 'UA1545'" in gone.err
-    assert "acknowledged, cancelled, purged, expired" in gone.err
+    assert "acknowledged, cancelled, purged, expired" in gone.err and "remembers" not in gone.err
+
+
+def test_how_a_remembered_message_ended_is_not_guessed(tell: Call, topic: str) -> None:
+    """The store keeps the id, so that it is not put twice, and nothing that tells an ack from a cancel."""
+    assert tell("topic", "update", topic, "--remember", "90m").code == 0
+    for id in ("acked", "cancelled"):
+        tell("produce", topic, "x", "--in", "0s" if id == "acked" else "1h", "--id", id)
+    assert tell("consume", topic, "--count", 1).code == 0
+    assert tell("cancel", topic, "cancelled").code == 0
+    shown = {id: tell("show", topic, id) for id in ("acked", "cancelled")}
+    assert {done.code for done in shown.values()} == {4}
+    said = {done.err.replace(repr(id), "'ID'") for id, done in shown.items()}
+    assert len(said) == 1 and "remembers ids that are over for 90m" in said.pop()
+    again = tell("produce", topic, "y", "--in", "1h", "--id", "cancelled")
+    assert again.code == 0 and "delivered or cancelled before" in again.out
 
 
 def test_people_read_lines(tell: Call, topic: str) -> None:
@@ -225,10 +240,10 @@ def test_leaving_hands_back_what_nobody_saw(
     started, finish = tmp_path / "started", tmp_path / "finish"
     os.mkfifo(started)
     os.mkfifo(finish)
-    consumer = start("consume", topic, "--exec", f"echo > {started}; cat {finish}", address=address)
+    consumer = start("consume", topic, "--exec", f"echo > {started}; cat {finish}", address=address, group=0)
     try:
         started.read_bytes()  # the first one is in hand, the others wait in the buffer
-        consumer.send_signal(number)
+        os.killpg(consumer.pid, number)  # Ctrl-C reaches all that the terminal runs: not the command in hand
         finish.write_bytes(b"")
         _, errors = consumer.communicate(timeout=30)
     finally:
@@ -267,7 +282,9 @@ def test_purge_asks_first(tell: Call, topic: str, address: str) -> None:
     tell("consume", topic, "--count", 1, "--release", "0s")
     tell("consume", topic, "--wait", "300ms")
     done = piped(address, "dead", "purge", topic, "--all", given=b"n\n")
-    assert done.returncode == 130 and b"Delete 1 dead letters" in done.stderr
+    assert done.returncode == 4 and b"Delete 1 dead letters" in done.stderr and b"nothing was done" in done.stderr
+    unattended = piped(address, "dead", "purge", topic, "--all", given=b"")
+    assert unattended.returncode == 2 and b"nobody answers here" in unattended.stderr and b"--yes" in unattended.stderr
     assert len(tell("dead", "list", topic, "--json").json) == 1
     assert piped(address, "dead", "purge", topic, "--all", given=b"y\n").returncode == 0
     assert tell("dead", "list", topic, "--json").json == []

@@ -78,6 +78,9 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("produce t x", "either --at (a time) or --in"),
         ("produce t x --at now --in 5s", "one of the two"),
         ("produce t x --at 2026-03-29T09:00", "does not say in which time zone"),
+        ("produce t x --at 2026-03-29", "add the offset (2026-03-29T00:00Z is UTC)"),
+        ("bench cycle --folder /nowhere", "'/nowhere' does not exist"),
+        ("bench plot --into /nowhere", "'/nowhere' does not exist"),
         ("produce t x --in soon", "--in must be numbers with a unit"),
         ("produce t x --in -5s", "--in must be numbers with a unit"),
         ("produce t x --in 5s --header a", "--header is name=value"),
@@ -248,7 +251,27 @@ def test_output_that_nobody_reads_ends_quietly() -> None:
             [sys.executable, "-m", "timeline", "check-store", "--list"],
             stdout=closed, stderr=subprocess.PIPE, env=plain_environment(),
         )  # fmt: skip
-    assert b"Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/x"), 4, "Permission denied: '/x'"),
+        (OSError(28, "No space left on device"), 4, "No space left"),
+        (ConnectionRefusedError(111, "Connection refused"), 3, "Connection refused"),
+        (TimeoutError(), 3, "TimeoutError"),
+    ],
+)
+def test_what_the_system_refuses(
+    call: Call, monkeypatch: pytest.MonkeyPatch, error: OSError, code: int, said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("timeline.cli.completion.get_completion_class", refuse)
+    done = call("completion", "bash")
+    assert (done.code, done.out) == (code, "") and said in done.err and len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("option", ["--listen", "--metrics"])
@@ -269,12 +292,13 @@ def test_serve_on_an_address_of_another_machine(call: Call) -> None:
 
 @pytest.mark.processes
 def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
-    first = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", cwd=tmp_path)
+    store = "sqlite:///timeline.db?cache_mib=8"
+    first = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", "--store", store, cwd=tmp_path)
     try:
         assert first.stdout is not None
         said = first.stdout.readline().decode()
         listen = re.search(r"127\.0\.0\.1:\d+", said)
-        assert listen is not None, said
+        assert listen is not None and "cache_mib" not in said, said  # what may hold a secret is left out
         port_taken = start("serve", "--listen", listen[0], "--metrics", "off", "--store", "memory://", cwd=tmp_path)
         _, errors = port_taken.communicate(timeout=30)
         assert port_taken.returncode == 4

@@ -68,7 +68,7 @@ async def _turn(store: Store, topic: Topic, asked: Cycle, messages: int) -> Ledg
             stored.release()
 
     async def consume() -> None:
-        while not ledger.finished.is_set():
+        while True:
             await stored.acquire()
             grant = Grant(HOLDER, asked.batch, LEASE_MS, 1 << 40)
             now_ms = clock.now_ms()
@@ -78,7 +78,7 @@ async def _turn(store: Store, topic: Topic, asked: Cycle, messages: int) -> Ledg
             answers = await store.settle(topic, clock.now_ms(), acks_of(leased))
             ledger.settle(len(answers), int((answers.status != Status.OK.code).sum()))
 
-    await asyncio.gather(put(), consume())
+    await ledger.through(put(), consume())
     return ledger
 
 

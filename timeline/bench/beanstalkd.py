@@ -73,10 +73,22 @@ async def _listening(child: Child, port: int) -> None:
     raise CannotMeasure(f"beanstalkd does not listen: {child.last_words()}")
 
 
-class _Putter(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
+    """A connection that is needed until the end: `lost` fails when beanstalkd ends it."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(CannotMeasure(f"beanstalkd ended a connection: {error or 'it closed it'}"))
+
+
+class _Putter(_Connection):
     """The connection that puts: counts the answers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.transport: asyncio.Transport | None = None
         self.answered = asyncio.Event()
         self.wrong: list[str] = []
@@ -106,10 +118,11 @@ class _Putter(asyncio.Protocol):
             self.answered.set()
 
 
-class _Worker(asyncio.Protocol):
+class _Worker(_Connection):
     """The connection that reserves and deletes, RESERVES_AHEAD commands ahead of the answers."""
 
     def __init__(self, ledger: Ledger, payload_bytes: int) -> None:
+        super().__init__()
         self._ledger = ledger
         self._answer = re.compile(rb"DELETED\r\n|RESERVED (\d+) %d\r\n(.{%d})\r\n" % ((payload_bytes,) * 2), re.DOTALL)
         self._longest_bytes = payload_bytes + len(b"RESERVED 18446744073709551615 9999999\r\n\r\n")
@@ -174,7 +187,7 @@ async def _turn(asked: Cycle, port: int, messages: int) -> Ledger:
     loop = asyncio.get_running_loop()
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
     putting, putter = await loop.create_connection(_Putter, "127.0.0.1", port)
-    working, _ = await loop.create_connection(lambda: _Worker(ledger, asked.payload_bytes), "127.0.0.1", port)
+    working, worker = await loop.create_connection(lambda: _Worker(ledger, asked.payload_bytes), "127.0.0.1", port)
 
     async def put() -> None:
         left, clock = messages, Clock()
@@ -187,8 +200,7 @@ async def _turn(asked: Cycle, port: int, messages: int) -> Ledger:
             await putter.put(batch.payloads.tolist())
 
     try:
-        await put()
-        await ledger.finished.wait()
+        await ledger.through(put(), putter.lost, worker.lost)
     finally:
         putting.close()
         working.close()

@@ -17,13 +17,13 @@ from timeline.bench.ledger import Ledger
 from timeline.bench.load import batch_at
 from timeline.bench.processes import CannotMeasure, broker
 from timeline.driver.delivery import DeliveryBatch
+from timeline.errors import TimelineError
 
 TOPIC = "burst"
 PUT_BATCH = 10_000
 LEAD_MS = 1_500
 LEAD_S_A_MESSAGE = 1 / 20_000
 TRIES = 3
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,12 @@ async def _drain(
     acking: set[asyncio.Task[None]] = set()
 
     async def ack(batch: DeliveryBatch) -> None:
-        receipts = await batch.ack()
-        ledger.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
+        try:
+            receipts = await batch.ack()
+        except TimelineError as error:
+            ledger.unsettled(len(batch), error)
+        else:
+            ledger.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
 
     async def take(consumer: timeline.Consumer) -> None:
         async for batch in consumer.batches():
@@ -91,14 +95,10 @@ async def _drain(
             task.add_done_callback(acking.discard)
 
     async with client.consumer(topic, credit=asked.credit) as consumer:
-        taking = asyncio.ensure_future(take(consumer))
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await ledger.finished.wait()
-            drained_ms = now() - due_ms
-        finally:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+        await ledger.through(take(consumer))
+        drained_ms = now() - due_ms
+    if not late_ms:
+        raise CannotMeasure("nothing was delivered")
     column = np.concatenate(late_ms)
     figures = {"drained_s": drained_ms / 1000, "first_late_ms": float(column.min()), **latencies(column)}
     if column.min() < 0:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import timeline
 from timeline.bench.figures import Report, Target
@@ -101,32 +100,13 @@ async def _turn(client: timeline.Timeline, producer: Producer, asked: Cycle, mes
     ledger = Ledger(messages, window)
     credit = min(window, 1_000_000)
     consumer = client.consumer(TOPIC, credit=credit, credit_bytes=max(64 * 1024 * 1024, window * asked.payload_bytes))
-    consuming = asyncio.ensure_future(_WORK[asked.api](consumer, ledger))
     try:
-        putting = asyncio.gather(*_shares(producer, ledger, asked, messages))
-        await _first_trouble(putting, consuming, asyncio.ensure_future(ledger.finished.wait()))
+        await ledger.through(_WORK[asked.api](consumer, ledger), *_shares(producer, ledger, asked, messages))
     finally:
         await consumer.aclose()
-        consuming.cancel()
-        await asyncio.gather(consuming, return_exceptions=True)
     if consumer.stats.settle_errors:
         ledger.wrong.append(f"{consumer.stats.settle_errors} acks failed")
     return ledger
-
-
-async def _first_trouble(
-    putting: asyncio.Future[list[None]], consuming: asyncio.Future[None], finished: asyncio.Future[bool]
-) -> None:
-    """Returns when all is settled; raises what went wrong before."""
-    waiting: set[asyncio.Future[Any]] = {putting, consuming, finished}
-    try:
-        while not finished.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
-    finally:
-        for one in (putting, finished):
-            one.cancel()
 
 
 def _shares(producer: Producer, ledger: Ledger, asked: Cycle, messages: int) -> list[Awaitable[None]]:
@@ -159,8 +139,12 @@ async def _by_batches(consumer: Consumer, ledger: Ledger) -> None:
     acking: set[asyncio.Task[None]] = set()
 
     async def ack(batch: DeliveryBatch) -> None:
-        receipts = await batch.ack(timeout="60s")
-        ledger.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
+        try:
+            receipts = await batch.ack(timeout="60s")
+        except TimelineError as error:
+            ledger.unsettled(len(batch), error)
+        else:
+            ledger.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
 
     async for batch in consumer.batches():
         ledger.met_with(batch.ids, batch.payloads)

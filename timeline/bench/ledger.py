@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from typing import Any
 
 import numpy as np
 
 from timeline.bench.load import ID_BYTES
 from timeline.columns import Ragged
+
+STALLED_S = 60.0
+"""When nothing has been put, delivered or settled for so long, nothing more comes: what is missing is lost."""
 
 
 class Ledger:
@@ -58,6 +62,37 @@ class Ledger:
         self._room.set()
         if self.settled >= self.total:
             self.finished.set()
+
+    def unsettled(self, count: int, error: Exception) -> None:
+        """So many acks have failed: nothing more comes of them."""
+        self.wrong.append(f"acks failed: {error}")
+        self.settle(count, count)
+
+    async def through(self, *work: Awaitable[Any], stalled_s: float = STALLED_S) -> None:
+        """Lets `work` go on until all is settled, or nothing more comes for `stalled_s`, which is noted as wrong; ends
+        what is still under way. Raises what any of it raised."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+        finished = asyncio.ensure_future(self._finished(stalled_s))
+        waiting: set[asyncio.Future[Any]] = {*tasks, finished}
+        try:
+            while not finished.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+        finally:
+            for one in (*tasks, finished):
+                one.cancel()
+            await asyncio.gather(*tasks, finished, return_exceptions=True)
+
+    async def _finished(self, stalled_s: float) -> None:
+        while not self.finished.is_set():
+            before = self.put, self.delivered, self.settled
+            try:
+                await asyncio.wait_for(self.finished.wait(), stalled_s)
+            except TimeoutError:
+                if before == (self.put, self.delivered, self.settled):
+                    self.wrong.append(f"nothing more came for {stalled_s:g} s: {self.settled} of {self.total} settled")
+                    return
 
     def verdict(self) -> list[str]:
         """What was wrong, at the end."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import timeline
 from timeline.bench.figures import Report, Target, median
-from timeline.bench.processes import broker
+from timeline.bench.processes import broker, within
 from timeline.clock import Clock
 
 TOPIC = "payload"
@@ -72,7 +72,8 @@ async def _settles(
     taken: dict[str, list[timeline.Delivery]] = {size: [] for size in sizes}
     async with client.consumer(TOPIC, credit=count, credit_bytes=count * (asked.large_bytes + 1_000)) as consumer:
         for _ in range(count):
-            delivery = await asyncio.wait_for(consumer.take(), PATIENCE_S)
+            async with within(PATIENCE_S, "a delivery"):
+                delivery = await consumer.take()
             assert delivery is not None
             taken[delivery.id.partition("-")[0]].append(delivery)
         for small, large in zip(taken["small"], taken["large"], strict=True):

@@ -70,9 +70,9 @@ def _check(wrong: list[str]) -> None:
         raise CannotMeasure(f"there is nothing to draw of a run that went wrong: {wrong[0]}")
 
 
-def draw(curves: Curves, into: Path) -> None:
-    """An SVG of the curves, on logarithmic axes, that says on what machine they were taken. Raises CannotMeasure when
-    matplotlib is not there."""
+def drawing_tools() -> tuple[Any, Any]:
+    """What draws: matplotlib, and its pyplot. Raises CannotMeasure when it is not there; asked before hours of
+    measuring, not after."""
     try:
         import matplotlib
 
@@ -80,6 +80,13 @@ def draw(curves: Curves, into: Path) -> None:
         from matplotlib import pyplot
     except ImportError as missing:
         raise CannotMeasure("plots need matplotlib: pip install 'timeline[plots]'") from missing
+    return matplotlib, pyplot
+
+
+def draw(curves: Curves, into: Path) -> None:
+    """An SVG of the curves, on logarithmic axes, that says on what machine they were taken. Raises CannotMeasure when
+    matplotlib is not there."""
+    matplotlib, pyplot = drawing_tools()
     # Text as text, and the same picture from the same points.
     matplotlib.rcParams |= {"svg.hashsalt": "timeline", "svg.fonttype": "none"}
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")

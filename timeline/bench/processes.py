@@ -27,6 +27,16 @@ class CannotMeasure(TimelineError):
     code = "CANNOT_MEASURE"
 
 
+@asynccontextmanager
+async def within(patience_s: float, what: str) -> AsyncIterator[None]:
+    """What is awaited inside may take so long. Raises CannotMeasure, saying that `what` never came."""
+    try:
+        async with asyncio.timeout(patience_s):
+            yield
+    except TimeoutError:
+        raise CannotMeasure(f"{what} never came, {patience_s:g} s were waited for it") from None
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     with socket.socket() as probe:

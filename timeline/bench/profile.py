@@ -68,12 +68,13 @@ class Profile:
                 self.hottest[name] = hottest(self._file(name)) if self._file(name).exists() else []
 
     def lines(self) -> list[str]:
-        """The hottest functions of each process, a line each."""
-        return [
-            f"{name}: {one.own:.1%} own, {one.whole:.1%} in all: {one.function}"
-            for name, hot in self.hottest.items()
-            for one in hot[:HOT_SHOWN]
-        ]
+        """The hottest functions of each process, a line each; of a process that could not be sampled, that."""
+        told = []
+        for name, hot in self.hottest.items():
+            told += [f"{name}: {one.own:.1%} own, {one.whole:.1%} in all: {one.function}" for one in hot[:HOT_SHOWN]]
+            if not hot:
+                told.append(f"{name}: py-spy took no samples: it needs the right to trace processes (ptrace, root)")
+        return told
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.stacks"

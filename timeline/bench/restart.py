@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import timeline
 from timeline.bench.figures import Report, Target, worst
 from timeline.bench.load import Told, fill_store, put_overdue
-from timeline.bench.processes import CannotMeasure, free_port, start_broker
+from timeline.bench.processes import CannotMeasure, free_port, start_broker, within
 from timeline.clock import Clock
 
 TOPIC = "restart"
@@ -46,7 +45,8 @@ async def _one(asked: Restart, folder: Path) -> dict[str, float]:
     try:
         listening_ms = clock.monotonic_ms() - start_ms
         async with timeline.connect(address, timeout="60s") as client, client.consumer(TOPIC, credit=1) as consumer:
-            delivery = await asyncio.wait_for(consumer.take(), PATIENCE_S)
+            async with within(PATIENCE_S, "the first delivery"):
+                delivery = await consumer.take()
             delivered_ms = clock.monotonic_ms() - start_ms
             assert delivery is not None
             await delivery.ack()

@@ -28,6 +28,9 @@ SQLITE = "sqlite://"
 MILLION = 1_000_000
 COMPARED = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms")
 TIMES_OF_NONE = 1.25
+LIKE_PEER = {"api": "batch", "store": "memory://", "pending": 0}
+TIMES_OF_PEER = 6.0
+"""How many times as fast as beanstalkd in memory a cycle in batches is to be there."""
 
 
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
@@ -90,7 +93,7 @@ QUICK = entries(0.1, 5.0, 1, 200_000)
 async def run_entry(entry: Entry, folder: Path, told: Told | None = None) -> Report:
     """Measures one of them, with what is to stand beside it. Raises CannotMeasure."""
     asked = replace(entry.asked, store=fresh(entry.asked.store, folder))
-    report: Report = await _RUN[type(asked)](asked, folder, told)
+    report: Report = await RUN[type(asked)](asked, folder, told)
     if entry.bare:
         report.beside.append(await run_bare(replace(asked, store=fresh(entry.asked.store, folder, "bare")), told))
     if entry.peer:
@@ -100,7 +103,7 @@ async def run_entry(entry: Entry, folder: Path, told: Told | None = None) -> Rep
     return report
 
 
-_RUN: dict[type, Callable[..., Any]] = {
+RUN: dict[type, Callable[..., Any]] = {
     Cycle: run_cycle,
     Produce: lambda asked, folder, _: run_produce(asked, folder),
     Lateness: run_lateness,
@@ -110,13 +113,16 @@ _RUN: dict[type, Callable[..., Any]] = {
     Restart: run_restart,
     Memory: run_memory,
 }
+"""A scenario's settings → what runs it, given settings, a folder, and who is told of pending messages."""
 
 
 def compare(report: Report) -> None:
-    """Adds how many times as fast it was as each of what ran beside it."""
+    """Adds how many times as fast it was as each of what ran beside it, and what of that is a target."""
     for other in report.beside:
         name = f"times_{other.scenario.replace(' ', '_')}"
         report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
+        if other.scenario == "beanstalkd memory" and report.settings == report.settings | LIKE_PEER:
+            report.targets = (*report.targets, Target(name, TIMES_OF_PEER, least=True))
 
 
 def compare_pending(reports: list[Report]) -> None:

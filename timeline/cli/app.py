@@ -7,6 +7,7 @@ import difflib
 import json
 import logging
 import platform
+import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from importlib import import_module
@@ -183,19 +184,10 @@ def complain(text: str) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line with `arguments` (default: the process's) and returns its exit code."""
     listed = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in listed
     try:
-        return _run(listed)
-    except BrokenPipeError:
-        # Whoever read the output has seen enough (`timeline ls t | head`).
-        sys.stderr.close()
-        return DONE
-
-
-def _run(arguments: list[str]) -> int:
-    debug = "--debug" in arguments
-    try:
-        answer = cli.main(arguments, prog_name="timeline", standalone_mode=False)
-        sys.stdout.flush()
+        # When nobody reads the output any more (`timeline ls t | head`), click ends the process quietly, with 1.
+        answer = cli.main(listed, prog_name="timeline", standalone_mode=False)
         return answer if isinstance(answer, int) else DONE
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
@@ -218,13 +210,11 @@ def _run(arguments: list[str]) -> int:
         # What was cut off is no error to tell of.
         logging.getLogger("asyncio").disabled = True
         return INTERRUPTED
-    except BrokenPipeError:
-        raise
     except OSError as error:
         if debug:
             raise
-        complain(str(error))
-        return UNREACHABLE
+        complain(str(error) or type(error).__name__)
+        return UNREACHABLE if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else REFUSED
 
 
 def _usage(bad: click.ClickException) -> str:

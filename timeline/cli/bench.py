@@ -14,19 +14,19 @@ import click
 
 from timeline.bench.bare import run_bare
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
-from timeline.bench.burst import Burst, run_burst
-from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.burst import Burst
+from timeline.bench.cancel_tag import CancelTag
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
-from timeline.bench.memory import Memory, run_memory
-from timeline.bench.payload import Payload, run_payload
-from timeline.bench.plots import PENDING, draw, lateness_by_pending, rate_by_batch
+from timeline.bench.memory import Memory
+from timeline.bench.payload import Payload
+from timeline.bench.plots import PENDING, draw, drawing_tools, lateness_by_pending, rate_by_batch
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.produce import Produce, run_produce
+from timeline.bench.produce import Produce
 from timeline.bench.profile import Profile
-from timeline.bench.restart import Restart, run_restart
-from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
+from timeline.bench.restart import Restart
+from timeline.bench.suite import FULL, QUICK, RUN, Entry, compare, compare_pending, fresh, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.output import print_json, print_table
 from timeline.cli.progress import Progress
@@ -45,10 +45,15 @@ class Finite(click.FloatRange):
         return number
 
 
+FOLDER = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+folder_option = click.option("--folder", type=FOLDER, help="Where files go.  [a temporary one]")
+
+
 @click.group(cls=Suggesting, invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes instead of most of an hour.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where files go.  [a temporary one]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@folder_option
+@json_option
 @click.pass_context
 def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool) -> int | None:
     """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
@@ -109,10 +114,7 @@ def store_option(default: str) -> Callable[..., Any]:
 
 def measured(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what every scenario takes."""
-    folder = click.option(
-        "--folder", type=click.Path(file_okay=False, path_type=Path), help="Where files go.  [a temporary one]"
-    )
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(folder(function))
+    return json_option(folder_option(function))
 
 
 def conducted(
@@ -131,6 +133,18 @@ def conducted(
         tell(report)
         click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
+
+
+def plainly(kind: type, as_json: bool, folder: Path | None, store: str, settings: dict[str, Any]) -> int:
+    """Runs one scenario with nothing beside it. `kind`: of its settings, a key of RUN."""
+
+    async def run(place: Path) -> Report:
+        asked = kind(store=fresh(store, place), **settings)
+        with Progress("pending", getattr(asked, "pending", 0)) as progress:
+            report: Report = await RUN[kind](asked, place, progress.add)
+        return report
+
+    return conducted(as_json, folder, run)
 
 
 def tell(report: Report) -> None:
@@ -201,11 +215,7 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
     Example:
       timeline bench produce --store sqlite://
     """
-
-    async def run(place: Path) -> Report:
-        return await run_produce(Produce(store=fresh(store, place), **settings), place)
-
-    return conducted(as_json, folder, run)
+    return plainly(Produce, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -250,11 +260,7 @@ def burst(as_json: bool, folder: Path | None, store: str, **settings: Any) -> in
     Example:
       timeline bench burst --store sqlite:// --messages 100000
     """
-
-    async def run(place: Path) -> Report:
-        return await run_burst(Burst(store=fresh(store, place), **settings), place)
-
-    return conducted(as_json, folder, run)
+    return plainly(Burst, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -270,11 +276,7 @@ def payload(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
     Example:
       timeline bench payload --large-bytes 10485760
     """
-
-    async def run(place: Path) -> Report:
-        return await run_payload(Payload(store=fresh(store, place), **settings), place)
-
-    return conducted(as_json, folder, run)
+    return plainly(Payload, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -292,13 +294,7 @@ def cancel_tag(as_json: bool, folder: Path | None, store: str, **settings: Any) 
     """
     if settings["tagged"] > settings["pending"]:
         raise click.UsageError("--tagged is at most --pending: tagged messages are some of those that are pending")
-
-    async def run(place: Path) -> Report:
-        asked = CancelTag(store=fresh(store, place), **settings)
-        with Progress("pending", asked.pending) as progress:
-            return await run_cancel_tag(asked, place, progress.add)
-
-    return conducted(as_json, folder, run)
+    return plainly(CancelTag, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -313,13 +309,7 @@ def restart(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
     Example:
       timeline bench restart --pending 10000000
     """
-
-    async def run(place: Path) -> Report:
-        asked = Restart(store=fresh(store, place), **settings)
-        with Progress("pending", asked.pending) as progress:
-            return await run_restart(asked, place, progress.add)
-
-    return conducted(as_json, folder, run)
+    return plainly(Restart, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -333,17 +323,11 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
     Example:
       timeline bench memory --pending 10000000
     """
-
-    async def run(place: Path) -> Report:
-        asked = Memory(store=fresh(store, place), **settings)
-        with Progress("pending", asked.pending) as progress:
-            return await run_memory(asked, place, progress.add)
-
-    return conducted(as_json, folder, run)
+    return plainly(Memory, as_json, folder, store, settings)
 
 
 @bench.command()
-@click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=Path("."), help="Where the SVGs go.")
+@click.option("--into", type=FOLDER, default=".", show_default=True, help="Where the SVGs go.")
 @click.option("--seconds", type=Finite(0.1), default=30.0, show_default=True, help="Each lateness.")
 @click.option("--messages", type=SOME, default=500_000, show_default=True, help="Each cycle.")
 @click.option("--most", type=NONE_OR_SOME, default=10_000_000, show_default=True, help="Messages pending.")
@@ -357,6 +341,7 @@ def plot(into: Path, seconds: float, messages: int, most: int) -> int:
     pending = tuple(count for count in PENDING if count <= most)
     with tempfile.TemporaryDirectory(prefix="timeline-bench-") as made, Progress("messages put") as progress:
         try:
+            drawing_tools()
             draw(asyncio.run(rate_by_batch(Path(made), messages)), into / "rate-by-batch.svg")
             late = lateness_by_pending(Path(made), seconds, pending, progress.add)
             draw(asyncio.run(late), into / "lateness-by-pending.svg")

@@ -8,7 +8,7 @@ from rich.text import Text
 from timeline.cli.app import DONE, SOME_FAILED, awaited
 from timeline.cli.output import console, print_json
 from timeline.errors import Invalid
-from timeline.storage_plugins import open_store
+from timeline.storage_plugins import open_store, shown
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Report, Result, run_suite
 
 _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"), Outcome.SKIPPED: ("–", "grey58")}
@@ -62,8 +62,8 @@ def _told(result: Result, as_json: bool, listing: bool) -> None:
 def _summed_up(url: str, report: Report, as_json: bool) -> None:
     counts = report.counts()
     if as_json:
-        print_json({"url": url, "ok": report.ok, **counts})
+        print_json({"url": shown(url), "ok": report.ok, **counts})
         return
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     verdict = "keeps the storage contract" if report.ok else "does NOT keep the storage contract"
-    click.echo(f"{url} {verdict}: {said}")
+    click.echo(f"{shown(url)} {verdict}: {said}")

@@ -172,14 +172,20 @@ class Taker:
             "TIMELINE_DUE": iso(delivery.scheduled_ms) or "",
             "TIMELINE_DELIVERIES": str(delivery.deliveries),
         }
-        process = await asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=environment)
+        # In a group of its own: a Ctrl-C typed at the terminal is meant for this command, which lets CMD end.
+        process = await asyncio.create_subprocess_shell(
+            command, stdin=asyncio.subprocess.PIPE, env=environment, process_group=0
+        )
         extending = asyncio.ensure_future(_keep(delivery, lease_s))
         try:
             await process.communicate(delivery.payload)
         finally:
             extending.cancel()
             if process.returncode is None:
-                process.terminate()
+                try:
+                    os.killpg(process.pid, signal.SIGTERM)
+                except ProcessLookupError:
+                    pass  # it has ended this moment
                 await process.wait()
         if process.returncode == 0:
             self._print(delivery, "exit 0")

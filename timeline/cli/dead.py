@@ -9,7 +9,7 @@ import click
 import timeline
 from timeline.cli.app import Suggesting, awaited
 from timeline.cli.asking import check_receipts, client_command, topic_names
-from timeline.cli.output import print_json, print_table
+from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
 from timeline.cli.values import due_of, shown_time
@@ -134,8 +134,7 @@ def purge(
     if everything:
         awaited(look())
     if chosen and not yes:
-        # Asked outside of the event loop, where Ctrl-C is heard at once.
-        click.confirm(f"Delete {len(chosen)} dead letters of {topic} for good?", abort=True, err=True)
+        confirm(f"Delete {len(chosen)} dead letters of {topic} for good?")
     return awaited(work())
 
 

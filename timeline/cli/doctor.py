@@ -77,7 +77,12 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
             yield _no_broker(address, trouble)
         else:
             for one in standings.brokers:
-                for finding in of_broker(one, await _ping(one.address, timeout)):
+                try:
+                    ping = await _ping(one.address, timeout)
+                except TimelineError as trouble:
+                    yield _no_broker(one.address, trouble)  # it has gone since it said how it stands
+                    continue
+                for finding in of_broker(one, ping):
                     yield finding
             for gone, reason in standings.unreachable.items():
                 yield _no_broker(gone, TimelineError(reason))

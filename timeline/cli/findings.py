@@ -118,7 +118,7 @@ async def of_store(url: str) -> list[Finding]:
         store = make_store(url)
         if not store.capabilities.durable:
             return [Finding("store", WARNING, f"{name}: messages end with the broker", DURABLE)]
-        file = Path(url.removeprefix("sqlite:///").partition("?")[0]) if url.startswith("sqlite:///") else None
+        file = _file_of(url)
         if file is not None and not file.exists():
             return [_folder(name, file)]
         clock = Clock()
@@ -134,6 +134,15 @@ async def of_store(url: str) -> list[Finding]:
     found = [Finding("store", GOOD, f"{name}: {opened.server}, opened and checked in {shown_lateness(took_ms)}")]
     found += [Finding("store", WARNING, f"{name}: {warning}") for warning in opened.warnings]
     return [*found, *([] if file is None else _room(file))]
+
+
+def _file_of(url: str) -> Path | None:
+    """The file that a store is; None for those that are none."""
+    if not url.startswith("sqlite:"):
+        return None
+    from timeline.storage_plugins.sqlite.database import Location
+
+    return Location.of(url).path
 
 
 def _folder(name: str, file: Path) -> Finding:

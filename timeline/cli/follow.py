@@ -12,7 +12,7 @@ import timeline
 from timeline.cli.app import REFUSED, Failed, complain, explain
 from timeline.cli.output import plain, print_json, shown_payload
 from timeline.cli.values import shown_time
-from timeline.errors import Unavailable
+from timeline.errors import TimelineError
 from timeline.model import State
 
 Look = Callable[[], AsyncIterator[timeline.StoredMessage]]
@@ -29,8 +29,8 @@ async def follow(look: Look, limit: int, every_s: float, tell: Tell) -> None:
     while True:
         try:
             seen = {entry.id: entry for entry in await _read(look, limit)}
-        except Unavailable as trouble:
-            if known is None:
+        except TimelineError as trouble:
+            if known is None or not trouble.retryable:
                 raise
             if not lost:
                 complain(f"{explain(trouble)}; waiting for it to come back")
@@ -67,10 +67,8 @@ def changes(
             found.append(("there" if first else "new", entry))
         elif before.state is not entry.state:
             found.append((_became(before, entry), entry))
-        elif entry.state is State.LEASED and before.version != entry.version:
-            found.append(("leased again", entry))
-        elif before.due_ms != entry.due_ms:
-            found.append(("extended" if entry.state is State.LEASED else "moved", entry))
+        elif before.due_ms != entry.due_ms or entry.deliveries > before.deliveries:
+            found.append((_went_on(before, entry), entry))
     found += [("gone", entry) for id, entry in known.items() if id not in seen]
     return sorted(found, key=lambda one: (one[1].due_ms, one[1].id))
 
@@ -82,6 +80,15 @@ def _became(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> st
         was_out = before.state is State.LEASED or entry.deliveries > before.deliveries
         return "revived" if before.state is State.DEAD else "released" if was_out else "moved"
     return str(entry.state)
+
+
+def _went_on(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> str:
+    """What came to a message that is in the state that it was in."""
+    if entry.state is State.LEASED:
+        return "extended" if entry.version == before.version else "leased again"
+    if entry.deliveries > before.deliveries:  # a consumer had it in between
+        return "lease ran out" if entry.holder else "released"
+    return "moved"
 
 
 def tell_lines(zone: Any, payloads: bool) -> Tell:

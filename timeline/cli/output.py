@@ -13,7 +13,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from timeline.cli.app import REFUSED, USAGE, Failed
+
 PAYLOAD_SHOWN_CHARS = 60
+
+
+def confirm(question: str) -> None:
+    """Asks a person before what cannot be undone; not from within an event loop, where Ctrl-C would not be heard.
+    Raises Failed unless the answer is yes."""
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort as ended:
+        # Click says the same of Ctrl-C, and of an input that has ended: then nobody is there to answer.
+        if not isinstance(ended.__context__, EOFError):
+            raise
+        click.echo(err=True)
+        raise Failed(USAGE, "nobody answers here, so nothing was done: --yes does it without asking") from None
+    if not agreed:
+        raise Failed(REFUSED, "nothing was done")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

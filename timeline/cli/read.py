@@ -10,12 +10,12 @@ import click
 
 import timeline
 from timeline.cli.app import REFUSED, Failed, awaited
-from timeline.cli.asking import client_command, topic_names
+from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.earliest import bound_ms, earliest
 from timeline.cli.follow import follow as changing
 from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
-from timeline.cli.values import iso, parse_time, shown_time, zone_of
+from timeline.cli.values import iso, parse_time, shown_duration, shown_time, zone_of
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import State
@@ -32,6 +32,9 @@ LIMIT = 100
 def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json: bool) -> int:
     """One message of TOPIC with all of its fields, its payload and its state.
 
+    A message that is over (acknowledged, cancelled, purged, expired) leaves nothing to show. A topic that remembers
+    keeps its id, so that it is not put twice, but not how it ended.
+
     \b
     Example:
       timeline show departures UA1545
@@ -41,12 +44,8 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
             entry = await tl.get(topic, id)
-        if entry is None:
-            raise Failed(
-                REFUSED,
-                f"NOT_FOUND: no message {id!r} is on {topic}. It was never put, or it is over (acknowledged, "
-                "cancelled, purged, expired): what is over leaves nothing to show",
-            )
+            if entry is None:
+                raise Failed(REFUSED, _gone(await check_topic(tl, topic), id))
         if as_json:
             print_json(entry_json(entry))
             return
@@ -73,6 +72,20 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
         print_fields(fields)
 
     return awaited(work())
+
+
+def _gone(topic: timeline.Topic, id: str) -> str:
+    """The sentence for an id without a message: what it may have been, and that nobody can say which."""
+    said = (
+        f"NOT_FOUND: no message {id!r} is on {topic.name}. It was never put, or it is over (acknowledged, cancelled, "
+        "purged, expired): what is over leaves nothing to show"
+    )
+    if not topic.settings.remember_ms:
+        return said
+    return (
+        f"{said}. The topic remembers ids that are over for {shown_duration(topic.settings.remember_ms)}, so that none "
+        "is put twice; not how each ended"
+    )
 
 
 @click.command()

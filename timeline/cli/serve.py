@@ -12,6 +12,7 @@ import timeline
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, package_version
 from timeline.errors import TimelineError
+from timeline.storage_plugins import shown
 
 
 @click.command()
@@ -54,10 +55,10 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
 
     def announce(listen: str, metrics: str) -> None:
         if as_json:
-            click.echo(json.dumps({"listen": listen, "metrics": metrics, "store": settings.store}))
+            click.echo(json.dumps({"listen": listen, "metrics": metrics, "store": shown(settings.store)}))
         else:
             measured = "without metrics" if metrics == "off" else f"metrics on {metrics}"
-            click.echo(f"timeline {package_version()} serves {settings.store} on {listen}, {measured}")
+            click.echo(f"timeline {package_version()} serves {shown(settings.store)} on {listen}, {measured}")
 
     try:
         asyncio.run(run_broker(settings, package_version(), announce))

@@ -11,7 +11,7 @@ import click
 import timeline
 from timeline.cli.app import Suggesting, awaited
 from timeline.cli.asking import check_topic, client_command, topic_names
-from timeline.cli.output import print_fields, print_json, print_table
+from timeline.cli.output import confirm, print_fields, print_json, print_table
 from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
 from timeline.config import parse_bytes
 from timeline.driver.times import duration_ms
@@ -228,8 +228,7 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
 
     if not yes:
         awaited(look())
-        # Asked outside of the event loop, where Ctrl-C is heard at once.
-        click.confirm(f"Remove topic {name} and all of its messages?", abort=True, err=True)
+        confirm(f"Remove topic {name} and all of its messages?")
     return awaited(work())
 
 

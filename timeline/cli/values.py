@@ -48,8 +48,9 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
         raise Invalid(f"{option} {text!r:.60} is no time: {FORMS}") from None
     if when.tzinfo is None:
         if zone is None:
+            meant = said if ":" in said else f"{said}T00:00"
             raise Invalid(
-                f"{option} {text!r:.60} does not say in which time zone: add the offset ({said}Z is UTC) or give --tz"
+                f"{option} {text!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC) or give --tz"
             )
         when = local(date(when.year, when.month, when.day), when.time(), zone)
     # The driver takes smaller numbers for seconds; what lies so far back is due at once either way.

@@ -92,7 +92,9 @@ def story(
             lines.append("no late delivery of it is remembered")
         lines.append(f"now  {_state(topic, id, entry, zone)}")
     else:
-        lines.append(f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired")
+        lines.append(
+            f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired (which one is not kept)"
+        )
     return lines
 
 
