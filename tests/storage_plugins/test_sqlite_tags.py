@@ -22,8 +22,8 @@ OP = 0xFEDC_BA98_7654_3210
 
 @pytest.fixture(autouse=True)
 def small_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_store, "TAGGED_AT_ONCE", 7)
-    monkeypatch.setattr(sqlite_store, "TAGGED_IN_LINE", 2)
+    monkeypatch.setattr(sqlite_store, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sqlite_store, "WORKS_IN_LINE", 2)
 
 
 def tagged(count: int, prefix: bytes = b"m", **columns: Any) -> Puts:

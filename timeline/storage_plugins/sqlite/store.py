@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -30,7 +31,6 @@ from timeline.storage_plugins.contract import (
     Store,
     StoreError,
     StoreUnavailable,
-    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
@@ -39,20 +39,18 @@ from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location
+from timeline.storage_plugins.sqlite.parts import cut, joined, whole
 from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
 
 Result = TypeVar("Result")
 
 READERS = 2
-PUT_AT_ONCE = 1_000
-PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
-"""A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
-it."""
-TAGGED_AT_ONCE = 150
-TAGGED_WEIGHT = 7
-"""Messages of one work of a tag operation, and what each weighs in a transaction: it dirties two pages and more of its
-own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not late."""
-TAGGED_IN_LINE = 16
+ROWS_AT_ONCE = 150
+ROW_WEIGHT = 7
+"""Messages of one work of a tag operation or a sweep, and what each weighs in a transaction: it dirties two pages and
+more of its own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not
+late."""
+WORKS_IN_LINE = 16
 """Such works that wait at once: a transaction of half of them while nobody else waits, of one otherwise."""
 
 
@@ -189,11 +187,11 @@ class SqliteStore(Store):
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        parts = _parts(puts)
+        parts = cut(puts)
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)
         done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
-        return _joined(_whole(done))
+        return joined(whole(done))
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
@@ -250,23 +248,25 @@ class SqliteStore(Store):
         if key is None or not mutation.tag:
             return done.step(None)
         found = await self._read(lambda connection: tags.search(connection, key, mutation.tag, cursor, max(1, limit)))
-        works = [found.rows[start : start + TAGGED_AT_ONCE] for start in range(0, len(found.rows), TAGGED_AT_ONCE)]
-        for start in range(0, len(works), TAGGED_IN_LINE):
-            line = [
-                self._change_tagged(topic, now_ms, mutation, rows) for rows in works[start : start + TAGGED_IN_LINE]
-            ]
-            for part in _whole(await asyncio.gather(*line, return_exceptions=True), start > 0):
-                done.add(part)
-        return done.step(found.cursor)
 
-    async def _change_tagged(self, topic: Topic, now_ms: int, mutation: TagMutation, rows: list[int]) -> tags.Done:
-        def act(transaction: Transaction) -> tags.Done:
+        def change(rows: list[int], transaction: Transaction) -> tags.Done:
             key, part = self._topics.key(topic), tags.Done()
             if key is not None:
                 tags.change(transaction, topic, key, now_ms, mutation, rows, part)
             return part
 
-        return await self._write(act, LATER, TAGGED_WEIGHT * len(rows))
+        parts = [found.rows[start : start + ROWS_AT_ONCE] for start in range(0, len(found.rows), ROWS_AT_ONCE)]
+        for part in await self._in_small_works([(len(rows), partial(change, rows)) for rows in parts]):
+            done.add(part)
+        return done.step(found.cursor)
+
+    async def _in_small_works(self, works: Sequence[tuple[int, Callable[[Transaction], Result]]]) -> list[Result]:
+        """Does `works`, each with how many rows it changes, in order; leases and settles may go between any two."""
+        done: list[Result] = []
+        for start in range(0, len(works), WORKS_IN_LINE):
+            line = [self._write(act, LATER, ROW_WEIGHT * rows) for rows, act in works[start : start + WORKS_IN_LINE]]
+            done += whole(await asyncio.gather(*line, return_exceptions=True), start > 0)
+        return done
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
         key = self._topics.key(topic)
@@ -306,69 +306,30 @@ class SqliteStore(Store):
             found = await self._read(
                 lambda connection: sweeping.search(connection, topic, key, now_ms, limit, looked_until)
             )
-            swept = await self._write(
-                lambda transaction: sweeping.remove(transaction, topic, key, now_ms, limit, found), LATER, limit
-            )
+            remove = partial(sweeping.remove, topic=topic, key=key, now_ms=now_ms)
+            works = [(len(part), partial(remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
+            swept = await self._in_small_works(works)
             self._looked_until = found.looked_until
-        return swept
-
-
-def _whole(parts: list[Result | BaseException], begun: bool = False) -> list[Result]:
-    """The parts of a call when all of them were done. Else raises what the whole call is to say: where something was
-    done (`begun`: before these), that nothing happened would be untrue."""
-    done = [part for part in parts if not isinstance(part, BaseException)]
-    failed = [part for part in parts if isinstance(part, BaseException)]
-    if not failed:
-        return done
-    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
-    if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
-        raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
-    raise graver or failed[0]
-
-
-def _parts(puts: Puts) -> list[Puts]:
-    """The puts themselves, or, where they are many or large, parts that are committed one after the other."""
-    count = len(puts)
-    if count <= PUT_AT_ONCE and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
-        return [puts]
-    ends = np.cumsum(puts.payloads.sizes)
-    parts: list[Puts] = []
-    start = 0
-    while start < count:
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
-        stop = min(max(stop, start + 1), start + PUT_AT_ONCE, count)
-        parts.append(
-            Puts(
-                ids=puts.ids[start:stop],
-                birth=puts.birth[start:stop],
-                due_ms=puts.due_ms[start:stop],
-                expires_ms=puts.expires_ms[start:stop],
-                groups=puts.groups[start:stop],
-                tags=puts.tags[start:stop],
-                payload_sum=puts.payload_sum[start:stop],
-                payloads=puts.payloads[start:stop],
-                headers=puts.headers[start:stop],
-                move=puts.move[start:stop],
-            )
+            forgotten = dropped_rows = 0
+            if found.faded:
+                until_ms = now_ms - topic.settings.remember_ms
+                forgotten = await self._up_to(limit, partial(sweeping.forget, key=key, until_ms=until_ms))
+            if found.dropped:
+                dropped_rows = await self._up_to(limit, sweeping.remove_dropped)
+        return Swept(
+            expired=sum(part.expired for part in swept),
+            forgotten=forgotten,
+            dead_purged=sum(part.dead_purged for part in swept),
+            orphans=sum(part.orphans for part in swept),
+            more=found.more or limit in (forgotten, dropped_rows),
         )
-        start = stop
-    return parts
 
-
-def _joined(parts: list[Answers]) -> Answers:
-    """The answers of the parts, in order."""
-    details: dict[int, str] = {}
-    start = 0
-    for part in parts:
-        details.update({start + at: why for at, why in part.details.items()})
-        start += len(part)
-    return Answers(
-        status=np.concatenate([part.status for part in parts]),
-        version=np.concatenate([part.version for part in parts]),
-        due_ms=np.concatenate([part.due_ms for part in parts]),
-        settled=np.concatenate([part.settled for part in parts]),
-        late=np.concatenate([part.late for part in parts]),
-        repeat=np.concatenate([part.repeat for part in parts]),
-        details=details,
-    )
+    async def _up_to(self, limit: int, remove: Callable[..., int]) -> int:
+        """Repeats `remove(transaction, limit=…)` until less is left or `limit` is reached; how many were removed."""
+        removed = 0
+        while True:
+            most = min(ROWS_AT_ONCE, limit - removed)
+            done = await self._write(partial(remove, limit=most), LATER, ROW_WEIGHT * most)
+            removed += done
+            if done < most or removed >= limit:
+                return removed

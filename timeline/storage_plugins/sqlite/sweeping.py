@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timeline.model import Topic
@@ -19,13 +20,25 @@ PAYLOADS_LOOKED_AT = 10_000
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a search found to be removed: rows of expired messages, of dead letters, of payloads without a message;
-    the row up to which payloads were looked at (None: all were); whether there is more."""
+    the row up to which payloads were looked at (None: all were); whether there is more of these; whether there are
+    remembered ids past their time (`faded`), and rows of topics that were dropped."""
 
     expired: list[int]
     dead: list[int]
     orphans: list[int]
     looked_until: int | None
     more: bool
+    faded: bool
+    dropped: bool
+
+    def __len__(self) -> int:
+        return len(self.expired) + len(self.dead) + len(self.orphans)
+
+    def parts(self, count: int) -> Iterator[Found]:
+        """The rows in parts of at most `count` of a kind."""
+        for start in range(0, max(len(self.expired), len(self.dead), len(self.orphans)), count):
+            expired, dead, orphans = (rows[start : start + count] for rows in (self.expired, self.dead, self.orphans))
+            yield Found(expired, dead, orphans, looked_until=None, more=False, faded=False, dropped=False)
 
 
 def _rows(connection: sqlite3.Connection, source: str, parameters: tuple[object, ...]) -> list[int]:
@@ -70,7 +83,12 @@ def search(
             orphans = orphans[:limit]
             looked_until = orphans[-1]
     more = len(expired) == limit or len(dead) == limit or looked_until is not None
-    return Found(expired, dead, orphans, looked_until, more)
+    faded = connection.execute(
+        "SELECT 1 FROM remembered INDEXED BY remembered_settled WHERE topic = ? AND settled_ms <= ? LIMIT 1",
+        (key, now_ms - topic.settings.remember_ms),
+    ).fetchone()
+    dropped = connection.execute("SELECT 1 FROM dropped LIMIT 1").fetchone()
+    return Found(expired, dead, orphans, looked_until, more, faded is not None, dropped is not None)
 
 
 _UNHELD = "(holder = x'' OR due_ms <= ?)"
@@ -84,11 +102,11 @@ _STILL_DEAD = statements.WHOLE.over(
 )
 
 
-def remove(transaction: Transaction, topic: Topic, key: int, now_ms: int, limit: int, found: Found) -> Swept:
+def remove(transaction: Transaction, topic: Topic, key: int, now_ms: int, found: Found) -> Swept:
     """Removes what was found, as far as it still is so."""
     connection, settings = transaction.connection, topic.settings
     changes = Changes(transaction, topic, key, now_ms)
-    expired = dead = 0
+    expired = dead = orphans = 0
     if found.expired:
         columns = statements.WHOLE.read(connection, _STILL_EXPIRED, (json.dumps(found.expired), now_ms, now_ms))
         for id, stored in zip(columns.strings["id"], stored_of(columns), strict=True):
@@ -101,49 +119,44 @@ def remove(transaction: Transaction, topic: Topic, key: int, now_ms: int, limit:
             changes.remove(id, stored, remember=False)
             dead += 1
     changes.write()
-    forgotten = connection.execute(
-        "DELETE FROM remembered WHERE topic = ? AND id IN (SELECT id FROM remembered INDEXED BY remembered_settled "
-        "WHERE topic = ? AND settled_ms <= ? LIMIT ?)",
-        (key, key, now_ms - settings.remember_ms, limit),
-    ).rowcount
-    orphans = 0
     if found.orphans:
         orphans = connection.execute(
             "DELETE FROM payload WHERE row IN (SELECT value FROM json_each(?)) "
             "AND NOT EXISTS (SELECT 1 FROM message WHERE message.row = payload.row)",
             (json.dumps(found.orphans),),
         ).rowcount
-    left = _remove_dropped(transaction, limit)
-    return Swept(expired, forgotten, dead, orphans, found.more or forgotten == limit or left)
+    return Swept(expired=expired, dead_purged=dead, orphans=orphans)
 
 
-def _remove_dropped(transaction: Transaction, limit: int) -> bool:
-    """Removes some rows of a dropped topic; says whether any dropped topic is left."""
-    connection = transaction.connection
-    first = connection.execute("SELECT key FROM dropped LIMIT 1").fetchone()
-    if first is None:
-        return False
-    (key,) = first
-    columns = statements.Aggregate(("row", "payload_bytes", "headers_bytes"))
-    found = columns.read(
-        connection,
-        columns.over(f"(SELECT {columns.inner} FROM message INDEXED BY message_id WHERE topic = ? LIMIT ?)"),
-        (key, limit),
-    )
-    rows, numbers = found.numbers["row"], found.numbers
-    statements.delete_messages(connection, rows)
-    sizes = [
-        payload + headers for payload, headers in zip(numbers["payload_bytes"], numbers["headers_bytes"], strict=True)
-    ]
-    transaction.orphan(rows, sizes)
-    forgotten = connection.execute(
-        "DELETE FROM remembered WHERE topic = ? AND id IN (SELECT id FROM remembered WHERE topic = ? LIMIT ?)",
-        (key, key, limit),
+def forget(transaction: Transaction, key: int, until_ms: int, limit: int) -> int:
+    """Removes ids that were settled up to `until_ms`, at most `limit`; says how many."""
+    return transaction.connection.execute(
+        "DELETE FROM remembered WHERE topic = ? AND id IN (SELECT id FROM remembered INDEXED BY remembered_settled "
+        "WHERE topic = ? AND settled_ms <= ? LIMIT ?)",
+        (key, key, until_ms, limit),
     ).rowcount
-    if len(rows) < limit and forgotten < limit:
-        connection.execute("DELETE FROM dropped WHERE key = ?", (key,))
-        return connection.execute("SELECT 1 FROM dropped").fetchone() is not None
-    return True
 
 
-__all__ = ["Found", "remove", "search"]
+def remove_dropped(transaction: Transaction, limit: int) -> int:
+    """Removes rows of dropped topics, at most `limit`, and says how many; fewer when nothing is left of any."""
+    connection = transaction.connection
+    removed = 0
+    while removed < limit and (first := connection.execute("SELECT key FROM dropped LIMIT 1").fetchone()) is not None:
+        (key,) = first
+        columns = statements.Aggregate(("row", "payload_bytes", "headers_bytes"))
+        source = f"(SELECT {columns.inner} FROM message INDEXED BY message_id WHERE topic = ? LIMIT ?)"
+        found = columns.read(connection, columns.over(source), (key, limit - removed)).numbers
+        sizes = [sum(size) for size in zip(found["payload_bytes"], found["headers_bytes"], strict=True)]
+        statements.delete_messages(connection, found["row"])
+        transaction.orphan(found["row"], sizes)
+        removed += len(sizes)
+        removed += connection.execute(
+            "DELETE FROM remembered WHERE topic = ? AND id IN (SELECT id FROM remembered WHERE topic = ? LIMIT ?)",
+            (key, key, limit - removed),
+        ).rowcount
+        if removed < limit:
+            connection.execute("DELETE FROM dropped WHERE key = ?", first)
+    return removed
+
+
+__all__ = ["Found", "forget", "remove", "remove_dropped", "search"]

@@ -1,0 +1,79 @@
+"""A call in parts that are committed one after the other: what is put, cut up; what was answered, joined; what failed,
+as the whole call has to say it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from timeline.model import Answers
+from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
+
+Result = TypeVar("Result")
+
+PUT_AT_ONCE = 1_000
+PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
+"""A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
+it."""
+
+
+def whole(parts: list[Result | BaseException], begun: bool = False) -> list[Result]:
+    """The parts of a call when all of them were done. Else raises what the whole call is to say: where something was
+    done (`begun`: before these), that nothing happened would be untrue."""
+    done = [part for part in parts if not isinstance(part, BaseException)]
+    failed = [part for part in parts if isinstance(part, BaseException)]
+    if not failed:
+        return done
+    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
+    if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
+        raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
+    raise graver or failed[0]
+
+
+def cut(puts: Puts) -> list[Puts]:
+    """The puts themselves, or, where they are many or large, parts that are committed one after the other."""
+    count = len(puts)
+    if count <= PUT_AT_ONCE and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
+        return [puts]
+    ends = np.cumsum(puts.payloads.sizes)
+    parts: list[Puts] = []
+    start = 0
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
+        stop = min(max(stop, start + 1), start + PUT_AT_ONCE, count)
+        parts.append(
+            Puts(
+                ids=puts.ids[start:stop],
+                birth=puts.birth[start:stop],
+                due_ms=puts.due_ms[start:stop],
+                expires_ms=puts.expires_ms[start:stop],
+                groups=puts.groups[start:stop],
+                tags=puts.tags[start:stop],
+                payload_sum=puts.payload_sum[start:stop],
+                payloads=puts.payloads[start:stop],
+                headers=puts.headers[start:stop],
+                move=puts.move[start:stop],
+            )
+        )
+        start = stop
+    return parts
+
+
+def joined(parts: list[Answers]) -> Answers:
+    """The answers of the parts, in order."""
+    details: dict[int, str] = {}
+    start = 0
+    for part in parts:
+        details.update({start + at: why for at, why in part.details.items()})
+        start += len(part)
+    return Answers(
+        status=np.concatenate([part.status for part in parts]),
+        version=np.concatenate([part.version for part in parts]),
+        due_ms=np.concatenate([part.due_ms for part in parts]),
+        settled=np.concatenate([part.settled for part in parts]),
+        late=np.concatenate([part.late for part in parts]),
+        repeat=np.concatenate([part.repeat for part in parts]),
+        details=details,
+    )
