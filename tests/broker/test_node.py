@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -364,3 +365,14 @@ async def test_a_lease_that_ends_in_the_outbox_is_not_sent_and_its_credit_comes_
         assert [got.ids.tolist() for got in deliveries] == [[b"a"], [b"a"]]
         assert deliveries[0].version[0] < deliveries[1].version[0]
         assert all(got.pushed_ms < int(got.lease_until_ms[0]) for got in deliveries)
+
+
+async def test_a_frame_that_asks_for_nothing_is_answered():
+    async with broker() as link:
+        await link.put(["a"])
+        consumer = await link.consume()
+        got = await consumer.down(Deliver)
+        assert statuses(await link.put([])) == statuses(await link.mutate(Operation.CANCEL, [])) == []
+        nothing = replace(got, ids=got.ids[:0], birth=got.birth[:0], version=got.version[:0])
+        assert statuses(await link.settle(consumer, nothing, Operation.ACK)) == []
+        assert statuses(await link.settle(consumer, got, Operation.ACK)) == [Status.OK]

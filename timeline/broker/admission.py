@@ -51,8 +51,7 @@ class Refusals:
             for index in np.flatnonzero(invalid).tolist():
                 answers.details.setdefault(index, BEYOND_EXPIRY)
         if not self.reasons:
-            assert answers is not None
-            return answers
+            return Answers.blank(0) if answers is None else answers  # None: nothing was asked
         whole = Answers.blank(self.count)
         for index, (status, why) in self.reasons.items():
             whole.status[index] = status.code
