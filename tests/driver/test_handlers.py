@@ -7,11 +7,15 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import timeline
+from tests.driver.broker import Broker
 from timeline import Backoff, Batch, Bury, Retry
+from timeline.driver import handlers
 
 
 async def _run_until(c: timeline.Consumer, done: asyncio.Event, handler: object, **options: object) -> None:
@@ -215,3 +219,114 @@ def test_backoff_grows_to_its_cap_with_jitter() -> None:
     for bad in ({"factor": 0.5}, {"jitter": 2}, {"first": -1}, {"factor": float("nan")}):
         with pytest.raises(timeline.Invalid):
             Backoff(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [{"factor": "2"}, {"factor": True}, {"jitter": None}, {"jitter": float("nan")}])
+def test_a_backoff_of_another_type_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(timeline.Invalid, match=f"{next(iter(bad))} must be"):
+        Backoff(**bad)
+
+
+async def test_a_handler_whose_own_work_was_cancelled_has_failed_and_the_run_goes_on(tl: timeline.Timeline) -> None:
+    done = asyncio.Event()
+
+    async def handler(d: timeline.Delivery) -> None:
+        if d.deliveries == 1:
+            helper = asyncio.ensure_future(asyncio.Event().wait())
+            helper.cancel()
+            await helper
+        done.set()
+
+    async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+        await p.produce(b"", in_=0)
+        await _run_until(c, done, handler, concurrency=2, backoff=Backoff(first=0))
+    assert done.is_set()
+    assert [m async for m in tl.scan("t")] == []
+
+
+async def test_a_settle_on_its_way_is_not_broken_off_when_the_lease_ends(
+    broker: Broker, tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broker.node is not None
+    store, go, rounds = broker.node.store, asyncio.Event(), 0
+    settle, pause = store.settle, handlers._pause
+    taken: list[timeline.Delivery] = []
+
+    async def held(*asked: Any) -> Any:
+        await go.wait()
+        return await settle(*asked)
+
+    async def counted(wait_s: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        await pause(wait_s)
+
+    async def handler(d: timeline.Delivery) -> None:
+        taken.append(d)
+        store.settle = held  # type: ignore[method-assign]
+
+    monkeypatch.setattr(handlers, "_pause", counted)
+    async with tl.producer("t") as p, tl.consumer("t", id="w", lease="200ms") as c:
+        await p.produce(b"", in_=0)
+        running = asyncio.ensure_future(c.run(handler, concurrency=1))
+        while not taken or not taken[0].lost:
+            await asyncio.sleep(0)
+        looked = rounds
+        while rounds < looked + 2 and not running.done():
+            await asyncio.sleep(0)
+        assert not running.done() and c.taking
+        go.set()
+        c.stop_taking()
+        await running
+
+
+@pytest.mark.parametrize("stray", [StopIteration, SystemExit, KeyboardInterrupt])
+async def test_what_would_end_more_than_its_thread_is_a_failure_like_any_other(
+    tl: timeline.Timeline, stray: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    done, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def handler(d: timeline.SyncDelivery) -> None:
+        if d.deliveries == 1:
+            raise stray(3)
+        loop.call_soon_threadsafe(done.set)
+
+    async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+        await p.produce(b"", in_=0)
+        await _run_until(c, done, handler, concurrency=1, backoff=Backoff(first=0))
+    assert done.is_set() and f"the handler raised {stray.__name__}(3)" in caplog.text
+
+
+@pytest.mark.parametrize("raised", [lambda why: Bury(why), lambda why: Retry(reason=why)])
+async def test_an_exception_given_as_the_reason_is_told_by_its_words(
+    tl: timeline.Timeline, raised: Callable[[Any], Exception]
+) -> None:
+    await tl.create_topic("once", max_deliveries=1)
+
+    async def handler(d: timeline.Delivery) -> None:
+        raise raised(ValueError("no such gate"))
+
+    async with tl.producer("once") as p, tl.consumer("once", id="w") as c:
+        await p.produce(b"", in_=0)
+        running = asyncio.ensure_future(c.run(handler))
+        while not (dead := [m.dead async for m in tl.dead("once")]) and not running.done():
+            await asyncio.sleep(0)
+        assert not running.done() and str(dead[0]).endswith("no such gate")
+        c.stop_taking()
+        await running
+
+
+async def test_sigterm_stops_every_run_of_the_process(tl: timeline.Timeline) -> None:
+    await tl.create_topic("u")
+    async with tl.consumer("t", id="a") as one, tl.consumer("u", id="b") as other:
+        runs = [asyncio.ensure_future(each.run(print)) for each in (one, other)]
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while one.taking and other.taking:
+            await asyncio.sleep(0)
+        stopped = not (one.taking or other.taking)
+        for each in (one, other):
+            each.stop_taking()
+        await asyncio.gather(*runs)
+    assert stopped
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

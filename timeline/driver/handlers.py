@@ -44,9 +44,9 @@ class Backoff:
     def __post_init__(self) -> None:
         duration_ms(self.first, "first")
         duration_ms(self.cap, "cap")
-        if not 1.0 <= self.factor <= 1_000.0:
+        if not _is_number(self.factor) or not 1.0 <= self.factor <= 1_000.0:
             raise Invalid(f"factor must be from 1 to 1000, not {self.factor!r}")
-        if not 0.0 <= self.jitter <= 1.0:
+        if not _is_number(self.jitter) or not 0.0 <= self.jitter <= 1.0:
             raise Invalid(f"jitter must be from 0 to 1, not {self.jitter!r}")
 
     def delay_ms(self, deliveries: int, random: Randomness) -> int:
@@ -57,29 +57,35 @@ class Backoff:
         return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 class Retry(Exception):
     """Raised by a handler: not now, again `in_` a while or `at` a time (at once when neither is given)."""
 
     def __init__(self, in_: Duration | None = None, at: When | None = None, reason: str = "") -> None:
-        super().__init__(reason or "retry")
-        self.in_, self.at, self.reason = in_, at, reason
+        self.in_, self.at, self.reason = in_, at, str(reason)  # often the exception itself
+        super().__init__(self.reason or "retry")
 
 
 class Bury(Exception):
     """Raised by a handler: this message can never be handled; make it a dead letter with this reason."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)  # often the exception itself
+        super().__init__(self.reason)
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread."""
+    """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread. `handling`: the
+    handler still works; afterwards its message is settled, which nothing interrupts."""
 
     delivery: Delivery
     extend_at_ms: float
     task: asyncio.Task[None] | None
+    handling: bool = True
     cancelled: bool = False
 
 
@@ -113,17 +119,16 @@ class _Crew:
     async def _handle(self, job: _Job) -> None:
         delivery = job.delivery
         try:
-            if self.pool is None:
-                await self._call_async(delivery)
-            else:
-                await self._call_in_thread(delivery)
-        except asyncio.CancelledError:
-            if job.cancelled and job.task is not None:
-                job.task.uncancel()
+            await self._call(job)
+        except asyncio.CancelledError as cancelled:
+            if _ends(asyncio.current_task()):
+                await self._settle(delivery, delivery.release(reason="the consumer shut down"))
+                raise
+            if job.cancelled:
                 log.warning("the lease of %r was lost: its handler was cancelled", delivery.id)
                 return
-            await self._settle(delivery, delivery.release(reason="the consumer shut down"))
-            raise
+            # What the handler waited for was cancelled by somebody else: it failed, and the others go on.
+            await self._failed(delivery, "CancelledError: what it waited for was cancelled", cancelled)
         except Retry as again:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
                 await self._settle(delivery, delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason)))
@@ -134,7 +139,7 @@ class _Crew:
         else:
             await self._settle(delivery, delivery.ack())
 
-    async def _failed(self, delivery: Delivery, reason: str, error: Exception | None = None) -> None:
+    async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
         """Once more after the backoff, where the topic permits another delivery."""
         if await self._buried(delivery, reason, error):
             return
@@ -142,7 +147,7 @@ class _Crew:
         log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
         await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=_short(reason)))
 
-    async def _buried(self, delivery: Delivery, reason: str, error: Exception | None = None) -> bool:
+    async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
         """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
         all the same, but nobody would know the reason. False: there are more deliveries to come."""
         most = delivery._load.frame.max_deliveries
@@ -154,6 +159,17 @@ class _Crew:
         await self._settle(delivery, delivery.bury(_short(f"{DELIVERED_OUT.decode()}: {reason}")))
         return True
 
+    async def _call(self, job: _Job) -> None:
+        try:
+            if self.pool is None:
+                await self._call_async(job.delivery)
+            else:
+                await self._call_in_thread(job.delivery)
+        finally:
+            job.handling = False
+            if job.cancelled and job.task is not None:
+                job.task.uncancel()
+
     async def _call_async(self, delivery: Delivery) -> None:
         handler: Any = self.handler
         if self.timeout_ms is None:
@@ -163,9 +179,8 @@ class _Crew:
                 await handler(delivery)
 
     async def _call_in_thread(self, delivery: Delivery) -> None:
-        handler: Any = self.handler
         assert self.pool is not None
-        future = self.loop.run_in_executor(self.pool, handler, SyncDelivery.of(delivery, self._from_thread))
+        future = self.loop.run_in_executor(self.pool, self._work_in_thread, delivery)
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
@@ -176,6 +191,15 @@ class _Crew:
         result = await asyncio.shield(future)
         if inspect.isawaitable(result):
             await result
+
+    def _work_in_thread(self, delivery: Delivery) -> object:
+        """The handler, in its thread. What no future can carry, or would end the loop and not the thread, is a failure
+        like any other."""
+        handler: Any = self.handler
+        try:
+            return handler(SyncDelivery.of(delivery, self._from_thread))
+        except (StopIteration, SystemExit, KeyboardInterrupt) as stray:
+            raise RuntimeError(f"the handler raised {stray!r}") from stray
 
     def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
@@ -198,12 +222,18 @@ class _Crew:
             now_ms = self.consumer.monotonic_ms()
             for job in list(self.jobs):
                 if job.delivery.lost:
-                    if job.task is not None and not job.cancelled and self.consumer.holds_or_lost(job.delivery):
+                    task = job.task if job.handling and not job.cancelled else None
+                    if task is not None and self.consumer.holds_or_lost(job.delivery):
                         job.cancelled = True
-                        job.task.cancel()
+                        task.cancel()
                 elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery):
                     job.extend_at_ms = now_ms + lease_ms / 3
                     self.consumer.extend_quietly(job.delivery)
+
+
+def _ends(task: asyncio.Task[Any] | None) -> bool:
+    """Whether this task itself was cancelled, and not only what it waited for."""
+    return task is not None and task.cancelling() > 0
 
 
 async def _pause(wait_s: float) -> None:
@@ -271,18 +301,38 @@ async def _until_done(
     return failed
 
 
+_stopped_by_sigterm: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+
+
 def _on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
-    """Calls `stop` on SIGTERM, where this is the main thread and nobody else listens to it. Answers how to undo it."""
-    on_main = threading.current_thread() is threading.main_thread()
-    if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """Calls `stop` on SIGTERM, where this is the main thread and nobody else listens to it; a process may run handlers
+    of several consumers, and all of them stop. Answers how to undo it."""
+    if threading.current_thread() is not threading.main_thread():
         return lambda: None
     loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGTERM, stop)
-    except NotImplementedError:  # a loop without signals: Windows, simulations
-        return lambda: None
-    return lambda: None if loop.is_closed() else _remove(loop)
+    stops = _stopped_by_sigterm.get(loop)
+    if stops is None:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return lambda: None
+        stops = []
+        try:
+            loop.add_signal_handler(signal.SIGTERM, _stop_all, stops)
+        except NotImplementedError:  # a loop without signals: Windows, simulations
+            return lambda: None
+        _stopped_by_sigterm[loop] = stops
+    stops.append(stop)
+    return lambda: _no_longer(loop, stop)
 
 
-def _remove(loop: asyncio.AbstractEventLoop) -> None:
-    loop.remove_signal_handler(signal.SIGTERM)
+def _stop_all(stops: list[Callable[[], None]]) -> None:
+    for stop in list(stops):
+        stop()
+
+
+def _no_longer(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    stops = _stopped_by_sigterm[loop]
+    stops.remove(stop)
+    if not stops:
+        del _stopped_by_sigterm[loop]
+        if not loop.is_closed():
+            loop.remove_signal_handler(signal.SIGTERM)
