@@ -49,11 +49,12 @@ from timeline.errors import (
 )
 
 if TYPE_CHECKING:
+    from timeline.driver.batch import Batch
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
     from timeline.driver.handlers import Backoff, Bury, Retry
-    from timeline.driver.message import Batch, Message
+    from timeline.driver.message import Message
     from timeline.driver.mutation import TagProgress
     from timeline.driver.producer import Producer
     from timeline.driver.reading import LateDelivery, Outlook, StoredMessage
@@ -72,11 +73,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Looked up on first use, so that `import timeline` costs next to nothing.
 _HOMES = {
+    "timeline.driver.batch": ("Batch",),
     "timeline.driver.client": ("Timeline", "connect"),
     "timeline.driver.consumer": ("Consumer",),
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
     "timeline.driver.handlers": ("Backoff", "Bury", "Retry"),
-    "timeline.driver.message": ("Batch", "Message"),
+    "timeline.driver.message": ("Message",),
     "timeline.driver.mutation": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
     "timeline.driver.reading": ("LateDelivery", "Outlook", "StoredMessage"),

@@ -71,6 +71,8 @@ def test_a_batch_takes_columns_of_many_shapes() -> None:
         assert batch.payloads.tolist() == same and len(batch) == 3
         assert batch.time_ms.tolist() == [WHEN] * 3 and not batch.flags.any()
     assert Batch(np.array([b"ab", b"cd"]), in_=1).payloads.tolist() == [b"ab", b"cd"]
+    for none in ([], pa.array([], pa.binary()), pa.chunked_array([], pa.binary()), np.array([], dtype="S1")):
+        assert len(Batch(none, at=WHEN)) == len(Batch(none, in_=[], ids=none)) == 0
 
 
 def test_times_of_a_batch() -> None:
@@ -83,6 +85,8 @@ def test_times_of_a_batch() -> None:
         pa.array([WHEN * 1000, WHEN * 1000 - 999], pa.timestamp("us", "UTC")),
     ):
         assert Batch([b"", b""], at=at).time_ms.tolist() == [WHEN, WHEN]
+    for expires in (np.array([WHEN, WHEN + 1]), pa.array([WHEN, WHEN + 1]), [WHEN, WHEN + 1]):
+        assert Batch([b"", b""], in_=0, expires=expires).expires_ms.tolist() == [WHEN, WHEN + 1]  # type: ignore[union-attr]
     batch = Batch([b"", b""], in_=["1s", 2], expires=["1h", WHEN])
     assert batch.time_ms.tolist() == [1_000, 2_000]
     assert batch.flags.tolist() == [PutFlag.IN | PutFlag.EXPIRES_IN, PutFlag.IN]
@@ -118,10 +122,13 @@ def test_an_object_batch_is_the_same_as_columns() -> None:
         ({"ids": ["a"]}, "1 items for 2"),
         ({"ids": [b"a", b"\xff"]}, "ids"),
         ({"ids": Ragged.of([b"a", b"\xff"])}, "UTF-8"),
-        ({"ids": Ragged.of([b"a", b"x\0"])}, "NUL"),
+        ({"ids": Ragged.of([b"a", b"x\0"])}, r"ids\[1\].*NUL"),
         ({"tags": ["x" * 65, ""]}, "64 bytes"),
         ({"headers": [{"a": "b"}]}, "1 items for 2"),
         ({"expires": ["1h"]}, "1 items for 2"),
+        ({"expires": np.array([WHEN])}, "1 items for 2"),
+        ({"expires": np.array([WHEN, 5])}, r"expires\[1\].*seconds"),
+        ({"expires": np.array([1.5, 2.5])}, "expires must be an array of integer milliseconds"),
     ],
 )
 def test_a_batch_that_cannot_be_put_is_refused(arguments: dict[str, object], mends: str) -> None:

@@ -293,3 +293,40 @@ async def test_topics_are_created_changed_and_dropped(tl: timeline.Timeline) -> 
         await tl.producer("other").produce(b"", in_=0)
     with pytest.raises(timeline.NotFound, match="create it first"):
         await tl.consumer("other").take()
+
+
+async def test_some_of_a_batch_by_their_places_or_by_a_mask(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        await p.produce_many(Batch([b"%d" % n for n in range(6)], in_=0, ids=list("abcdef")))
+        b = await c.take_batch()
+        assert b is not None and len(b) == 6
+        wanted = [n for n, id in enumerate(b.ids) if id in (b"b", b"e")]
+        mask = np.array([id in (b"b", b"e") for id in b.ids])
+        assert [one.id for one in b[::-1]] == [one.id for one in b][::-1]
+        assert (await b.extend("1m", mask)).ids.tolist() == [b.ids[n] for n in wanted]
+        receipts = await b.ack(only=mask)
+        assert sorted(receipts.ids.tolist()) == [b"b", b"e"] and not receipts.failed
+        assert sorted([m.id async for m in tl.scan("t")]) == list("acdf")
+        b[2:].ack_soon(only=[False] * 4)
+        rest = [n for n in range(6) if n not in wanted]
+        assert not (await b.ack(only=rest)).failed
+        for wrong in (mask[:3], [True], [0.5], ["a"], object(), iter([1])):
+            with pytest.raises(timeline.Invalid, match="only="):
+                await b.ack(only=wrong)  # type: ignore[arg-type]
+        for outside in ([6], [-1], np.array([2**40])):
+            with pytest.raises(IndexError, match="batch of 6"):
+                await b.ack(only=outside)
+        assert len(await b.ack(only=[])) == 0
+    assert [m async for m in tl.scan("t")] == []
+
+
+async def test_columns_of_ids_and_times_are_taken_as_they_come(tl: timeline.Timeline) -> None:
+    base = 1_900_000_000_000
+    async with tl.producer("t") as p:
+        receipts = await p.produce_many(Batch([b""] * 4, at=np.arange(base, base + 4), expires=np.full(4, base + 9)))
+        assert [m.expires_ms async for m in tl.scan("t")] == [base + 9] * 4
+        moved = await p.move_many(receipts.ids, at=receipts.due_ms - 1_000)
+        assert moved.due_ms.tolist() == [base - 1_000 + n for n in range(4)]
+        assert (await p.cancel_many(np.array([r.id for r in receipts][:2]))).counts == {Status.OK: 2}
+        assert (await p.cancel_many({r.id: r for r in receipts[2:]})).counts == {Status.OK: 2}
+    assert [m async for m in tl.scan("t")] == []

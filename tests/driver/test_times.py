@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import timeline
-from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, expiry_ms, instant_ms, local
+from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, expiry_ms, instant_ms, local, shift_ms
 from timeline.errors import Invalid
 from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
 
@@ -50,7 +50,20 @@ def test_durations(written: object, millis: int) -> None:
     "wrong",
     [
         *("", "5", "5 parsecs", "-5s", "1e3s", "5s later", "40000d", b"5s"),
-        *(float("nan"), float("inf"), -1, -0.5, True, None, (), timedelta(milliseconds=-1), 10**12, 1e300),
+        *(
+            float("nan"),
+            float("inf"),
+            -1,
+            -0.5,
+            True,
+            None,
+            (),
+            timedelta(milliseconds=-1),
+            10**12,
+            1e300,
+            1e305,
+            -1e308,
+        ),
         *("9" * 5_000 + "s", "0." + "9" * 5_000 + "s", "\u0665s"),  # Python would not read, or read as 5
     ],
 )
@@ -93,6 +106,7 @@ def test_points_in_time() -> None:
         (timedelta(1), "in_="),
         (date(2026, 1, 1), "time of day"),
         (np.float64(1.8e12), "float"),
+        (np.array([1_774_785_600_000] * 2), "datetime or int milliseconds"),
     ],
 )
 def test_points_in_time_that_cannot_be_meant_are_refused(wrong: object, mends: str) -> None:
@@ -147,8 +161,30 @@ def test_wall_times_that_clocks_show_twice() -> None:
         ("2026-01-01", "09:00", "Europe/Berlin", "later", 2),
         ("2026-01-01", "09:00", None),
         (None, "09:00", "Europe/Berlin"),
+        ("0001-01-01", "00:00", "Asia/Tokyo"),
+        ("9999-12-31", "23:30", "America/New_York"),
     ],
 )
 def test_wall_times_that_cannot_be_read_are_refused(wrong: tuple[object, ...]) -> None:
     with pytest.raises(Invalid):
         local(*wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("by", "millis"),
+    [
+        *(("2h", 7_200_000), ("-2h", -7_200_000), (" -2h ", -7_200_000), (-5, -5_000), (0.25, 250)),
+        *((timedelta(seconds=-1), -1_000), ("1.5ms", 2), ("-1.5ms", -1), (-0.0015, -1)),
+        (timedelta(microseconds=-1_001), -1),
+    ],
+)
+def test_shifts_go_both_ways_and_round_towards_later(by: object, millis: int) -> None:
+    assert shift_ms(by) == millis  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [0, "0s", "-0s", "-0.9ms", "--2h", "-", "", True, False, None, b"-2h", float("-inf"), -1e308, "-40000d"]
+)
+def test_shifts_that_cannot_be_meant_are_refused(wrong: object) -> None:
+    with pytest.raises(Invalid, match="by must"):
+        shift_ms(wrong)  # type: ignore[arg-type]

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from timeline.columns import Indexes, Int64, Ragged, UInt32
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
 from timeline.driver.hand import Load
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime
+from timeline.errors import Invalid
 from timeline.model import decode_headers
 
 if TYPE_CHECKING:
     from timeline.driver.consumer import Consumer
+
+Only: TypeAlias = Sequence[int] | Indexes | Bools | None
+"""Which messages of a batch: their places in it, or a mask; None: all."""
 
 
 class Token(NamedTuple):
@@ -250,11 +254,18 @@ class Deliveries:
             raise IndexError(place)
         return place if self._at is None else int(self._at[place])
 
-    def indexes(self, only: Sequence[int] | Indexes | None) -> Indexes:
-        """Indexes into the load of the messages at `only` (places in this batch; None: all)."""
+    def indexes(self, only: Only) -> Indexes:
+        """Indexes into the load of the messages that `only` names."""
         if only is None:
             return np.arange(len(self._load)) if self._at is None else self._at
-        places = np.asarray(only, dtype=np.intp).reshape(-1)
+        asked = np.asarray(only).reshape(-1)
+        if asked.dtype == np.bool_:
+            if len(asked) != len(self):
+                raise Invalid(f"only= is a mask of {len(asked)} for a batch of {len(self)}: one True or False each")
+            asked = np.flatnonzero(asked)
+        elif len(asked) and asked.dtype.kind not in "iu":
+            raise Invalid(f"only= takes places in the batch, whole numbers, or a mask, not {only!r:.60}")
+        places = asked.astype(np.intp)
         if len(places) and (int(places.min()) < 0 or int(places.max()) >= len(self)):
             raise IndexError(f"only= names places outside of the batch of {len(self)}")
         return places if self._at is None else self._at[places]
@@ -266,8 +277,9 @@ class Deliveries:
 class DeliveryBatch(Deliveries, Sequence[Delivery]):
     """Deliveries that arrived together: a sequence of `Delivery`, made when asked for, and their columns.
 
-    Settle all of them or some, by their places: `await b.ack()`, `await b.ack(only=[0, 2])`. Answers Receipts in the
-    order asked for; a message that cannot be settled fails alone (`.failed`). Raises only when the call itself failed.
+    Settle all of them or some, by their places or by a mask: `await b.ack()`, `await b.ack(only=[0, 2])`,
+    `await b.ack(only=b.deliveries == 1)`. Answers Receipts in the order asked for; a message that cannot be settled
+    fails alone (`.failed`). Raises only when the call itself failed.
     """
 
     @overload
@@ -280,18 +292,18 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
             return DeliveryBatch(self._consumer, self._load, at, self._handed_ms)
         return Delivery(self._consumer, self._load, self._index(index), self._handed_ms)
 
-    async def ack(self, only: Sequence[int] | Indexes | None = None, *, timeout: Duration | None = None) -> Receipts:
+    async def ack(self, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """They are done: the messages are deleted."""
         return await self._consumer.ack_many(self._load, self.indexes(only), timeout)
 
-    def ack_soon(self, only: Sequence[int] | Indexes | None = None) -> None:
+    def ack_soon(self, only: Only = None) -> None:
         """The same without waiting; failures go to `consumer.on_settle_error`."""
         self._consumer.ack_all_soon(self._load, self.indexes(only))
 
     async def extend(
         self,
         more: Duration | None = None,
-        only: Sequence[int] | Indexes | None = None,
+        only: Only = None,
         *,
         timeout: Duration | None = None,
     ) -> Receipts:
@@ -300,7 +312,7 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
 
     async def release(
         self,
-        only: Sequence[int] | Indexes | None = None,
+        only: Only = None,
         *,
         in_: Duration | None = None,
         at: When | None = None,
@@ -310,8 +322,6 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         """Gives them back, due again at once, `in_` a while from now, or `at` a time."""
         return await self._consumer.release_many(self._load, self.indexes(only), in_, at, reason, timeout)
 
-    async def bury(
-        self, reason: str, only: Sequence[int] | Indexes | None = None, *, timeout: Duration | None = None
-    ) -> Receipts:
+    async def bury(self, reason: str, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """Makes them dead letters."""
         return await self._consumer.bury_many(self._load, self.indexes(only), reason, timeout)

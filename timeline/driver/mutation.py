@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
+from timeline.columns import Int64, Ragged
+from timeline.driver.batch import durations, ids_column, instants
 from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
 from timeline.driver.line import Line
 from timeline.driver.link import Link
 from timeline.driver.message import asked_time, encode_id, encode_tag
 from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
-from timeline.driver.times import Duration, When, duration_ms, instant_ms
+from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.errors import Invalid
 from timeline.model import Operation, Status
 from timeline.wire import MutateFlag, MutateTag, TagMutated, decode_as, encode
@@ -121,13 +121,14 @@ class Mutations:
 
     async def move_many(
         self,
-        ids: Iterable[str],
+        ids: Iterable[str] | Iterable[bytes],
         *,
-        at: When | Sequence[When] | None = None,
+        at: When | Sequence[When] | Int64 | None = None,
         in_: Duration | Sequence[Duration] | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Moves many messages, to one due or to one each. Receipts in the order of `ids`."""
+        """Moves many messages, to one due or to one each (a list, or an integer array of milliseconds UTC). Receipts in
+        the order of `ids`."""
         self._start()
         encoded = _encode_ids(ids)
         times, relative = _times(at, in_, len(encoded))
@@ -135,7 +136,7 @@ class Mutations:
         return await self._many(Operation.MOVE, encoded, times, flags, timeout)
 
     async def cancel_many(
-        self, ids: Iterable[str], *, leased: bool = False, timeout: Duration | None = None
+        self, ids: Iterable[str] | Iterable[bytes], *, leased: bool = False, timeout: Duration | None = None
     ) -> Receipts:
         """Cancels many messages. Receipts in the order of `ids`."""
         self._start()
@@ -144,7 +145,7 @@ class Mutations:
 
     async def revive(
         self,
-        ids: str | Iterable[str],
+        ids: str | Iterable[str] | Iterable[bytes],
         *,
         at: When | None = None,
         in_: Duration | None = None,
@@ -157,7 +158,7 @@ class Mutations:
         flags = MutateFlag.IN if relative else MutateFlag(0)
         return await self._many(Operation.REVIVE, encoded, times, flags, timeout)
 
-    async def purge(self, ids: str | Iterable[str], *, timeout: Duration | None = None) -> Receipts:
+    async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """Deletes dead letters for good."""
         self._start()
         encoded = _encode_ids([ids] if isinstance(ids, str) else ids)
@@ -213,7 +214,7 @@ class Mutations:
         elif in_ is not None:
             frame = replace(frame, in_ms=duration_ms(in_))
         elif by is not None:
-            frame = replace(frame, by_ms=_shift_ms(by))
+            frame = replace(frame, by_ms=shift_ms(by))
         return await self._walk(frame, progress, resume, timeout)
 
     async def cancel_tag(
@@ -264,22 +265,19 @@ class Mutations:
         return told
 
 
-def _encode_ids(ids: Iterable[str]) -> Ragged:
-    if isinstance(ids, str):
-        raise Invalid(f"ids must be a list of ids, not one text: [{ids!r:.60}]")
-    return Ragged.of([encode_id(id) for id in ids])
+def _encode_ids(ids: Iterable[str] | Iterable[bytes]) -> Ragged:
+    """Ids in any shape that a batch takes, a column of them (`receipts.ids`, `b.ids`) as it is."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
+    listed: Any = ids if hasattr(ids, "__len__") else list(ids)
+    return ids_column(listed, len(listed))
 
 
 def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:
-    """`at=` or `in_=`, one for all or one each, as a column."""
-    given = at if in_ is None else in_
-    if isinstance(given, list | tuple) and (at is None) != (in_ is None):
-        if len(given) != count:
-            raise Invalid(f"{len(given)} times for {count} ids: one each, or one for all")
-        read = [instant_ms(one) if in_ is None else duration_ms(one) for one in given]
-        return np.array(read, dtype=np.int64).reshape(count), in_ is not None
-    time_ms, relative = asked_time(at, in_)
-    return np.full(count, time_ms, dtype=np.int64), relative
+    """`at=` or `in_=`, one for all or one each, as a column, and whether it counts from the broker's now."""
+    if (at is None) == (in_ is None):
+        raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
+    return (durations(in_, count), True) if at is None else (instants(at, count), False)
 
 
 def _version(if_version: int | None) -> int:
@@ -288,14 +286,3 @@ def _version(if_version: int | None) -> int:
     if isinstance(if_version, bool) or not isinstance(if_version, int) or not 1 <= if_version < 2**63:
         raise Invalid(f"if_version must be a version, a whole number from 1, not {if_version!r:.40}")
     return if_version
-
-
-def _shift_ms(by: Duration) -> int:
-    """`by=`: a duration that may be negative."""
-    if isinstance(by, str) and by.strip().startswith("-"):
-        return -duration_ms(by.strip()[1:], "by", least_ms=1)
-    if isinstance(by, timedelta) and by < timedelta(0):
-        return -duration_ms(-by, "by", least_ms=1)
-    if isinstance(by, int | float) and by < 0:
-        return -duration_ms(-by, "by", least_ms=1)
-    return duration_ms(by, "by", least_ms=1)

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from timeline.driver.batch import Batch
 from timeline.driver.link import Link
-from timeline.driver.message import Batch, Message, Payload, move_flag
+from timeline.driver.message import Message, Payload, move_flag
 from timeline.driver.mutation import Mutations
 from timeline.driver.parcel import Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
@@ -63,8 +64,9 @@ class Producer(Mutations):
                     await self._mutating_idle()
             except TimeoutError:
                 pass  # stop() tells each caller that still waits
-            await self._putting.stop()
-            await self._stop_mutating()
+            finally:  # whoever closes may be cancelled: nothing goes on behind it
+                await self._putting.stop()
+                await self._stop_mutating()
 
     def _start(self) -> None:
         """Before each call: a child process, and a new event loop, start afresh."""

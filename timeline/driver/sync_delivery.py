@@ -6,8 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
-from timeline.columns import Indexes
-from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch
+from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch, Only
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When
 
@@ -85,18 +84,18 @@ class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
             return SyncDeliveryBatch.of(self._batch[index], self._run)
         return SyncDelivery.of(self._batch[index], self._run)
 
-    def ack(self, only: Sequence[int] | Indexes | None = None, *, timeout: Duration | None = None) -> Receipts:
+    def ack(self, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """See DeliveryBatch.ack."""
         return self._run(self._batch.ack(only, timeout=timeout))
 
-    def ack_soon(self, only: Sequence[int] | Indexes | None = None) -> None:
+    def ack_soon(self, only: Only = None) -> None:
         """See DeliveryBatch.ack_soon."""
         self._run(_soon(lambda: self._batch.ack_soon(only)))
 
     def extend(
         self,
         more: Duration | None = None,
-        only: Sequence[int] | Indexes | None = None,
+        only: Only = None,
         *,
         timeout: Duration | None = None,
     ) -> Receipts:
@@ -105,7 +104,7 @@ class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
 
     def release(
         self,
-        only: Sequence[int] | Indexes | None = None,
+        only: Only = None,
         *,
         in_: Duration | None = None,
         at: When | None = None,
@@ -115,9 +114,7 @@ class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
         """See DeliveryBatch.release."""
         return self._run(self._batch.release(only, in_=in_, at=at, reason=reason, timeout=timeout))
 
-    def bury(
-        self, reason: str, only: Sequence[int] | Indexes | None = None, *, timeout: Duration | None = None
-    ) -> Receipts:
+    def bury(self, reason: str, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """See DeliveryBatch.bury."""
         return self._run(self._batch.bury(reason, only, timeout=timeout))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from timeline.columns import Int64
 from timeline.driver.background import Background, Closing
-from timeline.driver.message import Batch, Message, Payload
+from timeline.driver.batch import Batch
+from timeline.driver.message import Message, Payload
 from timeline.driver.mutation import TagProgress
 from timeline.driver.producer import Producer
 from timeline.driver.receipts import Receipt, Receipts
@@ -97,22 +99,24 @@ class SyncProducer(Closing):
 
     def move_many(
         self,
-        ids: Iterable[str],
+        ids: Iterable[str] | Iterable[bytes],
         *,
-        at: When | Sequence[When] | None = None,
+        at: When | Sequence[When] | Int64 | None = None,
         in_: Duration | Sequence[Duration] | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
         """See Producer.move_many."""
         return self._background.run(self._producer.move_many(ids, at=at, in_=in_, timeout=timeout))
 
-    def cancel_many(self, ids: Iterable[str], *, leased: bool = False, timeout: Duration | None = None) -> Receipts:
+    def cancel_many(
+        self, ids: Iterable[str] | Iterable[bytes], *, leased: bool = False, timeout: Duration | None = None
+    ) -> Receipts:
         """See Producer.cancel_many."""
         return self._background.run(self._producer.cancel_many(ids, leased=leased, timeout=timeout))
 
     def revive(
         self,
-        ids: str | Iterable[str],
+        ids: str | Iterable[str] | Iterable[bytes],
         *,
         at: When | None = None,
         in_: Duration | None = None,
@@ -121,7 +125,7 @@ class SyncProducer(Closing):
         """See Producer.revive."""
         return self._background.run(self._producer.revive(ids, at=at, in_=in_, timeout=timeout))
 
-    def purge(self, ids: str | Iterable[str], *, timeout: Duration | None = None) -> Receipts:
+    def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """See Producer.purge."""
         return self._background.run(self._producer.purge(ids, timeout=timeout))
 

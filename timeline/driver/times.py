@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from datetime import UTC, date, datetime, time, timedelta
-from typing import SupportsIndex, TypeAlias
+from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
@@ -25,6 +25,8 @@ Duration: TypeAlias = timedelta | int | float | str
 LOOKS_LIKE_SECONDS = 100_000_000_000
 """Int times above 0 and below this are refused: as milliseconds they lie before March 1973, so seconds were meant."""
 
+_BEYOND_S = 1e15
+"""More seconds than any limit allows; larger floats would overflow as microseconds."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_US = {
     "us": 1,
@@ -59,6 +61,27 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     return millis
 
 
+def shift_ms(value: Duration, name: str = "by") -> int:
+    """A shift in whole milliseconds: a duration that may be negative, "-2h". Parts of a millisecond round towards
+    later, as a due does. Raises Invalid for what is no duration, less than a millisecond, or above a hundred years.
+
+    >>> shift_ms("-1.5ms"), shift_ms("1.5ms")
+    (-1, 2)
+    """
+    back, length = False, value
+    if isinstance(value, str) and value.strip().startswith("-"):
+        back, length = True, value.strip()[1:]
+    elif (isinstance(value, timedelta) and value < timedelta(0)) or (isinstance(value, int | float) and value < 0):
+        back, length = True, -value
+    micros = _duration_us(length, name)
+    millis = -(micros // 1_000) if back else -(-micros // 1_000)
+    if micros < 0 or millis == 0:
+        raise Invalid(f"{name} must shift by at least 1 ms, forward or, with a minus before it, back; not {value!r}")
+    if abs(millis) > MAX_DURATION_MS:
+        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}")
+    return millis
+
+
 def _duration_us(value: Duration, name: str) -> int:
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
@@ -69,7 +92,7 @@ def _duration_us(value: Duration, name: str) -> int:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise Invalid(f"{name} must be a finite number of seconds, not {value!r}")
-        return round(value * 1_000_000)
+        return round(min(max(value, -_BEYOND_S), _BEYOND_S) * 1_000_000)
     try:
         return operator.index(value) * 1_000_000
     except TypeError:
@@ -101,13 +124,16 @@ def instant_ms(value: When, name: str = "at") -> int:
     """
     if isinstance(value, datetime):
         return _datetime_ms(value, name)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
         raise Invalid(f"{name} must be an aware datetime or int milliseconds UTC, not {_what(value, name)}")
-    return _millis(operator.index(value), name)
+    return _millis(number, name)
 
 
-def _millis(millis: SupportsIndex, name: str) -> int:
-    number = operator.index(millis)
+def _millis(number: int, name: str) -> int:
     if number < 0:
         raise Invalid(f"{name} must be milliseconds since 1970 UTC, not negative: {number}")
     if 0 < number < LOOKS_LIKE_SECONDS:
@@ -171,6 +197,13 @@ def local(day: date | str, clock: time | str, zone: str | ZoneInfo, gap: str = "
     if fold not in (0, 1) or isinstance(fold, bool):
         raise Invalid(f"fold must be 0 or 1, not {fold!r}")
     naive = datetime.combine(_day(day), _clock(clock))
+    try:
+        return _on_the_wall(naive, where, gap, fold)
+    except OverflowError:
+        raise Invalid(f"{naive.isoformat()} in {where.key} lies outside of the years 1 to 9999 of UTC") from None
+
+
+def _on_the_wall(naive: datetime, where: ZoneInfo, gap: str, fold: int) -> datetime:
     wanted = naive.replace(tzinfo=where, fold=fold)
     if wanted.astimezone(UTC).astimezone(where).replace(tzinfo=None) == naive:
         return wanted

@@ -1,0 +1,265 @@
+"""Many messages to put, as columns, without an object a message: lists, numpy and Arrow arrays are read as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from timeline.columns import Int64, Ragged, UInt8
+from timeline.driver.message import Message, check_headers, check_payload, encode_id, encode_tag
+from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
+from timeline.errors import Invalid, TooLarge
+from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
+from timeline.wire import PutFlag, judge_ids
+
+
+class Batch:
+    """Many messages as columns, without an object a message.
+
+        Batch(payloads=[b"a", b"b"], at=[t1, t2])          Batch(payloads=column, in_="15m", ids=ids)
+
+    `payloads`: a list of bytes, a `Ragged`, a numpy array of bytes (`S…` trims NULs at the end, `V…` does not), or an
+    Arrow array of binary. `at`: one time for all, or one each: a list, or an integer array of milliseconds UTC.
+    `in_`: one duration for all, or a list of one each. `ids`, `tags`: texts (or bytes) one each, or None; `tags` may be
+    one text for all. `headers`: one mapping for all, or a list of one each. `expires`: one for all, or one each:
+    a list, or an integer array of milliseconds UTC.
+
+    Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
+    Raises Invalid or TooLarge; the sentence names the first message that is out of range.
+    """
+
+    def __init__(
+        self,
+        payloads: Any,
+        at: Any = None,
+        in_: Any = None,
+        ids: Any = None,
+        tags: Any = None,
+        headers: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
+        expires: Any = None,
+    ) -> None:
+        self.payloads = _bytes_column(payloads, "payloads")
+        count = self._count = len(self.payloads)
+        if count and int(self.payloads.sizes.max()) > MAX_PAYLOAD_BYTES:
+            raise TooLarge(f"a payload of the batch is above {MAX_PAYLOAD_BYTES} bytes, which no topic takes")
+        if (at is None) == (in_ is None):
+            raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
+        self.flags: UInt8 = np.full(count, 0 if in_ is None else PutFlag.IN, dtype=np.uint8)
+        self.time_ms = instants(at, count) if at is not None else durations(in_, count)
+        self.ids = None if ids is None else ids_column(ids, count)
+        self.tags = None if tags is None else _tags_column(tags, count)
+        self.headers = None if headers is None else _headers_column(headers, count)
+        self.expires_ms = None if expires is None else self._expiries(expires, count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _expiries(self, expires: Any, count: int) -> Int64:
+        if _is_column(expires):
+            return instants(expires, count, "expires")
+        if isinstance(expires, list | tuple):
+            _check_length(expires, count, "expires")
+            read = [(0, False) if one is None else expiry_ms(one) for one in expires]
+        else:
+            read = [expiry_ms(expires)] * count
+        relative = np.fromiter((from_now for _, from_now in read), dtype=np.bool_, count=count)
+        self.flags[relative] |= np.uint8(PutFlag.EXPIRES_IN)
+        return np.fromiter((millis for millis, _ in read), dtype=np.int64, count=count)
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Batch:
+        """The columns of `messages`."""
+        listed = list(messages)
+        for place, message in enumerate(listed):
+            if not isinstance(message, Message):
+                raise Invalid(f"item {place} must be a timeline.Message, not {type(message).__name__}")
+        batch = cls.__new__(cls)
+        batch._count = count = len(listed)
+        rows = [message.encoded for message in listed]
+        batch.payloads = Ragged.of([message.payload for message in listed])
+        batch.ids = Ragged.of([row[0] for row in rows]) if rows else None
+        batch.time_ms = np.fromiter((row[1] for row in rows), dtype=np.int64, count=count)
+        batch.flags = np.fromiter((row[2] for row in rows), dtype=np.uint8, count=count)
+        batch.expires_ms = _column_or_none(np.fromiter((row[3] for row in rows), dtype=np.int64, count=count))
+        batch.tags = _ragged_or_none([row[4] for row in rows])
+        batch.headers = _ragged_or_none([row[5] for row in rows])
+        return batch
+
+
+def _column_or_none(column: Int64) -> Int64 | None:
+    return column if column.any() else None
+
+
+def _ragged_or_none(items: list[bytes]) -> Ragged | None:
+    return Ragged.of(items) if any(items) else None
+
+
+def _check_length(items: Any, count: int, name: str) -> None:
+    if len(items) != count:
+        raise Invalid(f"{name} has {len(items)} items for {count} messages: one each, or one for all")
+
+
+def _bytes_column(items: Any, name: str) -> Ragged:
+    """Byte strings of any shape that is allowed as a column."""
+    if isinstance(items, Ragged):
+        return items
+    if isinstance(items, np.ndarray):
+        return _from_numpy(items, name)
+    if hasattr(items, "to_numpy") and hasattr(items, "type"):
+        return _from_arrow(items, name)
+    if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
+        raise Invalid(
+            f"{name} must be a column (list, Ragged, numpy or Arrow array) of bytes, not {type(items).__name__}"
+        )
+    listed = list(items)
+    if set(map(type, listed)) - {bytes}:
+        listed = [_one(name, place, check_payload, item) for place, item in enumerate(listed)]
+    return Ragged.of(listed)
+
+
+def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
+    if items.ndim != 1 or items.dtype.kind not in "SVO":
+        raise Invalid(f"{name} must be a one-dimensional array of bytes (dtype S, V or object), not {items.dtype}")
+    return _bytes_column(items.tolist(), name)
+
+
+def _from_arrow(items: Any, name: str) -> Ragged:
+    """An Arrow array of binary or text, its bytes taken as they lie. Null is refused."""
+    array = items.combine_chunks() if hasattr(items, "combine_chunks") else items
+    if hasattr(array, "num_chunks"):  # combine_chunks of older Arrow keeps a chunked array
+        return Ragged.concat([_from_arrow(chunk, name) for chunk in array.chunks])
+    wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
+    if str(array.type) not in wide:
+        raise Invalid(f"{name} must be an Arrow array of binary, not {array.type}")
+    if array.null_count:
+        raise Invalid(f"{name} has {array.null_count} nulls: each message has one, if empty then b''")
+    _, offsets, data = array.buffers()
+    marks = np.frombuffer(offsets, dtype=wide[str(array.type)])[array.offset : array.offset + len(array) + 1]
+    return Ragged(memoryview(data) if data is not None else b"", marks.astype(np.int64))
+
+
+def _one(name: str, place: int, read: Any, item: Any) -> Any:
+    try:
+        return read(item)
+    except (Invalid, TooLarge) as bad:
+        raise type(bad)(f"{name}[{place}]: {bad.reason}") from None
+
+
+def _texts_column(items: Any, count: int, name: str, read: Any) -> Ragged:
+    if not isinstance(items, Ragged):
+        if isinstance(items, np.ndarray | list | tuple) or not hasattr(items, "to_numpy"):
+            listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
+            _check_length(listed, count, name)
+            encoded = (item.decode("utf-8", "surrogateescape") if isinstance(item, bytes) else item for item in listed)
+            return Ragged.of([_one(name, place, read, item) for place, item in enumerate(encoded)])
+        items = _from_arrow(items, name)
+    _check_length(items, count, name)
+    column: Ragged = items
+    return column
+
+
+def ids_column(ids: Any, count: int) -> Ragged:
+    """Ids as a column: texts or bytes, a list, a `Ragged`, a numpy or an Arrow array. Raises Invalid."""
+    if isinstance(ids, str | bytes):
+        raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
+    if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
+        ids = Ragged.of(ids)  # judged as a column, without a text each
+    column = _texts_column(ids, count, "ids", encode_id)
+    for place, why in judge_ids(column).items():
+        raise Invalid(f"ids[{place}]: {why}")
+    return column
+
+
+def _tags_column(tags: Any, count: int) -> Ragged:
+    if isinstance(tags, str):
+        return Ragged.repeat(encode_tag(tags), count)
+    column = _texts_column(tags, count, "tags", encode_tag)
+    if count and (int(column.sizes.max()) > MAX_TAG_BYTES or b"\0" in _whole(column)):
+        raise Invalid(f"tags: a tag is at most {MAX_TAG_BYTES} bytes of UTF-8 without NUL")
+    _check_utf8(column, "tags")
+    return column
+
+
+def _whole(column: Ragged) -> bytes:
+    return bytes(column.data[int(column.offsets[0]) : int(column.offsets[-1])])
+
+
+def _check_utf8(column: Ragged, name: str) -> None:
+    if len(column) and not _whole(column).isascii():
+        for place, item in enumerate(column):
+            try:
+                item.decode()
+            except UnicodeDecodeError:
+                raise Invalid(f"{name}[{place}] is not UTF-8") from None
+
+
+def _headers_column(headers: Any, count: int) -> Ragged:
+    if isinstance(headers, Mapping):
+        return Ragged.repeat(check_headers(headers), count)
+    if isinstance(headers, Ragged):
+        _check_length(headers, count, "headers")
+        return headers
+    _check_length(headers, count, "headers")
+    return Ragged.of([_one("headers", place, check_headers, item) for place, item in enumerate(headers)])
+
+
+def _is_column(values: Any) -> bool:
+    """Whether `values` is a numpy or Arrow array."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return hasattr(values, "to_numpy") and hasattr(values, "type")
+
+
+def instants(at: Any, count: int, name: str = "at") -> Int64:
+    """`at=` as milliseconds UTC: one time for all, or one each, in a list, a numpy or an Arrow array."""
+    if isinstance(at, list | tuple):
+        _check_length(at, count, name)
+        return np.fromiter((_one(name, place, instant_ms, one) for place, one in enumerate(at)), np.int64, count)
+    if not _is_column(at):
+        return np.full(count, instant_ms(at, name), dtype=np.int64)
+    if not isinstance(at, np.ndarray):
+        at = _arrow_millis(at, name)
+    _check_length(at, count, name)
+    if at.dtype.kind not in "iu":
+        raise Invalid(f"{name} must be an array of integer milliseconds UTC, not {at.dtype}")
+    wrong = (at < 0) | ((at > 0) & (at < LOOKS_LIKE_SECONDS)) | (at > MAX_TIME_MS)
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        _one(name, place, instant_ms, int(at[place]))
+    read: Int64 = np.maximum(at.astype(np.int64), 1)
+    return read
+
+
+def _arrow_millis(at: Any, name: str) -> npt.NDArray[Any]:
+    if at.null_count:
+        raise Invalid(f"{name} has {at.null_count} nulls: each message has one")
+    kind = str(at.type)
+    if not kind.startswith("timestamp["):
+        converted: npt.NDArray[Any] = at.to_numpy()
+        return converted
+    if ", tz=" not in kind:
+        raise Invalid(f"{name} is {kind} without a time zone: cast it to one with tz='UTC' if that is what it means")
+    unit = kind[len("timestamp[") :].partition(",")[0]
+    ticks: npt.NDArray[Any] = at.cast("int64").to_numpy()
+    scale = {"s": 1_000, "ms": 1}.get(unit)
+    if scale is not None:
+        return ticks * scale
+    return -(-ticks // {"us": 1_000, "ns": 1_000_000}[unit])
+
+
+def durations(in_: Any, count: int) -> Int64:
+    """`in_=` in milliseconds: one duration for all, or one each, in a list or a numpy array of seconds."""
+    if isinstance(in_, list | tuple):
+        _check_length(in_, count, "in_")
+        return np.fromiter((_one("in_", place, duration_ms, one) for place, one in enumerate(in_)), np.int64, count)
+    if isinstance(in_, np.ndarray) and in_.ndim:
+        _check_length(in_, count, "in_")
+        if in_.dtype.kind not in "iuf" or not np.isfinite(in_).all() or (in_ < 0).any():
+            raise Invalid("in_ as an array is seconds, finite and not negative")
+        if (in_ > MAX_DURATION_MS / 1000).any():
+            raise Invalid("in_ must be at most 36600 days")
+        return np.ceil(np.round(in_ * 1e6) / 1e3).astype(np.int64)
+    return np.full(count, duration_ms(in_), dtype=np.int64)
