@@ -145,7 +145,7 @@ def _number_fits(frame: Any, name: str, number: int) -> bool:
     if name in ("settled", "late", "repeat"):
         return number in (0, 1)
     if name == "status":
-        return 0 <= number <= 255
+        return 0 <= number <= (13 if isinstance(frame, Answers) else 255)
     if name == "cause":
         return number <= 10
     if name == "health":

@@ -119,7 +119,7 @@ def answers(draw: st.DrawFn) -> Answers:
     marked = column(st.integers(0, 1), np.uint8, n) | st.just(np.zeros(n, np.uint8))
     said = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3)) if n else []
     return Answers(
-        status=draw(column(st.integers(0, 255), np.uint8, n)),
+        status=draw(column(st.integers(0, 13), np.uint8, n)),
         version=draw(column(versions | st.just(0), np.int64, n)),
         due_ms=draw(column(times, np.int64, n)),
         settled=draw(marked),

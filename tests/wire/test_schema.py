@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from timeline import model
-from timeline.wire import frames, ranges
+from timeline.broker.service import STATUS_OF
+from timeline.wire import frames
 from timeline.wire.generated import layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,4 +133,13 @@ def test_the_header_example_of_the_schema_holds() -> None:
 def test_limits_in_the_schema_are_the_models(said: str) -> None:
     assert said in SCHEMA
     assert frames.MAX_FRAME_BYTES == (64 * 1024 + 256) * 1024
-    assert ranges.MAX_COUNT == 2**53 - 1
+    assert frames.MAX_COUNT == 2**53 - 1
+
+
+def test_the_schema_says_what_each_grpc_status_means_that_a_broker_ends_calls_with() -> None:
+    section = SCHEMA.partition("/// HOW A CALL ENDS.")[2].partition("/// STREAMS.")[0]
+    for fault, status in STATUS_OF.items():
+        assert re.search(rf"^///   ([A-Z_,: ]*\b)?{status.name}\b", section, re.MULTILINE) or (
+            f", {status.name}" in section
+        ), fault
+    assert re.search(r"^///   UNIMPLEMENTED\b", section, re.MULTILINE)

@@ -10,8 +10,11 @@ import flatbuffers
 import numpy as np
 import pytest
 
+import timeline
 from tests.wire.sameness import same
-from tests.wire.samples import late_list, produce, settle, standing
+from tests.wire.samples import answers, late_list, produce, settle, standing
+from timeline.driver.parcel import error_of
+from timeline.model import Status
 from timeline.wire import (
     MAJOR,
     MINOR,
@@ -22,6 +25,7 @@ from timeline.wire import (
     LateList,
     Leaving,
     LeavingReason,
+    Mutated,
     Produce,
     Settle,
     Standing,
@@ -159,3 +163,13 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
     assert same(decode((tmp_path / "credit.tln").read_bytes()), Credit(3))
     with pytest.raises(UnknownFrame):
         decode((tmp_path / "nudge.tln").read_bytes())
+
+
+@pytest.mark.parametrize("minor", [MINOR, MINOR + 1])
+def test_a_status_beyond_the_known_ones_reads_as_unknown_at_any_minor(minor: int) -> None:
+    answered = answers()
+    answered.status = np.array([0, len(Status), 255], np.uint8)
+    read = decode_as(of_version(encode(Mutated(answered)), MAJOR, minor), Mutated).answers
+    assert [Status.of(code) for code in read.status.tolist()] == [Status.OK, Status.UNKNOWN, Status.UNKNOWN]
+    assert read.status.tolist() == [0, Status.UNKNOWN.code, Status.UNKNOWN.code]
+    assert isinstance(error_of(len(Status), "m"), timeline.Unknown)

@@ -224,6 +224,10 @@ class Gateway:
         at_ms = asked.at_ms or (int(np.ceil(node.clock.now())) + asked.in_ms if asked.in_ms >= 0 else 0)
         if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
             raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
+        if asked.operation is Operation.MOVE and at_ms and asked.by_ms:
+            raise Invalid("a move by tag takes a time to move to or a shift, not both")
+        if asked.operation is Operation.MOVE and not asked.op:
+            raise Invalid("an operation id must be 64 random bits, not 0")
         latest_ms = min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms)
         if at_ms > latest_ms:
             raise Invalid(f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now")

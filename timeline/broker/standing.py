@@ -11,8 +11,7 @@ import numpy as np
 from timeline.broker.roster import Health as Condition
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_BATCH, MAX_TIME_MS
-from timeline.wire.frames import Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
-from timeline.wire.ranges import MAX_COUNT
+from timeline.wire import MAX_COUNT, Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
 
 if TYPE_CHECKING:
     from timeline.broker.dealer import Dealer

@@ -13,6 +13,7 @@ from timeline.wire.encode import encode
 from timeline.wire.frames import (
     AIM_BYTES,
     MAJOR,
+    MAX_COUNT,
     MAX_FRAME_BYTES,
     METHODS,
     MINOR,
@@ -71,6 +72,7 @@ from timeline.wire.transport import Fault, Service, Stream, Transport, Transport
 __all__ = [
     "AIM_BYTES",
     "MAJOR",
+    "MAX_COUNT",
     "MAX_FRAME_BYTES",
     "METHODS",
     "MINOR",

@@ -17,6 +17,7 @@ from timeline.model import (
     MUTATIONS,
     Answers,
     Operation,
+    Status,
 )
 from timeline.wire.decode_questions import QUESTION_READERS
 from timeline.wire.frames import (
@@ -48,6 +49,7 @@ from timeline.wire.verify import find_body
 F = TypeVar("F")
 
 _KNOWN_MARKS = 7
+_STATUSES = bytes(status.code for status in Status)
 _SETTLES = bytes((Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY))
 _LEAVING_REASONS = tuple(LeavingReason)
 _PUT_FLAGS, _SETTLE_FLAGS, _MUTATE_FLAGS = sum(PutFlag), sum(SettleFlag), sum(MutateFlag)
@@ -91,6 +93,8 @@ def _produce(body: Body) -> Produce:
 def _answers(body: Body) -> Answers:
     part = body.part("answers", "Answers")
     status = part.uint8("status")
+    if status.tobytes().translate(None, _STATUSES):
+        status = np.where(status < len(_STATUSES), status, np.uint8(Status.UNKNOWN.code))
     count = len(status)
     settled, late, repeat = _marks(part, count)
     return Answers(

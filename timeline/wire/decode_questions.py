@@ -26,6 +26,7 @@ from timeline.model import (
 )
 from timeline.wire.encode import SETTING_COLUMNS
 from timeline.wire.frames import (
+    MAX_COUNT,
     Cause,
     Consumers,
     Forecast,
@@ -47,7 +48,7 @@ from timeline.wire.frames import (
     Topics,
 )
 from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
-from timeline.wire.ranges import MAX_COUNT, MAX_INT64, Body
+from timeline.wire.ranges import MAX_INT64, Body
 from timeline.wire.refusals import WireError
 
 MAX_SETTINGS = 256

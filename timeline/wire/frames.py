@@ -59,6 +59,8 @@ AIM_BYTES = 1024 * 1024
 """Frames aim at no more than this; only one large payload makes a larger one."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024 + 256 * 1024
 """No frame is larger: the largest payload and what goes with it."""
+MAX_COUNT = 2**53 - 1
+"""Counts and credits: what a double still holds exactly, for languages that have nothing else."""
 
 
 class PutFlag(IntFlag):
@@ -327,6 +329,7 @@ Frame: TypeAlias = (
 __all__ = [
     "AIM_BYTES",
     "MAJOR",
+    "MAX_COUNT",
     "MAX_FRAME_BYTES",
     "METHODS",
     "MINOR",

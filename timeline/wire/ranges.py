@@ -22,11 +22,10 @@ from timeline.model import (
     MAX_TIME_MS,
     check_topic_name,
 )
+from timeline.wire.frames import MAX_COUNT
 from timeline.wire.judging import is_utf8, within
 from timeline.wire.verify import Data, Place, Table
 
-MAX_COUNT = 2**53 - 1
-"""Counts and credits: what a double still holds exactly, for languages that have nothing else."""
 MAX_INT64 = 2**63 - 1
 MAX_CURSOR_BYTES = 4096
 _FEW = 32

@@ -16,7 +16,7 @@ class Status(object):
     TOO_LARGE = 2
     # The broker or topic is at a bound; nothing happened; wait `retry_after_ms` and repeat.
     THROTTLED = 3
-    # No message lives under this id. To a repeated ACK this is success.
+    # No message lives under this id, or there is no such topic. To a repeated ACK this is success.
     NOT_FOUND = 4
     # The message belongs to another producer group.
     FORBIDDEN = 5
@@ -1231,6 +1231,7 @@ class MutateTag(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         return o == 0
 
+    # Other than 0 for MOVE.
     # MutateTag
     def Op(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
@@ -2819,7 +2820,8 @@ def BeatAddEcho(builder, echo): builder.PrependUint64Slot(1, echo, 0)
 def BeatEnd(builder): return builder.EndObject()
 
 
-# Last frame down Consume or Produce before the broker ends the stream.
+# Last frame down Consume or Produce before the broker ends the stream. Up Consume, with DRAINING: the consumer takes
+# nothing more; see STREAMS.
 class Leaving(object):
     __slots__ = ['_tab']
 
