@@ -7,6 +7,7 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 import timeline
@@ -117,6 +118,13 @@ async def test_calls_out_of_range_are_refused_before_anything_is_sent() -> None:
         tl.create_topic("", lease="1s"),
         tl.update_topic("t"),
         tl.late("0s"),
+        tl.late(topic="a\nb"),
+        tl.standing("a\nb"),
+        p.cancel_many(5),  # type: ignore[arg-type]
+        p.cancel_many(b"m"),
+        p.cancel_many([b"a", b"\xff"]),
+        p.move_many(["m"], at=np.array([5])),
+        p.move_many(["m"], at=np.array([1_900_000_000_000] * 2)),
         tl.consumer("t").run(print, backoff=5),  # type: ignore[arg-type]
     ):
         with pytest.raises(timeline.Invalid):
@@ -136,3 +144,10 @@ def test_the_import_is_quick_and_everything_named_is_there() -> None:
     assert set(timeline.__all__) <= set(dir(timeline))
     with pytest.raises(AttributeError):
         timeline.nonsense  # noqa: B018
+
+
+async def test_what_every_broker_refuses_is_invalid_and_not_an_outage(tl: timeline.Timeline) -> None:
+    with pytest.raises(timeline.Invalid, match=r"limit is 0; allowed are 1 to 100000"):
+        await tl.late(limit=0)
+    with pytest.raises(timeline.Invalid, match=r"limit is 0; allowed are 1 to 100000"):
+        await tl.standing(consumers=0)

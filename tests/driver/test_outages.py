@@ -85,6 +85,19 @@ async def test_a_change_that_was_said_to_be_unavailable_is_not_sent_later_with_o
         assert _OpensLate.sent == [[b"long"]]
 
 
+async def test_a_change_whose_caller_was_cancelled_is_not_sent_later() -> None:
+    _OpensLate.opened, _OpensLate.sent = asyncio.Event(), []
+    async with Timeline("a:1", "20s", transport_factory=_OpensLate) as tl:
+        p = tl.producer("t")
+        cancelled = asyncio.ensure_future(p.move_many(["cancelled", "too"], in_=0))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        _OpensLate.opened.set()
+        assert (await p.move_many(["wanted"], in_=0)).counts == {Status.OK: 1}
+        assert _OpensLate.sent == [[b"wanted"]]
+
+
 @pytest.mark.parametrize("transport", [_Nowhere, _Nobody])
 async def test_who_cannot_be_reached_is_named_once_with_what_to_do(transport: type[GrpcTransport]) -> None:
     async with Timeline("a:1,b:2", "50ms", transport_factory=transport) as tl:
@@ -279,3 +292,92 @@ async def test_a_scan_that_gets_no_page_in_time_ends(broker: Broker, tl: timelin
             async for _ in stuck.scan("t", payload=True, timeout="150ms"):
                 got += 1
         assert got
+
+
+class _Silent(GrpcTransport):
+    """The real way, but behind port 1 packets vanish."""
+
+    async def ready(self, timeout_s: float) -> None:
+        if self.address == "127.0.0.1:1":
+            async with asyncio.timeout(timeout_s):
+                await asyncio.Event().wait()
+        await super().ready(timeout_s)
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        try:
+            return await super().unary(method, frame, timeout_s)
+        except TimeoutError:
+            raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
+
+
+async def test_who_does_not_answer_takes_no_time_from_the_others(broker: Broker) -> None:
+    async with Timeline(f"127.0.0.1:1,{broker.address}", "300ms", transport_factory=_Silent) as tl:
+        assert (await tl.late()).unreachable == ("127.0.0.1:1",)
+        told = await tl.standing()
+        assert [one.address for one in told.brokers] == [broker.address]
+        assert told.unreachable == {"127.0.0.1:1": "127.0.0.1:1 did not answer in time"}
+
+
+async def test_a_call_under_way_when_the_client_closes_says_so(broker: Broker, tl: timeline.Timeline) -> None:
+    assert broker.node is not None
+    store, asked, go = broker.node.store.store, asyncio.Event(), asyncio.Event()
+    topics = store.topics
+
+    async def held() -> Any:
+        asked.set()
+        await go.wait()
+        return await topics()
+
+    store.topics = held  # type: ignore[method-assign]
+    calls = [asyncio.ensure_future(tl.topics()), asyncio.ensure_future(tl.create_topic("t", lease="31s"))]
+    await asked.wait()
+    await tl.aclose()
+    for call in calls:
+        with pytest.raises(timeline.Closed):
+            await call
+    go.set()
+
+
+async def test_a_scan_under_way_when_the_client_closes_says_so(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(12)])
+    pages = tl.scan_pages("t", payload=True)
+    assert len((await anext(pages)).rows)
+    await tl.aclose()
+    with pytest.raises(timeline.Closed):
+        while True:
+            await anext(pages)
+
+
+@pytest.mark.parametrize("what", ["producer", "consumer"])
+async def test_closing_that_is_cancelled_leaves_nothing_running(
+    broker: Broker, tl: timeline.Timeline, what: str
+) -> None:
+    assert broker.node is not None
+    before = asyncio.all_tasks()
+    p, c = tl.producer("t"), tl.consumer("t", id="w")
+    await p.produce(b"", in_=0)
+    taken = await c.take()
+    assert taken is not None
+    go, settle = broker.hold(), broker.node.store.settle
+
+    async def held(*asked: Any) -> Any:
+        await go.wait()
+        return await settle(*asked)
+
+    broker.node.store.settle = held  # type: ignore[method-assign]
+    calls = [asyncio.ensure_future(p.produce(b"", in_="1h")), asyncio.ensure_future(taken.ack())]
+    while not (p._putting.line.aboard and c._desk.line.aboard):
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(p.aclose() if what == "producer" else c.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    with pytest.raises(timeline.Unknown):
+        await calls[what == "consumer"]
+    names = {task.get_name() for task in asyncio.all_tasks() - before}
+    assert f"{'producing' if what == 'producer' else 'consuming'} t" not in names
+    go.set()
+    await calls[what == "producer"]
+    await p.aclose()
+    await c.aclose()

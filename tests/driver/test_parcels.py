@@ -202,3 +202,24 @@ def test_frames_are_cut_at_their_aim() -> None:
     assert [(cut.start, cut.stop) for cut in cuts_of(sizes, 100, 1_000)] == [(0, 3), (3, 4), (4, 6)]
     assert [(cut.start, cut.stop) for cut in cuts_of(np.full(5, 1), 100, 2)] == [(0, 2), (2, 4), (4, 5)]
     assert cuts_of(np.zeros(0, dtype=np.int64), 100, 2) == []
+
+
+async def test_a_batch_whose_caller_was_cancelled_is_not_sent() -> None:
+    line, clock = _line(), Clock()
+    waits, rests = _parcel(Operation.PUT, 3, clock), _parcel(Operation.PUT, 2, clock)
+    callers = [asyncio.ensure_future(parcel.sink.finished()) for parcel in (waits, rests)]  # type: ignore[attr-defined]
+    line.add(rests)
+    taken = line.next()
+    assert taken is not None
+    line.answer(taken[0], _answers(*[Status.THROTTLED] * 2), 1)
+    line.add(waits)
+    await asyncio.sleep(0)
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+    assert line.next() is None
+    while line._resting:
+        await line.work.wait()
+        line.work.clear()
+    assert line.next() is None
+    await line.idle()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import timeline
 from timeline import Batch, Message, Status
+from timeline.driver.transport import GrpcTransport
 
 
 def test_a_message_goes_round_without_await(served: str) -> None:
@@ -186,3 +190,69 @@ def test_after_a_fork_parent_and_child_each_have_their_own_connection(served: st
         tl.create_topic("t")
     done = subprocess.run([sys.executable, "-c", CHILD, served, way], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+TWINS = [
+    (timeline.Timeline, timeline.SyncTimeline),
+    (timeline.Producer, timeline.SyncProducer),
+    (timeline.Consumer, timeline.SyncConsumer),
+    (timeline.Delivery, timeline.SyncDelivery),
+    (timeline.DeliveryBatch, timeline.SyncDeliveryBatch),
+]
+DOCUMENTED = {timeline.Consumer: {"stats", "aclose", "stop_taking", "taking", "take", "batches", "take_batch", "run"}}
+"""The words of a consumer that are a user's; the others are for what it hands out."""
+
+
+@pytest.mark.parametrize(("one", "twin"), TWINS, ids=lambda kind: kind.__name__)
+def test_the_words_without_await_are_the_same_ones(one: type, twin: type) -> None:
+    words = DOCUMENTED.get(one) or {name for name in dir(one) if not name.startswith("_")}
+    for word in words - {"aclose", "closed", "topic", "group"}:
+        asked, answered = getattr(one, word), getattr(twin, word)
+        if not callable(asked):
+            continue
+        wanted, given = (inspect.signature(each).parameters.values() for each in (asked, answered))
+        assert [(each.name, each.kind, each.default) for each in given] == [
+            (each.name, each.kind, each.default) for each in wanted
+        ], word
+    assert ("aclose" in words) == hasattr(twin, "close")
+
+
+def test_batches_and_pages_are_taken_one_by_one(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t", timeout="5s")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            p.produce_many(Batch([b"x"] * 3, in_=0))
+            batch = c.take_batch()
+            assert batch is not None and c.taking
+            assert sum(len(page.rows) for page in tl.scan_pages("t", state="leased")) == 3
+            assert not batch.ack().failed
+        assert not c.taking and c.take_batch() is None
+
+
+def test_ctrl_c_breaks_a_scan_off(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck(self: object, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        await asyncio.Event().wait()
+        yield b""
+
+    monkeypatch.setattr(GrpcTransport, "unary_stream", stuck)
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with pytest.raises(KeyboardInterrupt):
+            list(tl.scan("t"))
+        assert [topic.name for topic in tl.topics()] == ["t"]
+
+
+def test_a_handler_that_exits_ends_the_run_and_not_the_hope_of_an_answer(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p:
+            p.produce(b"", in_=0)
+
+        async def handler(d: timeline.Delivery) -> None:
+            raise SystemExit(3)
+
+        with pytest.raises(timeline.Closed):
+            tl.consumer("t", id="w").run(handler)
+        with pytest.raises(timeline.Closed):
+            tl.topics()

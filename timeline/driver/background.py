@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from timeline.errors import Closed, Invalid
 
@@ -36,12 +36,14 @@ class Background:
 
     def start(self, asked: Coroutine[Any, Any, T], /) -> Future[T]:
         """Has `asked` run in the loop."""
-        try:
-            loop = self._ready()
-        except BaseException:
-            asked.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(asked, loop)
+        self._note_fork()
+        with self._lock:
+            try:
+                loop = self._ready()
+            except BaseException:
+                asked.close()
+                raise
+            return asyncio.run_coroutine_threadsafe(asked, loop)
 
     @staticmethod
     def wait(future: Future[T]) -> T:
@@ -51,72 +53,89 @@ class Background:
         except CancelledError:
             raise Closed("the client was closed meanwhile") from None
 
-    def _ready(self) -> asyncio.AbstractEventLoop:
+    def _note_fork(self) -> None:
         if self._pid != os.getpid():
             # The thread stayed with the parent; its lock may have been held when the process was forked.
-            self._lock, self._loop, self._pid = threading.Lock(), None, os.getpid()
-        with self._lock:
-            if self._closed:
-                raise Closed("the client was closed: connect again")
-            if threading.current_thread() is self._thread:
-                raise Invalid("this is the client's own thread: use the asynchronous client here")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._work, args=(self._loop,), name="timeline", daemon=True)
-                self._thread.start()
-            return self._loop
+            self._lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
 
-    @staticmethod
-    def _work(loop: asyncio.AbstractEventLoop) -> None:
+    def _ready(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise Closed("the client was closed: connect again")
+        if threading.current_thread() is self._thread:
+            raise Invalid("this is the client's own thread: use the asynchronous client here")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._work, args=(self._loop,), name="timeline", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            pass  # raised in a handler: whoever waits for that is told Closed, in a thread that may leave
+        finally:
+            with self._lock:
+                self._closed = True  # nothing is asked any more that nobody would answer
+            loop.run_until_complete(asyncio.sleep(0))  # what was asked just now becomes a task
             rest = asyncio.all_tasks(loop)
             for task in rest:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
             loop.close()
 
     def close(self) -> None:
+        """Ends the thread; from now on whatever is asked raises Closed."""
+        self._note_fork()
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
             self._loop = None
-        if loop is not None and thread is not None and self._pid == os.getpid():
+        if loop is not None and thread is not None and not loop.is_closed():
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
 
 def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:
-    """An asynchronous iterator, one step at a time."""
+    """An asynchronous generator, one step at a time."""
+    steps = _Steps(source)
     try:
-        while True:
-            try:
-                item = background.run(_step(source))
-            except StopAsyncIteration:
-                return
-            if item is None:
-                return
+        while (item := background.run(steps.next())) is not None:
             yield item[0]
     finally:
         try:
-            background.run(_end(source))
+            background.run(steps.end())
         except Closed:
             pass  # closed while iterated: the loop has ended it
 
 
-async def _step(source: AsyncIterator[T]) -> tuple[T] | None:
-    try:
-        return (await anext(source),)
-    except StopAsyncIteration:
-        return None
+class _Steps(Generic[T]):
+    """An asynchronous generator as it is gone through from another thread."""
 
+    def __init__(self, source: AsyncIterator[T]) -> None:
+        self._source: Any = source
+        self._under_way: asyncio.Task[Any] | None = None
 
-async def _end(source: Any) -> None:
-    await source.aclose()
+    async def next(self) -> tuple[T] | None:
+        """The next item; None at the end."""
+        self._under_way = asyncio.current_task()
+        try:
+            return (await anext(self._source),)
+        except StopAsyncIteration:
+            return None
+        finally:
+            self._under_way = None
+
+    async def end(self) -> None:
+        """Closes it. Ctrl-C breaks off the wait for a step, and the step itself may not have heard of it yet."""
+        step = self._under_way
+        if step is not None:
+            step.cancel()
+            await asyncio.wait({step})
+        await self._source.aclose()
 
 
 class Closing:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 from timeline.clock import Clock
 from timeline.config import is_host, is_ipv6
 from timeline.driver.ids import Randomness
-from timeline.errors import Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire.transport import Fault, Stream, Transport, TransportError
 
 log = logging.getLogger("timeline.driver")
@@ -39,6 +39,8 @@ NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED)
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     """ "host:port,host:port" as a list. Raises Invalid for what is no address."""
+    if not isinstance(addresses, Sequence):
+        raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed: list[str] = []
     for part in parts:
@@ -136,6 +138,7 @@ class Channel:
     random: Randomness
     _places: dict[str, _Place] = field(default_factory=dict)
     _current: str = ""
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -188,12 +191,17 @@ class Channel:
         place.failures, place.rest_until_ms = 0, 0.0
         self._current = address
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the client was closed meanwhile")
+
     def _leave(self, address: str) -> None:
         if self._current == address:
             self._current = ""
 
     async def _pick(self, deadline: Deadline) -> _Place | None:
-        """The address to try next, when its rest is over; None: not before the deadline."""
+        """The address to try next, when its rest is over; None: not before the deadline. Raises Closed."""
+        self._check_open()
         now_ms = self.clock.monotonic_ms()
         current = self._places.get(self._current)
         if current is not None and current.rest_until_ms <= now_ms:
@@ -211,7 +219,8 @@ class Channel:
         return soonest
 
     def transport(self, address: str) -> Transport:
-        """The transport to `address`."""
+        """The transport to `address`. Raises Closed."""
+        self._check_open()
         place = self._places[address]
         if place.transport is None:
             place.transport = self.make(address)
@@ -278,6 +287,30 @@ class Channel:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise Unavailable(self.unreached)
 
+    async def everyone(self, method: str, frame: bytes, deadline: Deadline) -> tuple[dict[str, bytes], dict[str, str]]:
+        """One frame to every known address, to all at once: who does not answer costs the others no time. Answers what
+        each said, and why the others said nothing, by address. Raises Invalid for a frame that is refused, Unavailable
+        when nobody answered, Closed."""
+        self._check_open()
+        addresses = self.known
+        told = await asyncio.gather(*(self._told(method, address, frame, deadline) for address in addresses))
+        silent = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, TransportError)}
+        for fault in silent.values():
+            if fault.fault is Fault.REFUSED_FRAME:
+                raise refusal(fault) from fault
+        if len(silent) == len(addresses):
+            self._check_open()
+            named = (_named(address, fault.reason) for address, fault in silent.items())
+            raise Unavailable(f"no broker answered: {'; '.join(named)}")
+        answers = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, bytes)}
+        return answers, {address: fault.reason for address, fault in silent.items()}
+
+    async def _told(self, method: str, address: str, frame: bytes, deadline: Deadline) -> bytes | TransportError:
+        try:
+            return await self.transport(address).unary(method, frame, max(0.001, deadline.left_ms / 1000.0))
+        except TransportError as fault:
+            return fault
+
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
         """One frame for many, from one broker; each may take as long as is left until `deadline` now. Raises
         TransportError when that breaks off: the caller knows from where to go on; Invalid or NotFound for what stays
@@ -298,7 +331,8 @@ class Channel:
             raise
 
     async def close(self) -> None:
-        """Ends every transport."""
+        """Ends every transport; from now on whatever is asked raises Closed."""
+        self._closed = True
         for place in self._places.values():
             if place.transport is not None:
                 transport, place.transport = place.transport, None
@@ -314,7 +348,11 @@ class Channel:
 def _found(place: _Place) -> str:
     if not place.trouble:
         return f"{place.address} did not answer in time"
-    return place.trouble if place.address in place.trouble else f"{place.address}: {place.trouble}"
+    return _named(place.address, place.trouble)
+
+
+def _named(address: str, trouble: str) -> str:
+    return trouble if address in trouble else f"{address}: {trouble}"
 
 
 async def _next(pages: AsyncIterator[bytes], patience_s: float) -> bytes | None:

@@ -48,8 +48,9 @@ _ERRORS: dict[int, type[TimelineError]] = {
 
 
 def error_of(status: int, id: str | None, detail: str = "", retry_after_ms: int = 0) -> TimelineError:
-    """The exception that says status code `status`, which is neither OK nor DUPLICATE."""
-    return _ERRORS[status](detail, id=id, retry_after_ms=retry_after_ms)
+    """The exception that says status code `status`, which is neither OK nor DUPLICATE; one that this version does not
+    know reads as UNKNOWN."""
+    return _ERRORS.get(status, errors.Unknown)(detail, id=id, retry_after_ms=retry_after_ms)
 
 
 class Answer(NamedTuple):
@@ -248,11 +249,21 @@ class Many:
                 self._expire()
                 break
             timer = loop.call_later(left_ms / 1000.0, self._done.set)
-            await self._done.wait()
-            timer.cancel()
+            try:
+                await self._done.wait()
+            except asyncio.CancelledError:
+                self._give_up()
+                raise
+            finally:
+                timer.cancel()
             if self._left:
                 self._done.clear()
         return self.answers
+
+    def _give_up(self) -> None:
+        """Whoever called waits no more: what is not sent yet never is, and what is comes to nothing here."""
+        self._missing[:] = False
+        self._parcels.clear()
 
     def _expire(self) -> None:
         for parcel in list(self._parcels.values()):

@@ -16,7 +16,7 @@ from timeline.driver.companion import end
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Closed, Invalid, TimelineError
 from timeline.model import Operation, Status
 from timeline.wire import Fault, Leaving, Produce, Produced, TransportError, UnknownFrame, decode, encode
 
@@ -109,8 +109,9 @@ class Putting:
                 continue
             try:
                 opened = await channel.open("Produce", Deadline.after(self._link.clock, self._link.timeout_ms))
-            except Invalid as bad:
-                self.line.refuse_all(Status.INVALID, bad.reason)
+            except (Invalid, Closed) as stays:
+                status = Status.INVALID if isinstance(stays, Invalid) else Status.UNAVAILABLE
+                self.line.refuse_all(status, stays.reason)
                 continue
             except TimelineError:
                 self.line.forget_unwanted()

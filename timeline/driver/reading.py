@@ -337,28 +337,22 @@ class Reading:
         limit: int = 1_000,
         timeout: Duration | None = None,
     ) -> LateReport:
-        """Deliveries of the last `since` that were more than 50 ms late, with their causes, from all known brokers."""
+        """Deliveries of the last `since` that were more than 50 ms late, with their causes, from all known brokers.
+
+        Raises Invalid, Closed, Unavailable when no broker answered.
+        """
         self._link.check()
         since_ms = duration_ms(since, "since", least_ms=1)
+        if topic:
+            check_topic_name(topic)
         frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
-        deadline = self._link.deadline(timeout)
+        answers, unreachable = await self._link.channel.everyone("Late", frame, self._link.deadline(timeout))
         found: dict[LateDelivery, None] = {}
-        unreachable: list[str] = []
-        dropped, reasons = 0, ""
-        for address in self._link.channel.known:
-            try:
-                data = await self._link.channel.transport(address).unary(
-                    "Late", frame, max(0.001, deadline.left_ms / 1000.0)
-                )
-            except TransportError as fault:
-                unreachable.append(address)
-                reasons = fault.reason
-                continue
+        dropped = 0
+        for data in answers.values():
             told = decode_as(data, LateList)
             dropped += told.dropped
             found.update(dict.fromkeys(_late(told, told.now_ms - since_ms)))
-        if len(unreachable) == len(self._link.channel.known):
-            raise Unavailable(f"no broker answered: {reasons}")
         ordered = sorted(found, key=lambda one: (one.delivered_ms, one.topic, one.id))
         return LateReport(tuple(ordered), dropped, tuple(unreachable))
 

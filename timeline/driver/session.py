@@ -364,12 +364,15 @@ class Session:
         self.closing = True
         task = self._task
         self.stop_taking()
-        if task is not None:
-            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
-            self.desk.line.work.set()
-            await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
-            await end(task)
-        self.desk.line.drop()
+        try:
+            if task is not None:
+                self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
+                self.desk.line.work.set()
+                await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
+        finally:  # whoever closes may be cancelled: nothing goes on behind it
+            if task is not None:
+                await end(task)
+            self.desk.line.drop()
 
 
 async def _rest(wait_ms: float) -> None:

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 from timeline.driver.link import Link
 from timeline.driver.times import Duration
-from timeline.errors import Unavailable
 from timeline.model import MAX_TIME_MS, check_topic_name
 from timeline.wire import (
     Consumers,
@@ -16,7 +15,6 @@ from timeline.wire import (
     Stand,
     Standing,
     TopicLoads,
-    TransportError,
     decode_as,
     encode,
 )
@@ -132,20 +130,8 @@ class Overview:
         """
         self._link.check()
         frame = encode(Stand(check_topic_name(topic) if topic else "", consumers))
-        deadline = self._link.deadline(timeout)
-        channel = self._link.channel
-        found: list[BrokerStanding] = []
-        unreachable: dict[str, str] = {}
-        for address in channel.known:
-            try:
-                data = await channel.transport(address).unary("Stand", frame, max(0.001, deadline.left_ms / 1000.0))
-            except TransportError as fault:
-                unreachable[address] = fault.reason
-            else:
-                found.append(_standing(address, decode_as(data, Standing)))
-        if not found:
-            named = (why if address in why else f"{address}: {why}" for address, why in unreachable.items())
-            raise Unavailable("; ".join(named))
+        answers, unreachable = await self._link.channel.everyone("Stand", frame, self._link.deadline(timeout))
+        found = (_standing(address, decode_as(data, Standing)) for address, data in answers.items())
         return Standings(tuple(found), unreachable)
 
 

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from timeline.driver.background import Background, Closing, iterate
 from timeline.driver.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Timeline
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
+from timeline.driver.hand import Stats
 from timeline.driver.handlers import Backoff, Handler
 from timeline.driver.reading import LateReport, Outlook, PingAnswer, StoredMessage
 from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from timeline.driver.sync_producer import SyncProducer
-from timeline.driver.times import Duration
+from timeline.driver.times import Duration, When
 from timeline.errors import Closed, TimelineError
 from timeline.model import DEFAULT_GROUP, Topic
+from timeline.wire import ScanPage
 
 
 def connect_sync(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> SyncTimeline:
@@ -47,9 +49,14 @@ class SyncConsumer(Closing):
         consumer.on_settle_error = self._settle_failed
 
     @property
-    def stats(self) -> Any:
+    def stats(self) -> Stats:
         """See Consumer.stats."""
         return self._consumer.stats
+
+    @property
+    def taking(self) -> bool:
+        """See Consumer.taking."""
+        return self._consumer.taking
 
     def close(self) -> None:
         """Sends what is still to be settled, hands back what nobody took, and leaves."""
@@ -67,8 +74,13 @@ class SyncConsumer(Closing):
 
     def batches(self) -> Iterator[SyncDeliveryBatch]:
         """See Consumer.batches."""
-        while (batch := self._background.run(self._consumer.take_batch())) is not None:
-            yield SyncDeliveryBatch.of(batch, self._background.run)
+        while (batch := self.take_batch()) is not None:
+            yield batch
+
+    def take_batch(self) -> SyncDeliveryBatch | None:
+        """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
+        taken = self._background.run(self._consumer.take_batch())
+        return None if taken is None else SyncDeliveryBatch.of(taken, self._background.run)
 
     def run(
         self,
@@ -136,8 +148,9 @@ class SyncTimeline(Closing):
         try:
             self._background.run(self._client.aclose())
         except Closed:
-            return  # closed before
-        self._background.close()
+            pass  # closed before
+        finally:
+            self._background.close()
 
     def producer(self, topic: str, group: str = DEFAULT_GROUP) -> SyncProducer:
         """See Timeline.producer."""
@@ -154,54 +167,97 @@ class SyncTimeline(Closing):
         """See Timeline.consumer."""
         return SyncConsumer(self._background, self._client.consumer(topic, id, lease, credit, credit_bytes))
 
-    def create_topic(self, name: str, **settings: Any) -> Topic:
+    def create_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """See Timeline.create_topic."""
-        return self._background.run(self._client.create_topic(name, **settings))
+        return self._background.run(self._client.create_topic(name, timeout=timeout, **settings))
 
-    def update_topic(self, name: str, **settings: Any) -> Topic:
+    def update_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """See Timeline.update_topic."""
-        return self._background.run(self._client.update_topic(name, **settings))
+        return self._background.run(self._client.update_topic(name, timeout=timeout, **settings))
 
-    def pause_topic(self, name: str, **options: Any) -> Topic:
+    def pause_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
         """See Timeline.pause_topic."""
-        return self._background.run(self._client.pause_topic(name, **options))
+        return self._background.run(self._client.pause_topic(name, timeout=timeout))
 
-    def resume_topic(self, name: str, **options: Any) -> Topic:
+    def resume_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
         """See Timeline.resume_topic."""
-        return self._background.run(self._client.resume_topic(name, **options))
+        return self._background.run(self._client.resume_topic(name, timeout=timeout))
 
-    def drop_topic(self, name: str, **options: Any) -> None:
+    def drop_topic(self, name: str, *, timeout: Duration | None = None) -> None:
         """See Timeline.drop_topic."""
-        self._background.run(self._client.drop_topic(name, **options))
+        self._background.run(self._client.drop_topic(name, timeout=timeout))
 
-    def topics(self, **options: Any) -> list[Topic]:
+    def topics(self, *, timeout: Duration | None = None) -> list[Topic]:
         """See Timeline.topics."""
-        return self._background.run(self._client.topics(**options))
+        return self._background.run(self._client.topics(timeout=timeout))
 
-    def scan(self, topic: str, **options: Any) -> Iterator[StoredMessage]:
+    def scan_pages(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        ids: Iterable[str] | None = None,
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> Iterator[ScanPage]:
+        """See Timeline.scan_pages."""
+        pages = self._client.scan_pages(
+            topic, state=state, tag=tag, due=due, ids=ids, payload=payload, limit=limit, timeout=timeout
+        )
+        return iterate(self._background, pages)
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> Iterator[StoredMessage]:
         """See Timeline.scan."""
-        return iterate(self._background, self._client.scan(topic, **options))
+        found = self._client.scan(topic, state=state, tag=tag, due=due, payload=payload, limit=limit, timeout=timeout)
+        return iterate(self._background, found)
 
-    def dead(self, topic: str, **options: Any) -> Iterator[StoredMessage]:
+    def dead(
+        self, topic: str, *, tag: str | None = None, payload: bool = False, timeout: Duration | None = None
+    ) -> Iterator[StoredMessage]:
         """See Timeline.dead."""
-        return iterate(self._background, self._client.dead(topic, **options))
+        return iterate(self._background, self._client.dead(topic, tag=tag, payload=payload, timeout=timeout))
 
-    def get(self, topic: str, id: str, **options: Any) -> StoredMessage | None:
+    def get(
+        self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
+    ) -> StoredMessage | None:
         """See Timeline.get."""
-        return self._background.run(self._client.get(topic, id, **options))
+        return self._background.run(self._client.get(topic, id, payload=payload, timeout=timeout))
 
-    def forecast(self, topic: str, window: Duration = "1h", step: Duration = "1m", **options: Any) -> Outlook:
+    def forecast(
+        self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
+    ) -> Outlook:
         """See Timeline.forecast."""
-        return self._background.run(self._client.forecast(topic, window, step, **options))
+        return self._background.run(self._client.forecast(topic, window, step, timeout=timeout))
 
-    def late(self, since: Duration = "1h", **options: Any) -> LateReport:
+    def late(
+        self,
+        since: Duration = "1h",
+        *,
+        topic: str = "",
+        id: str = "",
+        limit: int = 1_000,
+        timeout: Duration | None = None,
+    ) -> LateReport:
         """See Timeline.late."""
-        return self._background.run(self._client.late(since, **options))
+        return self._background.run(self._client.late(since, topic=topic, id=id, limit=limit, timeout=timeout))
 
-    def standing(self, topic: str = "", **options: Any) -> Standings:
+    def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
         """See Timeline.standing."""
-        return self._background.run(self._client.standing(topic, **options))
+        return self._background.run(self._client.standing(topic, consumers=consumers, timeout=timeout))
 
-    def ping(self, **options: Any) -> PingAnswer:
+    def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
         """See Timeline.ping."""
-        return self._background.run(self._client.ping(**options))
+        return self._background.run(self._client.ping(timeout=timeout))

@@ -46,9 +46,18 @@ def _fault_of(error: grpc.aio.AioRpcError) -> TransportError:
         trailers = error.trailing_metadata() or ()
         if any(key == NOT_READY_TRAILER for key, _ in trailers):
             return TransportError(Fault.NOT_READY, text)
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        text = f"the broker says: {text}"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         text = f"this address does not serve {SERVICE}: {text}"
     return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
+
+
+def _ours(over: BaseException) -> bool:
+    """Whether our own task was cancelled. gRPC raises the same where the connection was closed under a call: of that
+    our task must not die."""
+    task = asyncio.current_task()
+    return isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
 class GrpcStream:
@@ -122,6 +131,10 @@ class GrpcTransport:
             answer: bytes = await call(frame, timeout=max(0.001, until_s - loop.time()))
         except grpc.aio.AioRpcError as error:
             raise _fault_of(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
         return answer
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
@@ -133,6 +146,10 @@ class GrpcTransport:
                 yield page
         except grpc.aio.AioRpcError as error:
             raise _fault_of(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
         finally:
             call.cancel()
 
