@@ -66,7 +66,7 @@ async def test_what_a_cancel_finds_expired_counts_as_such():
     async with broker() as link:
         flags = np.array([PutFlag.IN | PutFlag.EXPIRES_IN], dtype=np.uint8)
         assert statuses(await link.put(["a"], expires_ms=np.array([20]), flags=flags)) == [Status.OK]
-        until_ms = link.node.clock.now_ms() + 20
+        until_ms = link.node.clock.now_ms() + 21  # the expiry was rounded up
         while link.node.clock.now_ms() < until_ms:
             link.node.clock.observe()
         assert statuses(await link.mutate(Operation.CANCEL, ["a"])) == [Status.EXPIRED]
