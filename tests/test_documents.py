@@ -13,7 +13,8 @@ import timeline
 from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT, blocks, first_words, table_names
 from timeline import config, errors
 from timeline.cli.app import COMMANDS, cli
-from timeline.driver.topics import NAMES
+from timeline.config import parse_duration_ms
+from timeline.driver.topics import DURATIONS, NAMES
 from timeline.metrics import CATALOG
 from timeline.model import State, Status
 from timeline.wire import Cause
@@ -102,6 +103,26 @@ def test_defaults_of_serve_are_what_the_page_says(setting: str) -> None:
         assert config.parse_duration_ms(said) == plain.grace_ms
     else:
         assert said == getattr(plain, setting)
+
+
+def test_defaults_of_topics_are_what_the_page_says() -> None:
+    rows = {
+        row[0].split("`")[1]: row[1].replace("`", "").partition(":")[0]
+        for row in _rows((REFERENCE / "topic-settings.md").read_text(encoding="utf-8"))
+        if row[0].startswith("`")
+    }
+    plain = timeline.TopicSettings()
+    assert rows.pop("horizon") == "10 years" and plain.horizon_ms == 10 * 366 * 86_400_000
+    assert rows.pop("lease_ahead") == '"auto" (−1)' and plain.lease_ahead_ms == -1
+    said = {
+        DURATIONS.get(name, name): parse_duration_ms(text) if name in DURATIONS else text for name, text in rows.items()
+    }
+    meant = {name: getattr(plain, name) for name in said}
+    shown = {"max_payload_bytes": "1 MiB", "paused": "false"}
+    assert said == {
+        name: shown.get(name, str(value) if name not in DURATIONS.values() else value) for name, value in meant.items()
+    }
+    assert plain.max_payload_bytes == config.MIB and not plain.paused
 
 
 def test_every_command_is_documented() -> None:

@@ -237,6 +237,9 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
     assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
     assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
     assert explain(Invalid("give a time")) == "give a time"
+    assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
+        "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"
+    )
 
 
 def test_default_address_is_the_brokers_default_port() -> None:

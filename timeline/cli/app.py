@@ -172,8 +172,11 @@ def explain(error: TimelineError) -> str:
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
     # What NOT_FOUND and EXISTS advise is about a message; without an id it is a topic that they speak of.
     fits = error.id is not None or not isinstance(error, Exists | NotFound)
-    advice = f"; {error.advice}" if error.reason and fits and error.advice not in said else ""
-    return f"{code}{said}{'' if isinstance(error, Invalid) else advice}".replace("\n", " ")
+    if not error.reason or not fits or error.advice in said or isinstance(error, Invalid):
+        return f"{code}{said}".replace("\n", " ")
+    known, _, todo = error.advice.partition(": ")
+    # A reason may say the first half of the advice in the very same words.
+    return f"{code}{said}; {todo if todo and known in said else error.advice}".replace("\n", " ")
 
 
 def complain(text: str) -> None:

@@ -18,13 +18,17 @@ from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.driver.channel import parse_addresses
 from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
-from timeline.model import Status, Topic
+from timeline.model import DEFAULT_GROUP, Status, Topic
 
 KNOCK_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
 TOPICS_NAMED = 8
 COMPLETION_WAIT = "800ms"
 """How long a shell's completion of a topic may take."""
+
+group_option = click.option(
+    "--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns the messages."
+)
 
 
 def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +45,9 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
             nobody = nobody_there(address)
             if not nobody and any(one in error.reason for one in parse_addresses(address)):
                 raise
-            nobody = nobody or f"{address} takes connections, but no broker answered within {timeout}: {error.reason}"
+            nobody = (
+                nobody or f"{address} takes connections, but the call was not done within {timeout}: {error.reason}"
+            )
             raise Failed(UNREACHABLE, f"{Unavailable.code}: {nobody}") from error
         except NotFound as error:
             asyncio.run(_explain_missing(address, timeout, given.get("topic") or given.get("name") or "", error))

@@ -9,13 +9,11 @@ import click
 
 import timeline
 from timeline.cli.app import awaited
-from timeline.cli.asking import check_receipts, client_command, topic_names
+from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import tell_counts, tell_receipts
 from timeline.cli.values import due_of
 from timeline.errors import Invalid
-
-GROUP_HELP = "The producer group that owns the messages."
 
 
 @click.command()
@@ -30,7 +28,7 @@ GROUP_HELP = "The producer group that owns the messages."
 @click.option("--tag", help="Move all messages of this tag.")
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
-@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@group_option
 @client_command
 def move(
     topic: str,
@@ -92,7 +90,7 @@ def move(
 @click.option("--leased", is_flag=True, help="Also those that a consumer has.")
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
-@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@group_option
 @client_command
 def cancel(
     topic: str,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, awaited
-from timeline.cli.asking import check_receipts, client_command, topic_names
+from timeline.cli.app import Suggesting, awaited, complain
+from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.output import confirm, print_json, print_table
+from timeline.cli.progress import Progress, counted
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
 from timeline.cli.values import due_of, shown_time
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError
 
 ALL_HELP = "All dead letters of the topic."
-GROUP_HELP = "The producer group that owns the messages."
+CHUNK = 5_000
+"""Letters a call, so that long work shows how far it is."""
 
 
 @click.group(cls=Suggesting)
@@ -43,7 +46,8 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 
     async def work() -> None:
         async with timeline.connect(address, timeout=timeout) as tl:
-            entries = [entry async for entry in tl.dead(topic)]
+            with Progress("read") as progress:
+                entries = [entry async for entry in counted(tl.dead(topic), progress)]
         if as_json:
             for entry in entries:
                 print_json(entry_json(entry))
@@ -66,7 +70,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 @click.option("--at", metavar="TIME", help="When they are due again.")
 @click.option("--in", "in_", metavar="DURATION", help="The same from now.  [now]")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
-@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@group_option
 @client_command
 def revive(
     topic: str,
@@ -94,7 +98,7 @@ def revive(
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
             chosen = await _all_dead(tl, topic, group) if everything else list(ids)
-            receipts = await producer.revive(chosen, **when)
+            receipts = await _in_chunks(lambda ids: producer.revive(ids, **when), chosen, "revived")
             await check_receipts(tl, topic, receipts)
         return _told(receipts, topic, as_json, "revived")
 
@@ -105,7 +109,7 @@ def revive(
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
-@click.option("--group", default="default", show_default=True, help=GROUP_HELP)
+@group_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def purge(
@@ -127,7 +131,7 @@ def purge(
 
     async def work() -> int:
         async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
-            receipts = await producer.purge(chosen)
+            receipts = await _in_chunks(producer.purge, chosen, "purged")
             await check_receipts(tl, topic, receipts)
         return _told(receipts, topic, as_json, "purged")
 
@@ -138,7 +142,7 @@ def purge(
     return awaited(work())
 
 
-def _told(receipts: timeline.Receipts, topic: str, as_json: bool, done: str) -> int:
+def _told(receipts: Sequence[timeline.Receipt], topic: str, as_json: bool, done: str) -> int:
     if not receipts and not as_json:
         click.echo(f"{topic} has no dead letters of this group: nothing {done}")
     return tell_receipts(receipts, as_json, done)
@@ -151,4 +155,23 @@ def _check_ids(ids: tuple[str, ...], everything: bool) -> None:
 
 async def _all_dead(tl: timeline.Timeline, topic: str, group: str) -> list[str]:
     """The ids of a group's dead letters; others' are not its to touch."""
-    return [entry.id async for entry in tl.dead(topic) if entry.group == group]
+    with Progress("read") as progress:
+        return [entry.id async for entry in counted(tl.dead(topic), progress) if entry.group == group]
+
+
+async def _in_chunks(
+    call: Callable[[list[str]], Awaitable[timeline.Receipts]], ids: list[str], done: str
+) -> list[timeline.Receipt]:
+    """Makes `call` for so many ids at a time, and shows how far it is."""
+    receipts: list[timeline.Receipt] = []
+    with Progress(done, len(ids)) as progress:
+        try:
+            for start in range(0, len(ids), CHUNK):
+                receipts += await call(ids[start : start + CHUNK])
+                progress.add(len(receipts) - progress.done)
+        except TimelineError:
+            progress.clear()
+            if receipts:
+                complain(f"broke off after {len(receipts):,} of {len(ids):,}")
+            raise
+    return receipts

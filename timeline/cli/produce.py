@@ -20,7 +20,7 @@ from timeline.cli.receipts import receipt_json, refusal, tell_receipts
 from timeline.cli.values import due_of, parse_headers, parse_time
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError, TooLarge
-from timeline.model import MAX_PAYLOAD_BYTES
+from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES
 
 READ_BYTES = 256 * 1024
 
@@ -35,7 +35,7 @@ READ_BYTES = 256 * 1024
 @click.option("--tag", help="What bulk moves and cancels select by.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
 @click.option("--expires", metavar="TIME|DURATION", help="Not delivered at or after this time, or so long from now.")
-@click.option("--group", default="default", show_default=True, help="The producer group that owns it.")
+@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns it.")
 @click.option("--if-exists", type=click.Choice(["move"]), help="Move the message of that id if it is there.")
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
@@ -88,11 +88,11 @@ def produce(
             await check_topic(tl, topic)
             with Progress("put") as progress:
                 try:
-                    async for lines, part in _stdin_lines():
-                        batch = timeline.Batch(payloads=lines, tags=tag, **shared)
+                    async for some, part in _stdin_lines():
+                        batch = timeline.Batch(payloads=some, tags=tag, **shared)
                         receipts = await producer.produce_many(batch, if_exists=if_exists)
                         failed += _tell(receipts, as_json, progress)
-                        progress.add(len(lines), part)
+                        progress.add(len(some), part)
                 except TimelineError:
                     progress.clear()
                     complain(f"broke off after {progress.done:,} lines")

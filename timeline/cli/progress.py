@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from timeline.cli.values import shown_lateness
 from timeline.clock import Clock
@@ -12,6 +13,8 @@ from timeline.clock import Clock
 EVERY_MS = 200.0
 RATE_OVER_MS = 5_000.0
 """The time left is reckoned from the rate of the last few seconds."""
+
+T = TypeVar("T")
 
 
 class Progress:
@@ -74,3 +77,10 @@ class Progress:
             return percent
         left_ms = max(0.0, 1 - part) * (now_ms - then_ms) / (part - then)
         return f"{percent}, {shown_lateness(max(1, round(left_ms / 1000)) * 1000)} left"
+
+
+async def counted(entries: AsyncIterator[T], progress: Progress) -> AsyncIterator[T]:
+    """`entries` as they come, each counted."""
+    async for entry in entries:
+        progress.add()
+        yield entry

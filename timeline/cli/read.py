@@ -15,6 +15,7 @@ from timeline.cli.earliest import bound_ms, earliest
 from timeline.cli.follow import follow as changing
 from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
+from timeline.cli.progress import Progress, counted
 from timeline.cli.values import iso, parse_time, shown_duration, shown_time, zone_of
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
@@ -154,7 +155,8 @@ def ls(
                 return
             most = sys.maxsize if everything else limit
             before_ms = None if everything or tag or due else await bound_ms(tl, topic, limit, chosen or ())
-            entries, more = await earliest(look, most, before_ms)
+            with Progress("read") as progress:
+                entries, more = await earliest(lambda before: counted(look(before), progress), most, before_ms)
         if as_json:
             for entry in entries:
                 print_json(entry_json(entry))

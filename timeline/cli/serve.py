@@ -5,31 +5,41 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 import timeline
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, package_version
+from timeline.cli.values import shown_bytes, shown_duration
 from timeline.errors import TimelineError
 from timeline.storage_plugins import shown
 
+PLAIN = config.ServeConfig()
+
+
+def setting(option: str, takes: str, does: str, default: object) -> Callable[[Any], Any]:
+    """An option of serve, with its default in brackets."""
+    return click.option(option, metavar=takes, help=f"{does}  [{default}]")
+
 
 @click.command()
-@click.option("--listen", metavar="HOST:PORT", help="Where drivers connect; port 0 takes a free one.  [127.0.0.1:9000]")
-@click.option("--advertise", metavar="HOST:PORT", help="The address under which others reach it.  [from --listen]")
-@click.option("--name", help="Its name in logs, metrics and the cluster.  [host-pid]")
-@click.option("--store", metavar="URL", help="Where messages live.  [sqlite:///timeline.db]")
-@click.option("--sync", metavar="URL", help="How brokers find each other.  [local://]")
-@click.option("--metrics", metavar="HOST:PORT|off", help="/metrics, /healthz and /readyz.  [127.0.0.1:9001]")
-@click.option("--grace", metavar="DURATION", help="How long the drain on SIGTERM may take.  [30s]")
-@click.option("--log-level", metavar="|".join(config.LOG_LEVELS), help="[info]")
-@click.option("--log-format", metavar="|".join(config.LOG_FORMATS), help="[text]")
-@click.option("--max-inflight-bytes", metavar="SIZE", help="Puts waiting for the store.  [64MiB]")
-@click.option("--max-outbox-bytes", metavar="SIZE", help="Deliveries waiting for consumers.  [128MiB]")
-@click.option("--max-streams", metavar="COUNT", help="Streams of producers and consumers at once.  [10000]")
-@click.option("--max-streams-per-peer", metavar="COUNT", help="The same from one host.  [5000]")
-@click.option("--max-scans", metavar="COUNT", help="Scans under way at once.  [64]")
+@setting("--listen", "HOST:PORT", "Where drivers connect; port 0 takes a free one.", PLAIN.listen)
+@setting("--advertise", "HOST:PORT", "The address under which others reach it.", "from --listen")
+@setting("--name", "TEXT", "Its name in logs, metrics and the cluster.", "host-pid")
+@setting("--store", "URL", "Where messages live.", PLAIN.store)
+@setting("--sync", "URL", "How brokers find each other.", PLAIN.sync)
+@setting("--metrics", "HOST:PORT|off", "/metrics, /healthz and /readyz.", PLAIN.metrics)
+@setting("--grace", "DURATION", "How long the drain on SIGTERM may take.", shown_duration(PLAIN.grace_ms))
+@setting("--log-level", "|".join(config.LOG_LEVELS), "What is worth a line.", PLAIN.log_level)
+@setting("--log-format", "|".join(config.LOG_FORMATS), "Lines for people or machines.", PLAIN.log_format)
+@setting("--max-inflight-bytes", "SIZE", "Puts waiting for the store.", shown_bytes(PLAIN.max_inflight_bytes))
+@setting("--max-outbox-bytes", "SIZE", "Deliveries waiting for consumers.", shown_bytes(PLAIN.max_outbox_bytes))
+@setting("--max-streams", "COUNT", "Streams of producers and consumers at once.", PLAIN.max_streams)
+@setting("--max-streams-per-peer", "COUNT", "The same from one host.", PLAIN.max_streams_per_peer)
+@setting("--max-scans", "COUNT", "Scans under way at once.", PLAIN.max_scans)
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def serve(file: str | None, as_json: bool, **flags: str | None) -> int:

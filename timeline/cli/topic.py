@@ -15,10 +15,11 @@ from timeline.cli.output import confirm, print_fields, print_json, print_table
 from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
 from timeline.config import parse_bytes
 from timeline.driver.times import duration_ms
+from timeline.driver.topics import DURATIONS
 from timeline.errors import Invalid
-from timeline.model import LEASE_AHEAD_AUTO, Topic
+from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
 
-DURATIONS = ("lease", "max_lease", "horizon", "redelivery_backoff", "dead_retention", "remember")
+PLAIN = TopicSettings()
 NO_LIMIT = {
     "max_deliveries": "no limit",
     "dead_retention_ms": "for ever",
@@ -41,23 +42,44 @@ def topic() -> None:
     """
 
 
+def _shown_setting(name: str, value: Any) -> object:
+    """A setting's value with its unit, in the form that `topic update` takes where it is a number."""
+    if value == 0 and name in NO_LIMIT:
+        return NO_LIMIT[name]
+    if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
+        return "auto (as long as the store takes, at most 50ms)"
+    if name.endswith("_ms"):
+        return shown_duration(value)
+    if name.endswith("_bytes"):
+        return shown_bytes(value)
+    if name.endswith("_per_s"):
+        return f"{value}/s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value
+
+
+SETTINGS = {
+    "lease_ms": ("DURATION", "How long a consumer may have a message."),
+    "max_lease_ms": ("DURATION", "How far a lease may be extended."),
+    "max_payload_bytes": ("SIZE", f"Largest payload, up to {shown_bytes(MAX_PAYLOAD_BYTES)}."),
+    "horizon_ms": ("DURATION", "How far ahead a due may lie."),
+    "max_deliveries": ("N", "After so many a message is buried; 0: never."),
+    "redelivery_backoff_ms": ("DURATION", "Wait after a lease ran out."),
+    "dead_retention_ms": ("DURATION", "How long dead letters stay; 0s: for ever."),
+    "remember_ms": ("DURATION", "How long settled ids are known; 0s: not at all."),
+    "lease_ahead_ms": ("auto|DURATION", "Lease before the due; 0s: off."),
+    "max_rate_per_s": ("N", "Deliveries a second at most; 0: no limit."),
+}
+"""The settings that can be changed while a topic lives: what they take, and what they do."""
+
+
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The settings that can be changed while a topic lives."""
-    for option in reversed(
-        (
-            click.option("--lease", metavar="DURATION", help="How long a consumer may have a message.  [30s]"),
-            click.option("--max-lease", metavar="DURATION", help="How far a lease may be extended.  [12h]"),
-            click.option("--max-payload-bytes", metavar="SIZE", help="Largest payload, up to 64MiB.  [1MiB]"),
-            click.option("--horizon", metavar="DURATION", help="How far ahead a due may lie.  [3660d]"),
-            click.option("--max-deliveries", metavar="N", help="After so many a message is buried; 0: never.  [25]"),
-            click.option("--redelivery-backoff", metavar="DURATION", help="Wait after a lease ran out.  [0s]"),
-            click.option("--dead-retention", metavar="DURATION", help="How long dead letters stay.  [for ever]"),
-            click.option("--remember", metavar="DURATION", help="How long settled ids are known.  [0s]"),
-            click.option("--lease-ahead", metavar="auto|DURATION", help="Lease before the due; 0s: off.  [auto]"),
-            click.option("--max-rate-per-s", metavar="N", help="Deliveries a second at most; 0: no limit.  [0]"),
-        )
-    ):
-        function = option(function)
+    """An option for each of SETTINGS."""
+    for field, (takes, does) in reversed(SETTINGS.items()):
+        option = f"--{field.removesuffix('_ms').replace('_', '-')}"
+        default = _shown_setting(field, getattr(PLAIN, field))
+        function = click.option(option, metavar=takes, help=f"{does}  [{default}]")(function)
     return function
 
 
@@ -68,10 +90,10 @@ def parse_settings(given: dict[str, str | None]) -> dict[str, Any]:
         if text is None:
             continue
         option = f"--{name.replace('_', '-')}"
-        if name in DURATIONS or (name == "lease_ahead" and text != "auto"):
-            settings[name] = duration_ms(text, option) / 1000
-        elif name == "lease_ahead":
+        if name == "lease_ahead" and text == "auto":
             settings[name] = text
+        elif name in DURATIONS:
+            settings[name] = duration_ms(text, option) / 1000
         elif name == "max_payload_bytes":
             settings[name] = parse_bytes(text)
         else:
@@ -87,7 +109,9 @@ def _whole(option: str, text: str) -> int:
 
 @topic.command()
 @click.argument("name")
-@click.option("--buckets", metavar="N", help="Parts that brokers share out, 1 to 4096; fixed.  [64]")
+@click.option(
+    "--buckets", metavar="N", help=f"Parts that brokers share out, 1 to {MAX_BUCKETS}; fixed.  [{PLAIN.buckets}]"
+)
 @settings_options
 @client_command
 def create(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
@@ -249,23 +273,6 @@ def topic_json(each: Topic) -> dict[str, Any]:
         "created": iso(each.created_ms),
         "uid": each.uid,
     }
-
-
-def _shown_setting(name: str, value: Any) -> object:
-    """A setting's value with its unit, in the form that `topic update` takes where it is a number."""
-    if value == 0 and name in NO_LIMIT:
-        return NO_LIMIT[name]
-    if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
-        return "auto (as long as the store takes, at most 50ms)"
-    if name.endswith("_ms"):
-        return shown_duration(value)
-    if name.endswith("_bytes"):
-        return shown_bytes(value)
-    if name.endswith("_per_s"):
-        return f"{value}/s"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value
 
 
 def _told(each: Topic, as_json: bool, done: str) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from timeline.demo.board import draw, fits
 from timeline.demo.conductor import Played
 from timeline.demo.picture import Happening, Picture
-from timeline.demo.summary import Spread, Summary
+from timeline.demo.summary import Spread, Summary, data_of
 
 LINE_EVERY_MS = 5_000
 RARE = ("crash", "back", "up", "trouble")
@@ -95,14 +95,6 @@ def watcher(board: bool, console: Console, write: Callable[[str], None]) -> Boar
 def tell(played: Played, console: Console) -> None:
     """The summary for people."""
     summary, plan = played.summary, played.plan
-    flights = [filing.flight for filing in plan.filings]
-    cancelled = sum(flight.cancelled for flight in flights)
-    data = {
-        "put": len(flights),
-        "moved": sum(flight.late for flight in flights),
-        "cancelled": cancelled,
-        "delivered": len(flights) - cancelled,
-    }
     console.print(
         Text.assemble(
             ("New York's departures of ", "bold"),
@@ -114,10 +106,8 @@ def tell(played: Played, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="grey58")
     for name, justify in (("", "left"), ("went", "right"), ("data", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name, asked in data.items():
+    for name, asked in data_of(plan).items():
         table.add_row(name, *_went(getattr(summary, name), asked))
-    for name in ("early", "lost", "doubled"):
-        table.add_row(name, *_went(getattr(summary, name), 0))
     console.print(table)
     console.print(f"lateness   {_spread(summary.lateness)}, {summary.lateness.count} first deliveries", soft_wrap=True)
     console.print(_crash_line(summary), soft_wrap=True)

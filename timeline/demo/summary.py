@@ -123,15 +123,11 @@ def summarize(
     return summary
 
 
-def _done(events: Iterable[Event], operation: str) -> set[str]:
-    return {event.arguments["id"] for event in events if event.operation == operation and event.happened}
-
-
-def _off(summary: Summary, plan: Plan, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the totals show, next to the data's own."""
+def data_of(plan: Plan) -> dict[str, int]:
+    """What a day comes to, by the data: the counts of a Summary on which nothing is off."""
     flights = [filing.flight for filing in plan.filings]
     cancelled = sum(flight.cancelled for flight in flights)
-    data = {
+    return {
         "put": len(flights),
         "moved": sum(flight.late for flight in flights),
         "cancelled": cancelled,
@@ -140,6 +136,15 @@ def _off(summary: Summary, plan: Plan, rows: Sequence[dict[str, Any]]) -> list[s
         "lost": 0,
         "doubled": 0,
     }
+
+
+def _done(events: Iterable[Event], operation: str) -> set[str]:
+    return {event.arguments["id"] for event in events if event.operation == operation and event.happened}
+
+
+def _off(summary: Summary, plan: Plan, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the totals show, next to the data's own."""
+    data = data_of(plan)
     found = {name: getattr(summary, name) for name in data}
     off = [f"{name} is {found[name]}, the data say {asked}" for name, asked in data.items() if found[name] != asked]
     if summary.violations:
