@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment
+from timeline.cli import dead
+from timeline.errors import Unavailable
 
 pytestmark = pytest.mark.processes
 
@@ -114,6 +116,26 @@ def test_settings_out_of_range(tell: Call, options: tuple[object, ...], said: st
 def test_names_that_are_none(tell: Call, name: str) -> None:
     done = tell("topic", "create", name)
     assert done.code == 2 and "1 to 255 printable characters" in done.err
+
+
+async def test_long_work_on_letters_says_how_far_it_came(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "CHUNK", 2)
+    asked: list[list[str]] = []
+
+    async def call(ids: list[str]) -> list[str]:
+        asked.append(ids)
+        if len(asked) == 3:
+            raise Unavailable("gone")
+        return ids
+
+    assert await dead._in_chunks(call, ["a", "b", "c"], "purged") == ["a", "b", "c"]  # type: ignore[arg-type,comparison-overlap]
+    assert asked == [["a", "b"], ["c"]] and capsys.readouterr().err == ""
+    asked[:] = [[]]
+    with pytest.raises(Unavailable):
+        await dead._in_chunks(call, ["a", "b", "c"], "purged")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "timeline: broke off after 2 of 3\n"
 
 
 def test_check_store(call: Call, tmp_path: Path) -> None:
