@@ -148,6 +148,7 @@ class Calls:
             op=self.op(),
             due_ms=0 if by_ms else self.due(),
             by_ms=by_ms,
+            latest_ms=self.now_ms + self.random.choice((800, 10_000)),
             leased=self.random.random() < 0.3,
             dry_run=self.random.random() < 0.3,
         )
@@ -240,6 +241,7 @@ async def test_same_answers(tmp_path: Path, kind: str, seed: int) -> None:
                         by_id((await store.held_by(topic, now_ms, holder, b"", 100)).rows),
                         await all_rows(store, topic, now_ms, where, limit=3),
                         by_id((await store.scan(topic, now_ms, chosen, b"", 100, False)).rows),
+                        await all_rows(store, topic, now_ms, chosen, limit=2),
                     )
                 )
         assert said[0] == said[1], f"step {step}: {what}"
