@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.storage_plugins.faulty_leases import caught_by
 from timeline.columns import Int64, Ragged
-from timeline.model import Answers, Operation, Rows, Topic
+from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Mutations,
     Opened,
@@ -70,6 +70,16 @@ class CutsLongPayloads(MemoryStore):
         return await super().put(
             topic, now_ms, replace(puts_, payloads=Ragged.of([payload[:65_535] for payload in puts_.payloads]))
         )
+
+
+@caught_by("repeated_put_beyond_its_expiry")
+class JudgesExpiryFirst(MemoryStore):
+    """What is due at or past its expiry is refused before anybody looks whether it is a repeat."""
+
+    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+        answers = await super().put(topic, now_ms, puts_)
+        answers.status[(puts_.expires_ms > 0) & (puts_.expires_ms <= puts_.due_ms)] = Status.INVALID.code
+        return answers
 
 
 @caught_by("put_of_a_taken_id")
@@ -139,6 +149,18 @@ class SkipsOneAtEachPage(MemoryStore):
         return page
 
 
+@caught_by("scan_pages_with_payloads_stay_small")
+class ReadsAllIdsAtOnce(MemoryStore):
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        page = await super().scan(topic, now_ms, where, cursor, limit, payload)
+        while where.ids is not None and page.cursor is not None:
+            more = await super().scan(topic, now_ms, where, page.cursor, limit, payload)
+            page = Page(Rows.concat([page.rows, more.rows]), more.cursor)
+        return page
+
+
 @caught_by("scan_under_moves")
 class ScansByDue(MemoryStore):
     """Walks by due: what moves ahead of the walk is seen again, what moves behind it never."""
@@ -200,6 +222,12 @@ class ShiftsTwice(MemoryStore):
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         self.chunks += 1
         return await super().mutate_tag(topic, now_ms, replace(mutation, op=self.chunks), cursor, limit)
+
+
+@caught_by("shift_by_tag_beyond_the_latest")
+class ShiftsAnywhere(MemoryStore):
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        return await super().mutate_tag(topic, now_ms, replace(mutation, latest_ms=1 << 60), cursor, limit)
 
 
 @caught_by("tag_dry_run")

@@ -51,6 +51,19 @@ async def test_a_store_that_hangs_fails_its_check() -> None:
     assert (result.outcome, result.found) == (Outcome.FAILED, "not done after 0.05 s")
 
 
+async def test_what_a_check_found_is_not_hidden_by_trouble_that_follows_it() -> None:
+    class Breaks(faulty_leases.EarlyByAMillisecond):
+        async def drop_topic(self, topic: Topic) -> bool:
+            raise ZeroDivisionError("cannot drop")
+
+    result = await run_check("lease_is_never_early", Breaks)
+    first, second = result.found.splitlines()
+    assert first.startswith("ids leased at the due of the third: ")
+    assert second == "Then dropping the check's topics raised ZeroDivisionError: cannot drop"
+    result = await run_check("ack_deletes", Breaks)
+    assert result.found == "raised ZeroDivisionError: cannot drop"
+
+
 async def test_a_store_that_cannot_be_opened_fails_every_check_it_runs() -> None:
     class Closed(MemoryStore):
         async def check(self) -> None:

@@ -100,10 +100,14 @@ async def run_check(name: str, make: MakeStore, timeout_s: float = CHECK_TIMEOUT
     except TimeoutError:
         return Result(name, Outcome.FAILED, found.sentence, f"not done after {timeout_s:g} s")
     except Violation as violation:
-        return Result(name, Outcome.FAILED, found.sentence, str(violation))
+        return Result(name, Outcome.FAILED, found.sentence, _told(str(violation), violation))
     except Exception as error:  # whatever a stranger's plugin raises is a finding, and the other checks go on
-        return Result(name, Outcome.FAILED, found.sentence, f"raised {type(error).__name__}: {error}")
+        return Result(name, Outcome.FAILED, found.sentence, _told(f"raised {type(error).__name__}: {error}", error))
     return Result(name, Outcome.PASSED, found.sentence)
+
+
+def _told(text: str, error: BaseException) -> str:
+    return "\n".join((text, *getattr(error, "__notes__", ())))
 
 
 async def run_suite(

@@ -96,10 +96,15 @@ class Trial:
         self.opened = await self.store.open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, found: BaseException | None, trace: object) -> None:
         try:
             for topic in self._topics:
                 await self.store.drop_topic(topic)
+        except Exception as trouble:
+            if found is None:
+                raise
+            # What the check found comes first: this may well follow from it.
+            found.add_note(f"Then dropping the check's topics raised {type(trouble).__name__}: {trouble}")
         finally:
             await self.store.close()
 
