@@ -65,21 +65,3 @@ async def test_an_error_is_told_to_all_who_ask(late: bool):
     for _ in range(2):
         with pytest.raises(ConnectionError, match="gone"):
             await begun.wait()
-
-
-async def test_what_is_dropped_is_cancelled_where_it_waits():
-    met: list[str] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            met.append("cancelled")
-            raise
-
-    begun = Begun(work())
-    begun.drop()
-    with pytest.raises(asyncio.CancelledError):
-        await begun.wait()
-    assert met == ["cancelled"]
-    begun.drop()  # nothing is left to cancel

@@ -15,11 +15,10 @@ class Begun:
     each turn costs some 10 µs of them (`/design-docs/decisions.md`).
     """
 
-    __slots__ = ("_awaited", "_error", "_waiters", "_work", "over")
+    __slots__ = ("_error", "_waiters", "_work", "over")
 
     def __init__(self, work: Coroutine[Any, Any, object]) -> None:
         self._work = work
-        self._awaited: asyncio.Future[Any] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
         self.over = False
@@ -28,21 +27,21 @@ class Begun:
     def _step(self, _: object) -> None:
         """What a task does when it is woken: on with the coroutine, up to the next future that it waits for."""
         try:
-            self._awaited = self._work.send(None)
+            awaited = self._work.send(None)
         except StopIteration:
             self._end(None)
         except (Exception, asyncio.CancelledError) as error:
             self._end(error)
         else:
-            if self._awaited is None:  # it only gives way for a turn
+            if awaited is None:  # it only gives way for a turn
                 asyncio.get_running_loop().call_soon(self._step, None)
             else:
                 # A future that is waited for says so until whoever drives the coroutine has seen it.
-                self._awaited._asyncio_future_blocking = False
-                self._awaited.add_done_callback(self._step)
+                awaited._asyncio_future_blocking = False
+                awaited.add_done_callback(self._step)
 
     def _end(self, error: BaseException | None) -> None:
-        self.over, self._error, self._awaited = True, error, None
+        self.over, self._error = True, error
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -58,8 +57,3 @@ class Begun:
                 self._waiters.remove(waiter)
         if self._error is not None:
             raise self._error
-
-    def drop(self) -> None:
-        """Cancels it where it waits."""
-        if self._awaited is not None:
-            self._awaited.cancel()

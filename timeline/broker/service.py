@@ -26,6 +26,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
+from timeline.broker.streams import Streams
 from timeline.clock import Clock
 from timeline.config import ServeConfig
 from timeline.metrics import Metrics
@@ -62,22 +63,20 @@ MOST_FILES = 1 << 20
 FILES_OF_OURS = 256
 """Descriptors that connections never get: for the store, logs and metrics."""
 RETRY_OPEN_S = 1.0
-LAST_WRITE_S = 1.0
-"""How long a call that ends waits for what is being written: who does not read by then hears no reason."""
 
 
 class _ServerStream:
     """A two-way gRPC call as a `wire.Stream`.
 
     gRPC goes on with a write whose caller was cancelled, and sends no status beside it: the call would neither go on
-    nor end. So a write goes on by itself, and whoever ends the call waits for it (`written`).
+    nor end. So a write goes on by itself, and whoever ends the call waits for it (`let_go`).
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._task = asyncio.current_task()
         self._writing: Begun | None = None
-        self.closed = False
+        self.closed = self.given_up = False
 
     async def send(self, frame: bytes) -> None:
         self._writing = Begun(self._context.write(frame))
@@ -93,29 +92,31 @@ class _ServerStream:
             raise TransportError(Fault.BROKEN, str(over)) from over
         return None if data is grpc.aio.EOF else data
 
-    async def written(self) -> None:
-        """Returns when nothing is being written. Raises CancelledError, which ends the call without a status, when the
-        peer does not take it."""
-        if self._writing is not None and not self._writing.over:
-            try:
-                await asyncio.wait_for(self._writing.wait(), LAST_WRITE_S)
-            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                pass  # written or not, it is over
-            except TimeoutError:
-                raise asyncio.CancelledError from None
+    @property
+    def writing(self) -> bool:
+        """Whether gRPC holds something that the peer has not taken."""
+        return self._writing is not None and not self._writing.over
 
-    def drop(self) -> None:
-        """Gives up what is being written. gRPC keeps it, and the call, until the peer ends the call or the connection:
-        it has no way to break one off from here."""
+    async def let_go(self) -> None:
+        """Returns when gRPC holds nothing more: the peer has taken it, or has ended the call or its connection. There
+        is no way to break a call off from here, `abort` neither: it waits behind what is being written."""
         if self._writing is not None:
-            self._writing.drop()
+            try:
+                await self._writing.wait()
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                pass  # taken or not, it is over
 
     async def close(self) -> None:
         """Ends the call in order: its handler stops where it stands and answers OK."""
         self.closed = True
-        self.cancel()
+        self._stop()
 
     def cancel(self) -> None:
+        """Its handler stops where it stands; should the peer ever read on, it is told why."""
+        self.given_up = True
+        self._stop()
+
+    def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -123,8 +124,9 @@ class _ServerStream:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out."""
 
-    def __init__(self, service: Service, stall_ms: int) -> None:
-        self._service, self._stall_s = service, stall_ms / 1000.0
+    def __init__(self, service: Service, streams: Streams, stall_ms: int) -> None:
+        self._service, self._streams, self._stall_s = service, streams, stall_ms / 1000.0
+        self._stalled = TransportError(Fault.DEADLINE, f"what was sent here was not taken for {stall_ms} ms")
         kinds = {
             "unary_unary": (grpc.unary_unary_rpc_method_handler, self._unary),
             "unary_stream": (grpc.unary_stream_rpc_method_handler, self._unary_stream),
@@ -150,22 +152,17 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
 
     def _unary_stream(self, method: str) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
-            stream, stalled = _ServerStream(context), False
+            stream = _ServerStream(context)
             try:
                 async with aclosing(self._service.unary_stream(method, frame)) as pages:
                     async for page in pages:
                         async with asyncio.timeout(self._stall_s):
                             await stream.send(page)
             except TimeoutError:
-                stalled = True
-            except TransportError as fault:
-                if fault.fault is not Fault.BROKEN:
-                    await _abort(context, fault)
-            finally:
-                stream.drop()
-            if stalled:
                 log.info("a scan of %s does not take its pages: it ends", context.peer())
-                raise asyncio.CancelledError  # no status goes beside a write: nothing more is said on this call
+                await self._refuse(context, stream, self._stalled)
+            except TransportError as fault:
+                await self._refuse(context, stream, fault)
 
         return serve
 
@@ -175,16 +172,23 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
             try:
                 await self._service.stream(method, stream, context.peer())
             except TransportError as fault:
-                if fault.fault is not Fault.BROKEN:
-                    await stream.written()
-                    await _abort(context, fault)
+                await self._refuse(context, stream, fault)
             except asyncio.CancelledError:
-                if not stream.closed:
+                if stream.given_up:
+                    await self._refuse(context, stream, self._stalled)
+                elif not stream.closed:
                     raise
-            finally:
-                stream.drop()
 
         return serve
+
+    async def _refuse(self, context: Any, stream: _ServerStream, fault: TransportError) -> None:
+        """Ends a call with its reason, once gRPC holds nothing of it; until then it counts as a stream."""
+        if fault.fault is Fault.BROKEN:
+            return  # there is nobody to hear it
+        if stream.writing:
+            with self._streams.kept(context.peer()):
+                await stream.let_go()
+        await _abort(context, fault)
 
 
 async def _abort(context: Any, fault: TransportError) -> None:
@@ -239,7 +243,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         metrics=metrics,
         store_shown=shown(config.store),
     )
-    server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
+    server.add_generic_rpc_handlers((_Handlers(node.service, node.service.streams, node.limits.stall_ms),))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     probes = Probes(config.metrics, node)

@@ -42,13 +42,21 @@ class Streams:
     def admit(self, peer: str) -> Iterator[None]:
         """Counts one more stream of `peer` (scheme:host:port, or any name) as long as it is served. Raises
         TransportError(OVERLOADED) where the broker or this peer's host has as many as it may."""
-        host = peer.rpartition(":")[0] or peer
+        host = _host(peer)
         if len(self) >= self._limits.streams:
             raise self._refused(f"this broker serves {self._limits.streams} streams, all it may (max_streams)")
         if self._peers[host] >= self._limits.streams_per_peer:
             raise self._refused(
                 f"{host} has {self._limits.streams_per_peer} streams here, all that one host may (max_streams_per_peer)"
             )
+        with self.kept(peer):
+            yield
+
+    @contextmanager
+    def kept(self, peer: str) -> Iterator[None]:
+        """Counts what is left of a stream or scan of `peer` that was given up as a stream, past the bounds too: who
+        lets many hang gets no more."""
+        host = _host(peer)
         self._peers[host] += 1
         try:
             yield
@@ -93,6 +101,10 @@ class Streams:
             await self._ended.wait()
         finally:
             timer.cancel()
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0] or peer
 
 
 async def first_frame(stream: Stream, hello_ms: int) -> bytes | None:
