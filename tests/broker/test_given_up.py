@@ -28,7 +28,7 @@ async def served() -> AsyncIterator[tuple[Link, Any]]:
     async with broker(limits=limits) as link:
         server = grpc.aio.server(options=OPTIONS)
         service = link.node.service
-        server.add_generic_rpc_handlers((_Handlers(service, service.streams, limits.stall_ms),))
+        server.add_generic_rpc_handlers((_Handlers(service, limits.stall_ms),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

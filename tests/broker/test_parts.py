@@ -33,6 +33,7 @@ def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limi
         credit_messages=messages,
         credit_bytes=bytes_,
         limits=limits or Limits(),
+        heartbeat_ms=(limits or Limits()).heartbeat_ms,
         heard_ms=0.0,
         wake=lambda: None,
         outboxes=Outboxes(1 << 30, lambda: None),

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
+from tests.faults.hostile import hello
 from timeline.broker.limits import Limits
+from timeline.broker.roster import Health
 from timeline.model import Status
-from timeline.wire import Deliver, Fault, Leaving, LeavingReason, Scan, TransportError, encode
+from timeline.wire import Deliver, Fault, Leaving, LeavingReason, Scan, TransportError, Welcome, encode
 
 
 async def fault_of(pipe: Pipe) -> TransportError:
@@ -119,3 +121,17 @@ async def test_draining_tells_producers_to_leave():
         assert (await pipe.down(Leaving)).reason is LeavingReason.DRAINING
         await pipe.close()
         await draining
+
+
+async def test_where_many_are_connected_each_is_told_to_beat_less_often():
+    limits = Limits(heartbeat_ms=10, heartbeats_per_s=10, heartbeat_cap_ms=250, heartbeats_missed=3)
+    async with broker(limits=limits) as link:
+        told = []
+        for number in range(1, 5):
+            pipe = link.open("Consume")
+            pipe.to_broker.put_nowait(hello(f"c{number}", "t"))
+            told.append((await pipe.down(Welcome)).heartbeat_ms)
+        assert told == [100, 200, 250, 250]
+        second = link.node.dealers[0].roster.consumers[b"c2"]
+        assert second.health(second.heard_ms + 600) is Health.HEALTHY
+        assert second.health(second.heard_ms + 601) is Health.SILENT

@@ -116,6 +116,7 @@ class ConsumeStream:
             room_messages=hello.room_messages,
             room_bytes=hello.room_bytes,
             limits=self._node.limits,
+            heartbeat_ms=self._node.limits.heartbeat_of(len(self._node.service.streams)),
             heard_ms=self._node.clock.monotonic_ms(),
             wake=dealer.wake,
             outboxes=self._node.outboxes,
@@ -128,7 +129,7 @@ class ConsumeStream:
             lease_ms=consumer.lease_ms,
             max_lease_ms=topic.settings.max_lease_ms,
             max_payload_bytes=topic.settings.max_payload_bytes,
-            heartbeat_ms=self._node.limits.heartbeat_ms,
+            heartbeat_ms=consumer.heartbeat_ms,
             brokers=tuple(member.address for member in self._node.membership.members() if member.address),
         )
 

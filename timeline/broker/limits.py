@@ -12,6 +12,9 @@ class Limits:
     """What one broker holds at most, and its rhythms."""
 
     heartbeat_ms: int = 2_000
+    heartbeats_per_s: int = 100
+    heartbeat_cap_ms: int = 15_000
+    """Where so many are connected that there would be more, each is told to beat less often, up to the cap."""
     heartbeats_missed: int = 3
     """A consumer not heard of for so many heartbeats gets nothing until it is heard again."""
     sweep_every_ms: int = 5_000
@@ -74,3 +77,8 @@ class Limits:
     check_every_ms: int = 1_000
     drain_streams_ms: int = 2_000
     """How long a draining broker goes on reading settles from streams that were told to leave."""
+
+    def heartbeat_of(self, streams: int) -> int:
+        """How often one that joins as the last of so many beats, in ms."""
+        shared_ms = min(self.heartbeat_cap_ms, 1_000 * streams // self.heartbeats_per_s)
+        return max(self.heartbeat_ms, shared_ms)

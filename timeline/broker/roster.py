@@ -60,6 +60,7 @@ class Consumer:
     credit_messages: int
     credit_bytes: int
     limits: Limits
+    heartbeat_ms: int
     heard_ms: float
     wake: Callable[[], None]
     outboxes: Outboxes
@@ -102,7 +103,7 @@ class Consumer:
         """Its health at monotonic `now_ms`."""
         if self.gone:
             return Health.GONE
-        if now_ms - self.heard_ms > self.limits.heartbeat_ms * self.limits.heartbeats_missed:
+        if now_ms - self.heard_ms > self.heartbeat_ms * self.limits.heartbeats_missed:
             return Health.SILENT
         if self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms:
             return Health.STALLED

@@ -22,18 +22,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from timeline.broker import logs
 from timeline.broker.begun import Begun
+from timeline.broker.gateway import Gateway
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
-from timeline.broker.streams import Streams
 from timeline.clock import Clock
 from timeline.config import ServeConfig
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.sync import make_membership
-from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, Service, TransportError
+from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, TransportError
 
 log = logging.getLogger("timeline.broker")
 
@@ -124,8 +124,8 @@ class _ServerStream:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out."""
 
-    def __init__(self, service: Service, streams: Streams, stall_ms: int) -> None:
-        self._service, self._streams, self._stall_s = service, streams, stall_ms / 1000.0
+    def __init__(self, service: Gateway, stall_ms: int) -> None:
+        self._service, self._stall_s = service, stall_ms / 1000.0
         self._stalled = TransportError(Fault.DEADLINE, f"what was sent here was not taken for {stall_ms} ms")
         kinds = {
             "unary_unary": (grpc.unary_unary_rpc_method_handler, self._unary),
@@ -186,7 +186,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
         if fault.fault is Fault.BROKEN:
             return  # there is nobody to hear it
         if stream.writing:
-            with self._streams.kept(context.peer()):
+            with self._service.streams.kept(context.peer()):
                 await stream.let_go()
         await _abort(context, fault)
 
@@ -243,7 +243,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         metrics=metrics,
         store_shown=shown(config.store),
     )
-    server.add_generic_rpc_handlers((_Handlers(node.service, node.service.streams, node.limits.stall_ms),))
+    server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     probes = Probes(config.metrics, node)

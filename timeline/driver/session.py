@@ -37,6 +37,8 @@ from timeline.wire import (
 log = logging.getLogger("timeline.driver")
 
 SILENT_HEARTBEATS = 3
+BEAT_SHARE = 0.9
+"""Of the heartbeat, the time after which one is sent at the next tick."""
 FRAMES_ABOARD = 64
 SINGLES_ABOARD = 2
 """Frames of awaited settles that await their answers: past it, settles gather in the next one."""
@@ -197,7 +199,7 @@ class Session:
             await stream.stream.send(data)
         if self._hand.credit.owed and self.taking:
             await stream.stream.send(encode(Credit(*self._hand.credit.take_owed())))
-        if now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms / 2:
+        if now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
             await self._beat(stream, now_ms)
 
     async def _beat(self, stream: ConsumeStream, now_ms: float) -> None:
