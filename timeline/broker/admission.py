@@ -20,6 +20,7 @@ from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, S
 from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
 
 BEYOND_EXPIRY = "the due must lie before the message's expires"
+_INVALID = bytes([Status.INVALID.code])
 
 
 @dataclass(slots=True)
@@ -46,9 +47,9 @@ class Refusals:
 
     def merge(self, answers: Answers | None) -> Answers:
         """The answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
-        if answers is not None and (invalid := answers.status == Status.INVALID.code).any():
+        if answers is not None and _INVALID in answers.status.tobytes():
             # The one thing that a store finds INVALID in what was admitted: the rules know of no other.
-            for index in np.flatnonzero(invalid).tolist():
+            for index in np.flatnonzero(answers.status == Status.INVALID.code).tolist():
                 answers.details.setdefault(index, BEYOND_EXPIRY)
         if not self.reasons:
             return Answers.blank(0) if answers is None else answers  # None: nothing was asked
