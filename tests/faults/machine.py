@@ -22,8 +22,8 @@ from timeline.storage_plugins import make_store
 LEASE_MS = 3_000
 CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED")
 """With these, no earlier sending of the call happened either."""
-CLOCK_BOUND_MS = 5.0
-"""All processes read one machine's clock; each carries it on by itself from its start."""
+CLOCK_BOUND_MS = 0.2
+"""Processes of one machine read one clock; each carries it on by itself (05-time-and-leases.md)."""
 PATIENCE_S = 100.0
 """A test that waits longer has failed; nothing is measured by it."""
 
