@@ -63,10 +63,15 @@ class Producer(Mutations):
                     await self._putting.line.idle()
                     await self._mutating_idle()
             except TimeoutError:
-                pass  # stop() tells each caller that still waits
-            finally:  # whoever closes may be cancelled: nothing goes on behind it
-                await self._putting.stop()
-                await self._stop_mutating()
+                pass  # who still waits is told when it stops
+            except asyncio.CancelledError:  # nothing goes on behind whoever closes
+                await self._stop()
+                raise
+            await self._stop()
+
+    async def _stop(self) -> None:
+        await self._putting.stop()
+        await self._stop_mutating()
 
     def _start(self) -> None:
         """Before each call: a child process, and a new event loop, start afresh."""

@@ -366,15 +366,21 @@ class Session:
         self.closing = True
         task = self._task
         self.stop_taking()
-        try:
-            if task is not None:
-                self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
-                self.desk.line.work.set()
+        if task is not None:
+            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
+            self.desk.line.work.set()
+            try:
                 await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
-        finally:  # whoever closes may be cancelled: nothing goes on behind it
-            if task is not None:
-                await end(task)
+            except asyncio.CancelledError:  # nothing goes on behind whoever closes
+                await self._give_up(task)
+                raise
+            await self._give_up(task)
+        else:
             self.desk.line.drop()
+
+    async def _give_up(self, task: asyncio.Task[None]) -> None:
+        await end(task)
+        self.desk.line.drop()
 
 
 async def _rest(wait_ms: float) -> None:
