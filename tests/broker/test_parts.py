@@ -170,7 +170,7 @@ def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
 
 def test_a_round_takes_along_what_comes_due_soon_after_but_no_more_than_was_asked_for():
     ahead = Ahead(Limits(lease_ahead_cap_ms=50, lease_along_ms=10))
-    assert [ahead.window_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.1, 45.0)] == [50, 11, 18, 50]
+    assert [ahead.window_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.1, 16.5, 45.0)] == [50, 11, 18, 34, 50]
     assert [ahead.window_ms(asked, 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
 

@@ -88,17 +88,36 @@ def named(ran: list[str], name: str, weight: int | None = None) -> Callable[[Tra
     return act
 
 
-async def test_leases_and_settles_go_first_and_puts_are_not_starved(opened: Opened) -> None:
+async def _in_line(opened: Opened, put_weight: int) -> list[str]:
     ran: list[str] = []
     held, go = opened.hold()
+    lines = (("put", LATER), ("put", LATER), ("lease", FIRST), ("put", LATER), ("settle", FIRST))
     waiting = [
-        opened.writer.submit(named(ran, name), priority, MOST_WEIGHT)
-        for name, priority in (("put", LATER), ("put", LATER), ("lease", FIRST), ("put", LATER), ("settle", FIRST))
+        opened.writer.submit(named(ran, name), priority, put_weight if priority == LATER else MOST_WEIGHT)
+        for name, priority in lines
     ]
     go.set()
     await asyncio.gather(held, *waiting)
-    assert ran == ["lease", "put", "settle", "put", "put"]
+    return ran
+
+
+async def test_leases_and_settles_go_first_and_puts_are_not_starved(opened: Opened) -> None:
+    assert await _in_line(opened, ENOUGH_WEIGHT) == ["lease", "put", "settle", "put", "put"]
     assert opened.count("BEGIN IMMEDIATE") == opened.count("COMMIT") == 4, "one of each line however much it weighs"
+
+
+async def test_what_is_heavy_takes_turns_with_leases_and_settles(opened: Opened) -> None:
+    assert await _in_line(opened, ENOUGH_WEIGHT + 1) == ["lease", "put", "settle", "put", "put"]
+    assert opened.count("COMMIT") == 1 + 4, "no lease or settle waits for a heavy one beside it"
+
+
+async def test_what_little_is_left_in_the_log_is_carried_between_two_transactions(opened: Opened) -> None:
+    opened.writer.carry_rest()
+    for at in range(3):
+        await opened.writer.submit(note(f"n{at}"), LATER, 1)
+    assert opened.count("PRAGMA wal_checkpoint(PASSIVE)") == 1
+    log = opened.statements.index("PRAGMA wal_checkpoint(PASSIVE)")
+    assert opened.statements[log - 1 : log] in ([], ["COMMIT"]), "never inside a transaction"
 
 
 async def test_a_lease_weighs_what_it_leased(opened: Opened) -> None:

@@ -5,7 +5,8 @@ longer the more is asked for. So the first round of a hot instant takes few, whi
 come back full each one takes more, until they are as large as any.
 
 A round that begins for one message takes along what comes due soon after it: at a steady rate there would else be one
-for each message, with a commit of its own.
+for each message, with a commit of its own. And as much as comes due while a round takes its time: the next one begins
+when this one is back, and is back as long after that.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Ahead:
         lead_ms = self.lead_ms(asked_ms, lease_p99_ms)
         if asked_ms != LEASE_AHEAD_AUTO:
             return lead_ms
-        return min(self._limits.lease_ahead_cap_ms, lead_ms + self._limits.lease_along_ms)
+        return min(self._limits.lease_ahead_cap_ms, lead_ms + max(lead_ms, self._limits.lease_along_ms))
 
     def most(self, next_due_ms: int | None, now_ms: int) -> int:
         """How many messages a round may lease that begins at `now_ms`."""

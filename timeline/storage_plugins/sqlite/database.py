@@ -19,7 +19,7 @@ from timeline.storage_plugins.sqlite.writer import unavailable
 
 APPLICATION_ID = 0x544C4E31
 """Marks the file as Timeline's, so that nobody else's database is written to."""
-PAGE_BYTES = 4_096
+PAGE_BYTES = 4096
 """Of a new file; an older one keeps its own. Larger pages make a commit of few messages dearer: single puts run at
 19,200 to 20,700/s with 4,096 and 16,600 to 18,300 with 8,192, in turn; a cycle beside 1 M pending is as fast."""
 CACHE_MIB = 64
@@ -113,6 +113,11 @@ class Database:
         self.cluster_uid = ""
         self.clean = True
         """Whether the last process that had the file closed it in peace: then no payload lacks its message."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._location.path
 
     @property
     def server(self) -> str:

@@ -46,12 +46,12 @@ Result = TypeVar("Result")
 
 READERS = 2
 ROWS_AT_ONCE = 150
-ROW_WEIGHT = 7
+ROW_WEIGHT = 27
 """Messages of one work of a tag operation or a sweep, and what each weighs in a transaction: it dirties two pages and
 more of its own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not
 late."""
 WORKS_IN_LINE = 16
-"""Such works that wait at once: a transaction of half of them while nobody else waits, of one otherwise."""
+"""Such works that wait at once: a transaction of one each."""
 
 
 class SqliteStore(Store):
@@ -103,17 +103,17 @@ class SqliteStore(Store):
             connections.append(self._database.connect_for_checkpoints())
             self._topics.load(connections[0])
             self._looked_until = None if self._database.clean else 0
-            self._checkpointer = Checkpointer(connections[1])
+            self._checkpointer = Checkpointer(connections[1], self._database.path)
             writer = Writer(connections[0], self._checkpointer.note)
             writer.start()
         except BaseException as error:
             for connection in connections:
                 connection.close()
-            self._database.close()
+            self._close_files()
             if isinstance(error, sqlite3.Error):
                 raise unavailable(error) from error
             raise
-        self._checkpointer.start()
+        self._checkpointer.start(writer.carry_rest)
         return writer
 
     async def close(self) -> None:
@@ -134,6 +134,13 @@ class SqliteStore(Store):
         if self._checkpointer is not None:
             self._checkpointer.stop()
         writer.stop(clean=self._looked_until is None)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        """All connections are closed by now."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
         self._database.close()
 
     async def check(self) -> None:

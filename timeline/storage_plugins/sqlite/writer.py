@@ -1,9 +1,10 @@
 """The one writer: a thread that commits, in one transaction, all that waits for it.
 
 While one transaction is on its way to the disk the next one's work gathers: group commit by pressure, no timer. Leases
-and settles go ahead of puts and mutations, of which each transaction has one all the same: however many topics lease
-and settle, puts go on; when leases or settles wait again, it ends. Nothing is answered before the commit. When the
-transaction fails it is rolled back and its works run again one by one, so that only the guilty one fails.
+and settles go ahead of puts and mutations, of which each transaction has one all the same, or, if that is heavy, every
+other transaction: however many topics lease and settle, puts go on; when leases or settles wait again, it ends. Nothing
+is answered before the commit. When the transaction fails it is rolled back and its works run again one by one, so that
+only the guilty one fails.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Writer:
         self._stopping = False
         self._clean = False
         self._chores_wait = False
+        self._rest = False
+        self._turn = LATER
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
@@ -152,6 +155,13 @@ class Writer:
             )
         return first
 
+    def carry_rest(self) -> None:
+        """Asks that what little is left in the log be carried to its place before the next transaction, which may then
+        start the log anew."""
+        with self._ready:
+            self._rest = True
+            self._ready.notify()
+
     # ── the thread ──
 
     def _run(self) -> None:
@@ -162,7 +172,10 @@ class Writer:
                     self._commit_all(works)
                     self._answer(works)
                 answered, works = works, []
-                if not answered or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
+                rest, self._rest = self._rest, False
+                if rest:
+                    self._reuse_log()
+                if not (answered or rest) or (len(self._orphans) > ORPHANS_PRESSING and not self._chores_wait):
                     self._remove_orphans()
             while self._orphans and self._remove_orphans():
                 pass
@@ -188,7 +201,7 @@ class Writer:
         """Returns when there are works, or time for chores; False when it is over."""
         with self._ready:
             rested = False
-            while not any(self._waiting):
+            while not any(self._waiting) and not self._rest:
                 if self._stopping:
                     return False
                 if not self._orphans or self._chores_wait:
@@ -217,8 +230,12 @@ class Writer:
 
     def _in_turn(self, works: list[Work[Any]]) -> Iterator[Work[Any]]:
         """Takes what waits now off its line into `works`, one after the other: at least one of each line, and on as
-        long as nobody else has to wait too long for it."""
+        long as nobody else has to wait too long for it. What is heavier than that takes turns with leases and settles
+        instead: in one transaction with it, they would wait for it twice, behind it and beside it."""
         weight, counts = 0, [len(line) for line in self._waiting]
+        if counts[FIRST] and counts[LATER] and self._waiting[LATER][0].weight > ENOUGH_WEIGHT:
+            self._turn = LATER if self._turn == FIRST else FIRST
+            counts[FIRST if self._turn == LATER else LATER] = 0
         for priority, line in enumerate(self._waiting):
             for at in range(counts[priority]):
                 work = line[0]
@@ -277,8 +294,8 @@ class Writer:
                 self.trouble["damaged"] = f"a transaction could not be rolled back: {error}"
 
     def _reuse_log(self) -> None:
-        """While the disk is, or was just now, full: lets the next transaction write over the log instead of behind
-        it, so that settles, which make room, can go on."""
+        """Carries what the log has to its place, so that the next transaction writes over it instead of behind it: once
+        little is left of it, and while the disk is, or was just now, full, so that settles, which make room, go on."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
