@@ -381,3 +381,14 @@ async def test_closing_that_is_cancelled_leaves_nothing_running(
     await calls[what == "producer"]
     await p.aclose()
     await c.aclose()
+
+
+async def test_a_producer_that_nobody_holds_any_more_leaves_nothing_open(broker: Broker, tl: timeline.Timeline) -> None:
+    assert broker.node is not None
+    before = asyncio.all_tasks()
+    for n in range(5):
+        await tl.producer("t").produce(b"", in_="1h", id=f"m{n}")
+        await tl.producer("t").move(f"m{n}", in_="2h")
+    ours = {"producing t", "mutating t"}
+    while len(broker.node.service.streams) or ours & {task.get_name() for task in asyncio.all_tasks() - before}:
+        await asyncio.sleep(0)

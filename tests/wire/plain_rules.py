@@ -181,7 +181,10 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
     if name == "counts":
         return all(0 <= status <= 255 and 0 <= count < 2**63 for status, count in value.items())
     if name == "topics":
-        return all(topic.settings.check() and topic.uid >= 0 and topic.revision >= 1 for topic in value)
+        return all(
+            dataclasses.replace(topic.settings, kind="timeline").check() and topic.uid >= 0 and topic.revision >= 1
+            for topic in value
+        )
     if name == "settings":
         return len(value) <= 256 and all(1 <= len(key.encode()) <= 64 for key in value)
     if name == "states":

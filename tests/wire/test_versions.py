@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import run
@@ -12,7 +13,7 @@ import pytest
 
 import timeline
 from tests.wire.sameness import same
-from tests.wire.samples import answers, late_list, produce, settle, standing
+from tests.wire.samples import answers, late_list, produce, settle, standing, topic_list
 from timeline.driver.parcel import error_of
 from timeline.model import Status
 from timeline.wire import (
@@ -29,6 +30,7 @@ from timeline.wire import (
     Produce,
     Settle,
     Standing,
+    TopicList,
     UnknownFrame,
     WireError,
     WireVersionError,
@@ -119,7 +121,7 @@ def test_unknown_flags_are_masked_in_a_newer_minor_and_refused_in_this_one() -> 
             decode(encode(frame))
 
 
-def test_unknown_reasons_and_causes_of_a_newer_minor_have_a_reading() -> None:
+def test_unknown_values_of_a_newer_minor_have_a_reading() -> None:
     strange = Leaving(99, "why")  # type: ignore[arg-type]
     assert decode(of_version(encode(strange), MAJOR, MINOR + 7)) == Leaving(LeavingReason.DRAINING, "why")
     with pytest.raises(WireError, match=r"Leaving\.reason is 99"):
@@ -131,6 +133,15 @@ def test_unknown_reasons_and_causes_of_a_newer_minor_have_a_reading() -> None:
     assert read.cause.tolist() == [Cause.UNEXPLAINED]
     with pytest.raises(WireError, match="cause has a value above"):
         decode(encode(late))
+
+    listed = topic_list()
+    mailbox = dataclasses.replace(
+        listed.topics[0], settings=dataclasses.replace(listed.topics[0].settings, kind="mailbox")
+    )
+    listed.topics = (mailbox, *listed.topics[1:])
+    assert decode_as(of_version(encode(listed), MAJOR, MINOR + 1), TopicList).topics == listed.topics
+    with pytest.raises(WireError, match="kind must be 'timeline'"):
+        decode(encode(listed))
 
     stands = standing()
     stands.consumers.health = np.array([77, 0], np.uint8)

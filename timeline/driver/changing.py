@@ -12,7 +12,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.driver.channel import Deadline
-from timeline.driver.companion import end
+from timeline.driver.companion import end, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
@@ -116,6 +116,10 @@ class Changing:
             **parcel.columns,
         )
         return await link.channel.unary("Mutate", encode(frame), deadline, parcel)
+
+    def let_go(self) -> None:
+        """Nobody can ask anything of it any more: it ends by itself."""
+        let_go(self._runner, *self._under_way)
 
     async def stop(self) -> None:
         """Ends at once; who still waits is told what is known."""

@@ -18,6 +18,16 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             raise failure
 
 
+def let_go(*tasks: asyncio.Task[Any] | None) -> None:
+    """Has tasks end that nobody will wait for, from whatever thread; where their loop has ended, they have."""
+    for task in tasks:
+        if task is not None and not task.done():
+            try:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                pass  # the loop is closed
+
+
 async def all_of(*works: Coroutine[Any, Any, None]) -> None:
     """Runs all at once, each to its end whatever becomes of the others. Raises what the first of them failed with."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):

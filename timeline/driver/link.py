@@ -54,6 +54,11 @@ class Link:
             self._forked = self._forked or pid != self._pid
         self._loop, self._pid = loop, pid
 
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that it was last used in, and no child of it."""
+        return os.getpid() == self._pid
+
     def trouble(self) -> str:
         """Why nothing can be sent."""
         return self.channel.unreached

@@ -73,6 +73,13 @@ class Producer(Mutations):
         await self._putting.stop()
         await self._stop_mutating()
 
+    def __del__(self) -> None:
+        """One that was never closed and that nobody holds any more, so that nothing is under way: its stream ends."""
+        if not self.closed and self._epoch == self._link.epoch and self._link.here:
+            self._putting.let_go()
+            for calls in self._calls.values():
+                calls.let_go()
+
     def _start(self) -> None:
         """Before each call: a child process, and a new event loop, start afresh."""
         if self.closed:

@@ -12,7 +12,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.driver.channel import NOTHING_HAPPENED, Deadline, Opened
-from timeline.driver.companion import end
+from timeline.driver.companion import end, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
@@ -82,6 +82,10 @@ class Putting:
         """Runs the line from now on, in a task of its own."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"producing {self._topic}")
+
+    def let_go(self) -> None:
+        """Nobody can ask anything of it any more: it ends by itself."""
+        let_go(self._task)
 
     async def stop(self) -> None:
         """Ends at once; who still waits is told what is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ from timeline.wire.refusals import WireError
 MAX_SETTINGS = 256
 MAX_SETTING_BYTES = 1024
 MAX_STEPS = 10_000
+KNOWN_KIND = TopicSettings().kind
 _STATES = tuple(State)
 
 
@@ -163,7 +165,9 @@ def _topic_list(body: Body) -> TopicList:
     topics = []
     try:
         for index, name in enumerate(names.tolist()):
-            settings = TopicSettings(**{setting: column[index] for setting, column in columns.items()}).check()
+            settings = TopicSettings(**{setting: column[index] for setting, column in columns.items()})
+            # In a newer minor's frame there may be kinds that are not known here: they are told of all the same.
+            (replace(settings, kind=KNOWN_KIND) if body.lenient else settings).check()
             topics.append(Topic(name.decode(), uids[index], settings, revisions[index], created[index]))
     except Invalid as bad:
         raise WireError(f"TopicList has a topic out of range: {bad.reason}") from None
