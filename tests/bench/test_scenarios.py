@@ -57,6 +57,15 @@ async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
     assert report.notes == [KINDS[kind]]
 
 
+async def test_beanstalkd_with_few_on_their_way(tmp_path: Path) -> None:
+    """What is to be deleted waits behind the reserves that were sent before: these must not wait for more than there
+    may be."""
+    if shutil.which("beanstalkd") is None and not any(Path(path).exists() for path in SERVERS):
+        pytest.skip("beanstalkd is not installed")
+    asked = Cycle(messages=2_000, batch=10, warm_up=0)
+    _well(await run_beanstalkd(asked, "memory", tmp_path), "rate_per_s")
+
+
 async def test_produce(store: str, tmp_path: Path) -> None:
     _well(await run_produce(Produce(store, messages=1_500, tasks=50), tmp_path), "rate_per_s", "answer_p99_ms")
 

@@ -131,7 +131,8 @@ def test_top_for_machines_and_once(tell: Call, topic: str) -> None:
     (told,) = tell("top", "--json", "--every", "10ms").json
     (one,) = [each for each in told["topics"] if each["name"] == topic]
     assert (one["state"], one["due"], one["consumers"], one["delivered_per_s"]) == ("delivers", 0, 0, 0)
-    assert one["lateness_ms"].keys() == {"p50", "p99", "max"}
+    late = one["lateness_ms"]
+    assert 0 < late["p50"] == late["p99"] == late["max"]  # of the one delivery, though it was before the first look
     (broker,) = told["brokers"]
     assert broker["trouble"] is None and broker["store"] == "sqlite:///timeline.db"
     assert len(told["due_per_s_ahead"]) >= 60 and sum(told["due_per_s_ahead"]) >= 1

@@ -119,10 +119,12 @@ class _Putter(_Connection):
 
 
 class _Worker(_Connection):
-    """The connection that reserves and deletes, RESERVES_AHEAD commands ahead of the answers."""
+    """The connection that reserves and deletes, up to RESERVES_AHEAD commands ahead of the answers: never more than
+    half of what the ledger lets be on its way, for what is to be deleted waits behind them until jobs have come."""
 
     def __init__(self, ledger: Ledger, payload_bytes: int) -> None:
         super().__init__()
+        self._ahead = max(1, min(RESERVES_AHEAD, ledger.window // 2))
         self._ledger = ledger
         self._answer = re.compile(rb"DELETED\r\n|RESERVED (\d+) %d\r\n(.{%d})\r\n" % ((payload_bytes,) * 2), re.DOTALL)
         self._longest_bytes = payload_bytes + len(b"RESERVED 18446744073709551615 9999999\r\n\r\n")
@@ -132,7 +134,7 @@ class _Worker(_Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(self._reserves(RESERVES_AHEAD))
+        transport.write(self._reserves(self._ahead))
 
     def _reserves(self, count: int) -> bytes:
         count = min(count, self._to_reserve)

@@ -106,10 +106,11 @@ def _finite(value: float | None) -> float | None:
 
 
 class Watcher:
-    """Looks again and again, and remembers the last minute of looks, for rates and percentiles of late."""
+    """Looks again and again, and remembers the last minute of looks, for rates and percentiles of late. `ever`: with
+    percentiles of all deliveries since the brokers started, for whoever looks only once."""
 
-    def __init__(self, tl: timeline.Timeline, topic: str = "") -> None:
-        self._tl, self._topic = tl, topic
+    def __init__(self, tl: timeline.Timeline, topic: str = "", ever: bool = False) -> None:
+        self._tl, self._topic, self._ever = tl, topic, ever
         self._looks: deque[Standings] = deque()
         self._rates: dict[str, float] | None = None
 
@@ -171,9 +172,10 @@ class Watcher:
         return None if self._rates is None else self._rates.get(name, 0.0)
 
     def _lateness(self, name: str) -> Lateness | None:
-        """Lateness of the last minute over all brokers; None without deliveries."""
+        """Lateness of the last minute over all brokers, or since they started; None without deliveries."""
         told: Lateness | None = None
-        earlier = {one.address: one for one in self._looks[0].brokers} if len(self._looks) > 1 else {}
+        since_first = len(self._looks) > 1 and not self._ever
+        earlier = {one.address: one for one in self._looks[0].brokers} if since_first else {}
         for one in self._looks[-1].brokers:
             late = one.lateness.get(name)
             if late is None:

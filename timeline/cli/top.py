@@ -40,8 +40,8 @@ def top(topic: str | None, every: str, once: bool, tz: str | None, address: str,
     were, and the late ones with their causes.
 
     Percentiles are of the last minute (at the first look: since the broker started), as bounds that were kept. Where
-    standard output is no terminal, and with --once or --json, it looks twice, --every apart, for the rates, tells once
-    and ends.
+    standard output is no terminal, and with --once or --json, it looks twice, --every apart, for the rates, tells once,
+    with percentiles since the broker started, and ends.
 
     \b
     Example:
@@ -56,11 +56,11 @@ def top(topic: str | None, every: str, once: bool, tz: str | None, address: str,
         async with timeline.connect(address, timeout=timeout) as tl:
             if topic is not None:
                 await check_topic(tl, topic)
-            watcher = Watcher(tl, topic or "")
             screen = console()
             if not (once or as_json) and screen.is_terminal:
-                await _live(watcher, screen, every_s, zone)
+                await _live(Watcher(tl, topic or ""), screen, every_s, zone)
                 return
+            watcher = Watcher(tl, topic or "", ever=True)
             width = screen.width if screen.is_terminal else WIDTH_UNSEEN
             await watcher.look(seconds_ahead(width))
             await asyncio.sleep(every_s)
