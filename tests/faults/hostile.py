@@ -16,7 +16,8 @@ import numpy as np
 import timeline
 from tests.faults.machine import PATIENCE_S, Child
 from timeline.columns import Ragged
-from timeline.wire import SERVICE, Hello, Produce, PutFlag, encode
+from timeline.model import MAX_REASON_BYTES, Operation
+from timeline.wire import SERVICE, Hello, Produce, PutFlag, Settle, encode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, SETTINGS, DATA = 1, 4, 0
@@ -96,6 +97,24 @@ def puts(request: int, ids: list[bytes], payloads: list[bytes], in_ms: int = 0, 
         time_ms=np.full(count, in_ms, dtype=np.int64),
         flags=np.full(count, PutFlag.IN, dtype=np.uint8),
         payloads=Ragged.of(payloads),
+    )
+
+
+def burials(request: int, ids: list[bytes]) -> Settle:
+    """A frame of burials, each with as long a reason as may be; tokens are made up."""
+    count = len(ids)
+    return Settle(
+        request=request,
+        ids=Ragged.of(ids),
+        birth=np.arange(1, count + 1, dtype=np.uint64),
+        version=np.full(count, 2, dtype=np.int64),
+        operation=np.full(count, Operation.BURY, dtype=np.uint8),
+        time_ms=np.zeros(count, dtype=np.int64),
+        flags=np.zeros(count, dtype=np.uint8),
+        op=np.arange(1, count + 1, dtype=np.uint64),
+        reasons=Ragged.repeat(b"x" * MAX_REASON_BYTES, count),
+        credit_messages=0,
+        credit_bytes=0,
     )
 
 

@@ -13,12 +13,23 @@ import grpc
 import pytest
 
 import timeline
-from tests.faults.hostile import Plain, Victim, hello, opening, puts, victim
+from tests.faults.hostile import Plain, Victim, burials, hello, opening, puts, victim
 from tests.faults.machine import PATIENCE_S
 from timeline.columns import Ragged
 from timeline.driver.transport import GrpcStream, GrpcTransport
 from timeline.model import MAX_HEADERS_BYTES, MAX_ID_BYTES, MAX_TAG_BYTES, Status, encode_headers
-from timeline.wire import Fault, Produced, Scan, TopicAction, Topics, TransportError, decode_as, encode
+from timeline.wire import (
+    Fault,
+    Produced,
+    Scan,
+    Settled,
+    TopicAction,
+    Topics,
+    TransportError,
+    Welcome,
+    decode_as,
+    encode,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 MIB = 1024 * 1024
@@ -95,6 +106,39 @@ async def test_a_flood_of_puts(tmp_path: Path, record_property: Record):
         said = sum(await asyncio.gather(*flooding), Counter[str]())
         assert said.total() == streams * frames * each
         assert set(said) == {"OK", "THROTTLED"}
+        assert broker.grown_mib < 250, broker.grown_mib
+
+
+async def test_a_flood_of_settles(tmp_path: Path, record_property: Record):
+    """Frames of a MiB, of settles that nobody has anything to settle for, on each of eight streams that read no answer
+    before all is sent; more than may wait for the store."""
+    streams, frames, each = 8, 48, 1_000
+    async with victim(tmp_path, store=f"sqlite:///{tmp_path}/a.db") as broker:
+
+        async def flood(number: int) -> Counter[str]:
+            async with transport(broker) as way:
+                stream = await way.stream("Consume", PATIENCE_S)
+                await stream.send(hello(f"c{number}"))
+                decode_as(await stream.receive() or b"", Welcome)
+
+                async def send() -> None:
+                    for at in range(frames):
+                        await stream.send(encode(burials(1 + at, [b"%d-%d" % (at, one) for one in range(each)])))
+
+                sending = asyncio.create_task(send())
+                said: Counter[str] = Counter()
+                while said.total() < frames * each:
+                    answer = decode_as(await stream.receive() or b"", Settled)
+                    said.update(Status.of(code).value for code in answer.answers.status.tolist())
+                await sending
+                stream.cancel()
+                return said
+
+        flooding = [asyncio.create_task(flood(number)) for number in range(streams)]
+        record_property("lateness_p99_ms", await broker.others())
+        said = sum(await asyncio.gather(*flooding), Counter[str]())
+        assert said.total() == streams * frames * each
+        assert set(said) <= {"NOT_FOUND", "THROTTLED"} and said["NOT_FOUND"]
         assert broker.grown_mib < 250, broker.grown_mib
 
 
