@@ -95,10 +95,11 @@ class ServeConfig:
         """The same, listening on `port` (which the system chose when `listen` asked for port 0)."""
         host, _ = split_address(self.listen)
         reached = socket.gethostname() if host in _WILDCARDS else host
-        return dataclasses.replace(self, listen=_joined(host, port), advertise=self.advertise or _joined(reached, port))
+        return dataclasses.replace(self, listen=joined(host, port), advertise=self.advertise or joined(reached, port))
 
 
-def _joined(host: str, port: int) -> str:
+def joined(host: str, port: int) -> str:
+    """The address that `split_address` takes apart."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

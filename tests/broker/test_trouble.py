@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from tests.broker.test_races import one_put
 from timeline.broker import handback, node
-from timeline.model import Operation, Status
+from timeline.model import Answers, Operation, Status
+from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver
 
 
@@ -102,3 +104,39 @@ async def test_a_drain_whose_grace_is_over_waits_for_no_store(monkeypatch: pytes
         assert link.node.not_ready
         monkeypatch.undo()
         store.release("put")
+
+
+class Forgetful(MemoryStore):
+    """Forgets the last answer of each call while `forgets`."""
+
+    forgets = False
+
+    def _cut(self, answers: Answers) -> Answers:
+        return answers.part(0, len(answers) - 1) if self.forgets else answers
+
+    async def put(self, *asked: Any) -> Answers:
+        return self._cut(await super().put(*asked))
+
+    async def settle(self, *asked: Any) -> Answers:
+        return self._cut(await super().settle(*asked))
+
+    async def mutate(self, *asked: Any) -> Answers:
+        return self._cut(await super().mutate(*asked))
+
+
+async def test_a_plugin_that_does_not_answer_for_each_message_answers_for_none():
+    store = Forgetful()
+    async with broker(store) as link:
+        consumer = await link.consume()
+        await link.put(["a"])
+        got = await consumer.down(Deliver)
+        store.forgets = True
+        ids = ["", "b", "c"]  # one of them is refused before the store hears of it
+        told = [await link.put(ids), await link.mutate(Operation.CANCEL, ids)]
+        assert [statuses(one) for one in told] == [[Status.INVALID, Status.UNKNOWN, Status.UNKNOWN]] * 2
+        settled = await link.settle(consumer, got, Operation.ACK)
+        assert statuses(settled) == [Status.UNKNOWN]
+        assert all(
+            "0 answers for 1" in why or "1 answers for 2" in why
+            for why in (settled.answers.details[0], told[0].answers.details[1], told[1].answers.details[1])
+        )

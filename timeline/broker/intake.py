@@ -7,7 +7,6 @@ the store's commit.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Puts, StoreError, StoreUnavailable
-
-log = logging.getLogger("timeline.broker")
 
 
 @dataclass(slots=True)
@@ -123,9 +120,6 @@ class Intake:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
-        if len(answers) != len(puts):
-            log.error("the storage plugin answered %d of %d puts", len(answers), len(puts))
-            answers = Answers.blank(len(puts), Status.UNKNOWN)
         due_ms = earliest(answers, puts.due_ms, unsure=True)
         if due_ms is not None:
             self._hint(topic, due_ms)

@@ -103,18 +103,22 @@ class MeteredStore:
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
         answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
-        return self._counted(topic, answers)
+        return self._checked(topic, answers, len(puts))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
-        return self._counted(topic, await self._measured("settle", self.store.settle(topic, now_ms, settles)))
+        answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
+        return self._checked(topic, answers, len(settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
-        return self._counted(topic, answers)
+        return self._checked(topic, answers, len(mutations))
 
-    def _counted(self, topic: Topic, answers: Answers) -> Answers:
-        """What answers EXPIRED was removed by that."""
+    def _checked(self, topic: Topic, answers: Answers, asked: int) -> Answers:
+        """An answer to each of so many, or nobody can say what happened. What answered EXPIRED was removed by that."""
+        if len(answers) != asked:
+            log.error("the storage plugin gave %d answers for %d messages", len(answers), asked)
+            raise StoreUnknown(f"the storage plugin gave {len(answers)} answers for {asked} messages")
         self.expired(topic, answers.status.tobytes().count(EXPIRED))
         return answers
 

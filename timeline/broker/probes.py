@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-from timeline.errors import Invalid
+from timeline.config import check_address, is_ipv6, joined
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 
+MOST_AT_ONCE = 64
+"""Requests; a connection past it is closed."""
+IDLE_S = 5.0
+"""How long a connection may say nothing, or take nothing."""
+
+
 class _Quiet(WSGIRequestHandler):
+    timeout = IDLE_S
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (TimeoutError, ConnectionError):
+            self.close_connection = True  # who says nothing, or goes away, is nobody to answer
+
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is no news."""
 
 
 class _Threaded(ThreadingMixIn, WSGIServer):
-    """A slow scraper holds up nobody else."""
+    """A slow scraper holds up nobody else, and many of them take only so many threads and descriptors."""
 
     daemon_threads = True
+
+    def __init__(self, *asked: Any, **more: Any) -> None:
+        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        super().__init__(*asked, **more)
+
+    def server_bind(self) -> None:
+        """Without `HTTPServer`'s question to the name service for who we are, which may take long to be answered."""
+        TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+
+class _ThreadedV6(_Threaded):
+    address_family = socket.AF_INET6
 
 
 class Probes:
@@ -39,15 +81,14 @@ class Probes:
         """Opens the port; answers its address, or "off". Raises OSError, the address its `filename`, when taken."""
         if self._listen == "off":
             return "off"
-        host, separator, port = self._listen.rpartition(":")
-        if not separator or not port.isdigit():
-            raise Invalid(f"metrics must be host:port or off, not {self._listen!r}")
+        host, port = check_address("metrics", self._listen, free_port=True, otherwise='or "off"')
+        kind = _ThreadedV6 if is_ipv6(host) else _Threaded
         try:
-            self._server = make_server(host, int(port), self._application(), _Threaded, _Quiet)
+            self._server = make_server(host, port, self._application(), kind, _Quiet)
         except OSError as taken:
             raise OSError(taken.errno, taken.strerror, self._listen) from taken
         threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
-        return f"{host}:{self._server.server_port}"
+        return joined(host, self._server.server_port)
 
     def stop(self) -> None:
         """Closes the port."""

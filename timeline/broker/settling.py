@@ -6,7 +6,6 @@ While one store call of a topic is in flight the next batch forms: group commit 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -21,7 +20,6 @@ from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreError, StoreUnavailable
 
-log = logging.getLogger("timeline.broker")
 Waiting = tuple[Settles, "asyncio.Future[Answers]"]
 
 
@@ -92,9 +90,6 @@ class Settling:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
-        if len(answers) != len(together):
-            log.error("the storage plugin answered %d of %d settles", len(answers), len(together))
-            answers = Answers.blank(len(together), Status.UNKNOWN)
         dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
         due_ms = earliest(answers, dues_ms, together.operation == Operation.RELEASE, unsure=True)
         if due_ms is not None:
