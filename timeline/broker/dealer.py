@@ -71,6 +71,7 @@ class Dealer:
         self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
         self._swept = False
+        self._stranded_until_ms = 0.0
         self._fruitless_until_ms = 0.0
         self._leasing = True
         self._hindrances = Hindrances(clock.now_ms())
@@ -221,6 +222,10 @@ class Dealer:
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
         elif len(leased.rows):
             self._sweep_at_ms = mono_ms  # there may be more: again, after a round for what is ours
+            self._stranded_until_ms = mono_ms + self._limits.sweep_every_ms
+        elif mono_ms < self._stranded_until_ms and not all(grant.alone for grant in grants):
+            # There was more a moment ago, and what is next may be larger than the credit in bytes that was left.
+            self._sweep_at_ms = mono_ms + FRUITLESS_MS
         return leased, done_ms
 
     def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
