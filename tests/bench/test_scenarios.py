@@ -78,6 +78,10 @@ async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: P
     _well(report, *LATENESS)
     assert report.figures["messages"] == 200
     assert report.figures["lateness_min_ms"] >= 0
+    bounds = {target.figure: target.bound for target in report.targets}
+    commit_ms = report.figures.get("store_commit_ms")
+    assert (commit_ms is None) is (small == asked)
+    assert bounds["lateness_p99_ms"] == (3.0 if commit_ms is None else 3 * commit_ms + 2.0)
 
 
 async def test_burst(store: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import timeline
+from timeline.bench.figures import median
 from timeline.bench.processes import CannotMeasure
 from timeline.clock import Clock
 from timeline.columns import Int64, Ragged, UInt64
@@ -25,6 +26,7 @@ PENDING_FROM_MS = 3_600_000
 """Pending messages lie from an hour ahead: none comes due while something else is measured."""
 FILL_BATCH = 10_000
 FILL_TASKS = 3
+COMMITS = 30
 
 Told = Callable[[int], object]
 """Called with how many messages were put since it was called last."""
@@ -119,6 +121,23 @@ async def fill_store(
         await fill_open(store, topic, count, size_bytes, told, tagged)
     finally:
         await store.close()
+
+
+async def commit_ms(url: str) -> float:
+    """What the put of one message takes in a store that no broker has open: the median of COMMITS."""
+    clock = Clock()
+    took_ms = []
+    store = await open_store(url)
+    try:
+        topic = await create_in(store, "commits")
+        for _ in range(COMMITS):
+            now_ms, start_ms = clock.now_ms(), clock.monotonic_ms()
+            await _put(store, topic, batch_at(1, now_ms + PENDING_FROM_MS, ID_BYTES), now_ms)
+            took_ms.append(clock.monotonic_ms() - start_ms)
+        await store.drop_topic(topic)
+    finally:
+        await store.close()
+    return median(took_ms)
 
 
 async def put_overdue(url: str, name: str, size_bytes: int) -> None:
