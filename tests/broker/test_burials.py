@@ -71,3 +71,15 @@ async def test_what_a_cancel_finds_expired_counts_as_such():
             link.node.clock.observe()
         assert statuses(await link.mutate(Operation.CANCEL, ["a"])) == [Status.EXPIRED]
         assert counted(link, "timeline_expired_total") == 1
+
+
+async def test_an_ack_after_its_lease_ran_out_counts_and_is_counted():
+    async with broker() as link:
+        consumer = await link.consume(credit=1, lease_ms=10)
+        await link.put(["a"])
+        got = await consumer.down(Deliver)
+        while link.node.clock.now_ms() <= int(got.lease_until_ms[0]):
+            link.node.clock.observe()
+        settled = await link.settle(consumer, got, Operation.ACK)
+        assert statuses(settled) == [Status.OK] and settled.answers.late.tolist() == [1]
+        assert counted(link, "timeline_late_acks_total") == 1

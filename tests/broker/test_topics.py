@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tests.broker.link import broker
+from dataclasses import replace
+from typing import Any
+
+from tests.broker.link import Link, broker
 from tests.broker.test_node import scan
-from timeline.model import Status
-from timeline.wire import Leaving, LeavingReason, TopicAction
+from timeline.model import Status, Topic
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.wire import Leaving, LeavingReason, TopicAction, TopicList, Topics, decode_as, encode
 
 
 async def test_topics_are_created_once_and_conflicts_are_named():
@@ -42,3 +46,47 @@ async def test_a_dropped_topic_ends_its_streams_and_its_rows_are_never_seen_agai
         assert leaving.reason is LeavingReason.TOPIC_DROPPED
         await link.topic(TopicAction.CREATE)
         assert await scan(link) == []
+
+
+async def change(link: Link, revision: int, **settings: Any) -> TopicList:
+    frame = encode(Topics(TopicAction.UPDATE, "t", settings, revision))
+    return decode_as(await link.node.service.unary("Topics", frame), TopicList)
+
+
+async def test_an_update_of_a_revision_that_stands_no_more_is_told_to_read_again():
+    async with broker() as link:
+        changed = await change(link, 1, lease_ms=5_000)
+        assert (changed.status, changed.topics[0].revision) == (Status.OK.code, 2)
+        late = await change(link, 1, lease_ms=6_000)
+        assert late.status == Status.EXISTS.code
+        assert "at revision 2, not 1" in late.detail and "read it again" in late.detail
+        assert link.node.catalog.all()[0].settings.lease_ms == 5_000
+        assert (await link.topic(TopicAction.UPDATE, "absent", lease_ms=1)).status == Status.NOT_FOUND.code
+
+
+async def test_an_update_that_another_broker_overtakes_is_made_on_what_then_stands():
+    store = Overtaken()
+    async with broker(store) as link:
+        store.left = 2
+        changed = await link.topic(TopicAction.UPDATE, lease_ms=5_000)
+        assert (changed.status, changed.topics[0].settings.lease_ms) == (Status.OK.code, 5_000)
+        assert changed.topics[0].settings.max_deliveries == 2, "the other's change stands, too"
+        store.left = 2
+        late = await change(link, changed.topics[0].revision, lease_ms=6_000)
+        assert late.status == Status.EXISTS.code
+        store.left = 1_000
+        never = await link.topic(TopicAction.UPDATE, lease_ms=7_000)
+        assert never.status == Status.EXISTS.code and "keeps changing" in never.detail
+
+
+class Overtaken(MemoryStore):
+    """Another broker changes a record just before each of the next `left` changes of ours."""
+
+    left = 0
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        if self.left:
+            self.left -= 1
+            (stands,) = await self.topics()
+            await super().update_topic(replace(stands, settings=replace(stands.settings, max_deliveries=2 + self.left)))
+        return await super().update_topic(topic)

@@ -140,3 +140,31 @@ async def test_a_plugin_that_does_not_answer_for_each_message_answers_for_none()
             "0 answers for 1" in why or "1 answers for 2" in why
             for why in (settled.answers.details[0], told[0].answers.details[1], told[1].answers.details[1])
         )
+
+
+class Broken(MemoryStore):
+    """Raises what no plugin should, for puts, moves and cancels."""
+
+    async def put(self, *asked: Any) -> Answers:
+        raise ZeroDivisionError("seven")
+
+    async def mutate(self, *asked: Any) -> Answers:
+        raise ZeroDivisionError("eight")
+
+
+async def test_what_a_plugin_must_not_raise_is_unknown_and_the_broker_goes_on():
+    async with broker(Broken()) as link:
+        for _ in range(2):
+            for told in (await link.put(["a", "b"]), await link.mutate(Operation.CANCEL, ["a", "b"])):
+                assert statuses(told) == [Status.UNKNOWN] * 2
+                assert "ZeroDivisionError" in told.answers.details[0]
+        assert not link.node.not_ready
+
+
+async def test_a_cancel_that_the_store_could_not_do_says_why_and_when_to_come_again():
+    store = SlowStore()
+    async with broker(store) as link:
+        store.refuse = {"mutate"}
+        told = await link.mutate(Operation.CANCEL, ["a"])
+        assert statuses(told) == [Status.UNAVAILABLE] and told.retry_after_ms > 0
+        assert "mutate is refused" in told.answers.details[0]
