@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from timeline.driver.transport import GrpcTransport
 from timeline.model import Operation, Status
 from timeline.wire import (
     MAX_COUNT,
+    SERVICE,
     Beat,
     Credit,
     Fault,
@@ -213,6 +216,19 @@ async def test_frames_without_messages_are_answered_like_any_other() -> None:
             mutate = Mutate("departures", "g", operation, nobody, longs, ubytes, longs, ulongs)
             answer = decode_as(await attack.way.unary("Mutate", encode(mutate), PATIENCE_S), Mutated)
             assert len(answer.answers) == 0
+
+
+async def test_a_frame_that_was_compressed_is_not_unfolded() -> None:
+    async with attacked() as attack:
+        data = encode(puts(1, [b"m"], [bytes(1_000_000)], in_ms=3_600_000, topic="departures"))
+        compression = grpc.Compression.Gzip
+        async with grpc.aio.insecure_channel(attack.broker.address, compression=compression) as channel:
+            stream = channel.stream_stream(f"/{SERVICE}/Produce")()
+            await stream.write(data)
+            with pytest.raises(grpc.aio.AioRpcError, match=r"these 1\d{3} bytes are no frame") as refused:
+                await stream.read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await attack.ask("Produce", data) == "answered"
 
 
 async def test_credit_beyond_all_measure_is_still_told_to_people() -> None:

@@ -54,6 +54,8 @@ OPTIONS = [
     # A window that stays as it is: one that grows with what arrives let a flood of puts take hundreds of MiB unread.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2 * 1024 * 1024),
+    # Frames are not compressed: a thousandth of a frame's bytes would make the whole frame here, before anybody looks.
+    ("grpc.per_message_decompression", 0),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
