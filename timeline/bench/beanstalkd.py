@@ -20,7 +20,7 @@ from timeline.bench.cycle import WINDOW_BATCHES, Cycle, cpu_s_of_self
 from timeline.bench.figures import Report
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import ID_BYTES, batch_at
-from timeline.bench.processes import CannotMeasure, Child, free_port
+from timeline.bench.processes import CannotMeasure, Measured, free_port
 from timeline.clock import Clock
 
 KINDS = {
@@ -44,14 +44,14 @@ def _flags(kind: str, folder: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Child, int]]:
+async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]]:
     """beanstalkd for the length of a measurement: the process and its port."""
     server = shutil.which("beanstalkd") or next((path for path in SERVERS if Path(path).exists()), None)
     if server is None:
         raise CannotMeasure("--peer beanstalkd needs the server: apt-get install beanstalkd")
     port = free_port()
     command = (server, "-l", "127.0.0.1", "-p", str(port), *_flags(kind, folder))
-    child = await Child.start(f"beanstalkd-{kind}", folder, *command)
+    child = await Measured.start(f"beanstalkd-{kind}", folder, *command)
     try:
         await _listening(child, port)
         yield child, port
@@ -59,7 +59,7 @@ async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Child, int]]:
         await child.end()
 
 
-async def _listening(child: Child, port: int) -> None:
+async def _listening(child: Measured, port: int) -> None:
     for _ in range(CONNECT_TRIES):
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

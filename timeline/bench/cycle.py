@@ -16,7 +16,7 @@ import timeline
 from timeline.bench.figures import Report, Target
 from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import Told, batch_at, fill, fill_store
-from timeline.bench.processes import Child, broker, cpu_s
+from timeline.bench.processes import Measured, broker, cpu_s
 from timeline.bench.profile import Profile
 from timeline.clock import Clock
 from timeline.driver.consumer import Consumer
@@ -77,7 +77,7 @@ async def run_cycle(asked: Cycle, folder: Path, told: Told | None = None, profil
         return await _measured(client, producer, asked, child)
 
 
-async def _measured(client: timeline.Timeline, producer: Producer, asked: Cycle, child: Child) -> Report:
+async def _measured(client: timeline.Timeline, producer: Producer, asked: Cycle, child: Measured) -> Report:
     clock = Clock()
     own_cpu_s, broker_cpu_s = cpu_s_of_self(), child.cpu_s()
     start_ms = clock.monotonic_ms()

@@ -18,7 +18,7 @@ import timeline
 from timeline.bench.feeder import NOW, meant_of
 from timeline.bench.figures import Report, Target, latencies, worst
 from timeline.bench.load import Told, commit_ms, fill, fill_store
-from timeline.bench.processes import CannotMeasure, Child, broker
+from timeline.bench.processes import CannotMeasure, Measured, broker
 from timeline.bench.profile import Profile
 from timeline.clock import Clock
 
@@ -112,11 +112,11 @@ async def run_lateness(
     return Report("lateness", asdict(asked), figures, targets, wrong, notes=[f"p99 of each run: {p99s} ms"])
 
 
-async def start_feeder(folder: Path, address: str, count: int, asked: Lateness) -> Child:
+async def start_feeder(folder: Path, address: str, count: int, asked: Lateness) -> Measured:
     """The process that puts, connected and waiting for the time to begin."""
     lead = NOW if asked.in_zero else str(asked.lead_ms)
     command = (sys.executable, "-m", "timeline.bench.feeder", address, TOPIC, str(count), str(asked.rate), lead)
-    feeder = await Child.start("feeder", folder, *command)
+    feeder = await Measured.start("feeder", folder, *command)
     try:
         await feeder.line()
     except BaseException:
@@ -137,13 +137,13 @@ async def measured_run(
     """One run of `count` messages: its figures and what was wrong. `begun` is set with the first delivery."""
     feeder = await start_feeder(folder, address, count, asked)
     ahead_ms = 0 if asked.in_zero else asked.lead_ms
-    feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
     late_ms: list[float] = []
     since_meant_ms: list[float] = []
     seen: set[str] = set()
     doubled = 0
     consumer = client.consumer(TOPIC, credit=CREDIT)
     try:
+        await feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
         async with asyncio.timeout(ahead_ms / 1000 + count / asked.rate + PATIENCE_S):
             async for d in consumer:
                 handed_ms = clock.now()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from timeline.child import Child
 from timeline.errors import TimelineError
 
-START_S = 120.0
-"""What a process may take to say that it is ready: a broker reads a store of many million messages first."""
-END_S = 15.0
-LOG_SHOWN_LINES = 5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,63 +40,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Child:
-    """A process of ours. `log`: the file that has its standard error."""
+class Measured(Child):
+    """A process that is measured."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.name, self.process, self.log = name, process, log
-
-    @classmethod
-    async def start(cls, name: str, folder: Path, *command: str) -> Child:
-        """Starts `command`. What the environment says about other brokers is not meant for it."""
-        log = folder / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIMELINE_")}
-        with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                env=environment,
-            )
-        return cls(name, process, log)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def last_words(self) -> str:
-        """The end of its log, on one line."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return " / ".join(line.strip() for line in lines[-LOG_SHOWN_LINES:]) or "it said nothing"
-
-    async def line(self, within_s: float = START_S) -> str:
-        """The next line of its standard output. Raises CannotMeasure when it ends, or says nothing in time."""
-        assert self.process.stdout is not None
-        try:
-            said = await asyncio.wait_for(self.process.stdout.readline(), within_s)
-        except TimeoutError:
-            raise CannotMeasure(f"{self.name} said nothing within {within_s:g} s: {self.last_words()}") from None
-        if not said:
-            await self.process.wait()
-            raise CannotMeasure(f"{self.name} ended with code {self.process.returncode}: {self.last_words()}")
-        return said.decode().strip()
-
-    def tell(self, line: str) -> None:
-        """A line to its standard input."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n".encode())
-
-    async def end(self) -> None:
-        """Asks it to end, and kills it when it does not."""
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(self.process.wait(), END_S)
-            except TimeoutError:
-                self.process.kill()
-        await self.process.wait()
+    trouble = CannotMeasure
 
     def cpu_s(self) -> float:
         """Processor time it has used."""
@@ -120,10 +63,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0") -> tuple[Child, str]:
+async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0") -> tuple[Measured, str]:
     """A broker on `store`; the process and its address."""
     command = (sys.executable, "-m", "timeline", "serve", "--listen", listen, "--metrics", "off", "--store", store)
-    child = await Child.start("broker", folder, *command, "--json", "--log-level", "warning")
+    child = await Measured.start("broker", folder, *command, "--json", "--log-level", "warning")
     try:
         return child, str(json.loads(await child.line())["listen"])
     except BaseException:
@@ -132,7 +75,7 @@ async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0") ->
 
 
 @asynccontextmanager
-async def broker(folder: Path, store: str) -> AsyncIterator[tuple[Child, str]]:
+async def broker(folder: Path, store: str) -> AsyncIterator[tuple[Measured, str]]:
     """A broker for the length of a measurement."""
     child, address = await start_broker(folder, store)
     try:

@@ -1,0 +1,62 @@
+"""Processes of ours: what they say is heard, how they end is told, and none is left behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from timeline.child import Child
+from timeline.errors import TimelineError, Unavailable
+
+pytestmark = pytest.mark.processes
+
+
+class Needed(Child):
+    """A child whose trouble has a name of its own."""
+
+    trouble = Unavailable
+
+
+async def started(folder: Path, script: str) -> Needed:
+    return await Needed.start("helper", folder, "sh", "-c", script)
+
+
+async def test_it_is_told_and_heard_line_by_line(tmp_path: Path) -> None:
+    child = await started(tmp_path, "while read word; do echo you said $word; done")
+    await child.tell("one")
+    await child.tell("two")
+    assert [await child.line(), await child.line()] == ["you said one", "you said two"]
+    assert child.running
+    assert await child.end() == -signal.SIGTERM and not child.running
+    assert await child.end() == -signal.SIGTERM
+
+
+async def test_one_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    child = await started(tmp_path, "echo no room left >&2; exit 3")
+    with pytest.raises(Unavailable, match="helper ended with code 3: no room left"):
+        await child.line()
+
+
+async def test_one_that_says_nothing_is_waited_for_in_bounds(tmp_path: Path) -> None:
+    child = await started(tmp_path, "exec cat")
+    with pytest.raises(Unavailable, match=r"helper said nothing within 0\.01 s: it said nothing"):
+        await child.line(0.01)
+    assert await child.end() == -signal.SIGTERM
+
+
+async def test_one_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    child = await started(tmp_path, "trap '' TERM; echo deaf; while read word; do :; done")
+    assert await child.line() == "deaf"
+    assert await child.end(0.01) == -signal.SIGKILL
+
+
+async def test_what_the_environment_says_of_brokers_is_not_meant_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMELINE_STORE", "nonsense://")
+    child = await started(tmp_path, "echo ${TIMELINE_STORE:-none}")
+    assert await child.line() == "none"
+    assert await child.end() in (0, -signal.SIGTERM)
+    assert Child.trouble is TimelineError

@@ -1,0 +1,93 @@
+"""A process of ours: started with pipes, heard line by line, ended by its own id. The demo and the benchmarks start
+their brokers, clients and peers so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import ClassVar, Self
+
+from timeline.errors import TimelineError
+
+START_S = 120.0
+"""What a process may take to say that it is ready: a broker reads a store of many million messages first."""
+END_S = 15.0
+"""What it may take to end after SIGTERM."""
+LOG_SHOWN_LINES = 5
+
+
+class Child:
+    """A child process. `log`: the file that has its standard error. Subclasses say in `trouble` what is raised when it
+    does not do what it is there for."""
+
+    trouble: ClassVar[type[TimelineError]] = TimelineError
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name, self.process, self.log = name, process, log
+
+    @classmethod
+    async def start(cls, name: str, folder: Path, *command: str) -> Self:
+        """Starts `command`, its log in `folder`. In a session of its own: Ctrl-C in the terminal reaches us alone, who
+        end it in order. What the environment says about other brokers is not meant for it."""
+        log = folder / f"{name}.log"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIMELINE_")}
+        with log.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=environment,
+            )
+        return cls(name, process, log)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.returncode is None
+
+    def last_words(self) -> str:
+        """The end of its log, on one line."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-LOG_SHOWN_LINES:]) or "it said nothing"
+
+    async def line(self, within_s: float = START_S) -> str:
+        """The next line of its standard output. Raises `trouble` when it ends, or says nothing in time."""
+        assert self.process.stdout is not None
+        try:
+            said = await asyncio.wait_for(self.process.stdout.readline(), within_s)
+        except TimeoutError:
+            raise self.trouble(f"{self.name} said nothing within {within_s:g} s: {self.last_words()}") from None
+        if not said:
+            await self.process.wait()
+            raise self.trouble(f"{self.name} ended with code {self.process.returncode}: {self.last_words()}")
+        return said.decode().strip()
+
+    async def tell(self, line: str) -> None:
+        """A line to its standard input. Raises ConnectionError when it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        await self.process.stdin.drain()
+
+    async def end(self, within_s: float = END_S) -> int:
+        """Asks it to end; its exit code. What does not end in time is killed (and answers -9)."""
+        if self.running:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self.process.wait(), within_s)
+            except TimeoutError:
+                await self.kill()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    async def kill(self) -> None:
+        """Ends it at once."""
+        if self.running:
+            self.process.kill()
+            await self.process.wait()
