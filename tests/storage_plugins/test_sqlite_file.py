@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import subprocess
@@ -17,9 +18,9 @@ import pytest
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
 from timeline.model import Status
 from timeline.storage_plugins import make_store, open_store, sql
-from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.sqlite import sweeping
-from timeline.storage_plugins.sqlite.database import Database
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.sqlite import checkpoints, sweeping
+from timeline.storage_plugins.sqlite.database import Database, Lock
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,23 @@ async def test_an_opening_that_is_given_up_leaves_no_lock_behind(
         await end(store)
         await store.close()
         await (await open_store(url)).close()
+
+
+async def test_an_opening_for_which_no_file_is_left_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store = make_store(f"sqlite:///{tmp_path}/a.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "open", fails)
+        patch.setattr(Lock, "take", lambda _: None)
+        with pytest.raises(StoreUnavailable, match=r"a\.db: Too many open files"):
+            await store.open()
+    await store.open()
+    await store.check()
+    await store.close()
 
 
 async def test_a_topic_whose_creator_gave_up_waiting_is_there_for_others(tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ class SqliteStore(Store):
             self._close_files()
             if isinstance(error, sqlite3.Error):
                 raise unavailable(error) from error
+            if isinstance(error, OSError):
+                raise StoreUnavailable(f"{self._database.path}: {error.strerror}") from error
             raise
         self._checkpointer.start(writer.carry_rest)
         return writer
