@@ -17,11 +17,13 @@ from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.logs import JsonLines, TextLines
+from timeline.broker.metered import P99_OF, MeteredStore
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
 from timeline.model import LEASE_AHEAD_AUTO
+from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
 
@@ -348,3 +350,12 @@ def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behin
     roster.leave(roster.consumers[b"z"])
     assert [c.id for c in roster.ready(0.0)] == [b"a", b"b"]
     assert len(looked) == 6
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 7.0, 90.0]), min_size=1, max_size=400))
+def test_the_p99_of_leases_is_that_of_the_last_ones(took_ms):
+    store = MeteredStore(MemoryStore(), lambda: 0.0, Metrics(), lambda _: None, lambda: None)
+    for took in took_ms:
+        store._lease_took(took)
+    last = sorted(took_ms[-P99_OF:])
+    assert store.lease_p99_ms == last[min(len(last) - 1, int(len(last) * 0.99))]

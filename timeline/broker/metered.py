@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ class MeteredStore:
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
         self._lease_ms: deque[float] = deque(maxlen=P99_OF)
+        self._ordered_ms: list[float] = []
         self._under_way: set[asyncio.Task[Any]] = set()
         self.lease_p99_ms: float | None = None
         """None until a lease has been measured."""
@@ -144,8 +146,11 @@ class MeteredStore:
         return leased
 
     def _lease_took(self, took_ms: float) -> None:
+        ordered = self._ordered_ms  # kept in order: sorting at each lease cost a lone message 10 µs
+        if len(self._lease_ms) == P99_OF:
+            del ordered[bisect_left(ordered, self._lease_ms[0])]
         self._lease_ms.append(took_ms)
-        ordered = sorted(self._lease_ms)
+        insort(ordered, took_ms)
         self.lease_p99_ms = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
     async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:
