@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from tests.broker.test_races import one_put
 from timeline.broker import handback, node
+from timeline.clock import Clock
 from timeline.model import Answers, Operation, Status
+from timeline.storage_plugins import make_store
 from timeline.storage_plugins.memory import MemoryStore
+from timeline.sync.local import LocalMembership
 from timeline.wire import Deliver
 
 
@@ -168,3 +173,22 @@ async def test_a_cancel_that_the_store_could_not_do_says_why_and_when_to_come_ag
         told = await link.mutate(Operation.CANCEL, ["a"])
         assert statuses(told) == [Status.UNAVAILABLE] and told.retry_after_ms > 0
         assert "mutate is refused" in told.answers.details[0]
+
+
+class Leaving(LocalMembership):
+    """Cannot be left in order."""
+
+    async def stop(self) -> None:
+        raise ConnectionError("nobody there")
+
+
+async def test_a_store_is_closed_though_the_cluster_cannot_be_left(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    made = node.Node(
+        store=make_store(url), clock=Clock(), membership=Leaving(), random_bits=random.getrandbits, name="b1"
+    )
+    await made.start()
+    with pytest.raises(ConnectionError):
+        await made.stop()
+    async with broker(url):  # the file is free again
+        pass

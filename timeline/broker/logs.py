@@ -42,10 +42,11 @@ class TextLines(logging.Formatter):
 
 
 def set_up(level: str, format: str) -> None:
-    """Sends the package's logs to standard error. `format`: "json" or "text"."""
+    """Sends the package's logs to standard error, and what it stands on has to warn of. `format`: "json" or "text"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
-    logger = logging.getLogger("timeline")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    for name, least in (("timeline", level.upper()), ("asyncio", "WARNING"), ("grpc", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+        logger.propagate = False

@@ -143,8 +143,10 @@ class Node:
         what is in the middle of a store's call."""
         self._say(self._state or "the broker has stopped")
         await self.tasks.cancel(FINISH_S if finish else 0.0)
-        await self.membership.stop()
-        await self.store.store.close()
+        try:
+            await self.membership.stop()
+        finally:
+            await self.store.store.close()
 
     async def topic(self, name: str) -> Topic | None:
         """The topic's record, None when there is none. Raises StoreError when it cannot be looked up."""

@@ -38,7 +38,7 @@ log = logging.getLogger("timeline.driver")
 
 SILENT_HEARTBEATS = 3
 BEAT_SHARE = 0.9
-"""Of the heartbeat, the time after which one is sent at the next tick."""
+"""Of the heartbeat, the time after which the next one is sent."""
 FRAMES_ABOARD = 64
 SINGLES_ABOARD = 2
 """Frames of awaited settles that await their answers: past it, settles gather in the next one."""
@@ -247,6 +247,9 @@ class Session:
             stream.over = True
             return
         wait_ms = min(left_ms, self._rhythm_ms)
+        if stream.welcome is not None and (stream.leaving is None or stream.farewell):
+            beat_at_ms = stream.beat_ms + stream.welcome.heartbeat_ms * BEAT_SHARE
+            wait_ms = min(wait_ms, max(LEAST_RHYTHM_MS, beat_at_ms - now_ms))
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.desk.line.work.set)
         try:
             await self.desk.line.work.wait()

@@ -1,0 +1,54 @@
+"""Structured logs: whatever a broker's process has to say goes one way, in one form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from timeline.broker import logs
+
+OURS = ("timeline", "asyncio", "grpc")
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Loggers as they were before."""
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in map(logging.getLogger, OURS)]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(
+    loggers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.set_up("info", "json")
+    logging.getLogger("timeline.broker").info("ready", extra={"port": 9000})
+    for name in ("asyncio", "grpc._cython.cygrpc"):
+        logging.getLogger(name).info("nothing that an operator asked for")
+        try:
+            raise ValueError("seven")
+        except ValueError:
+            logging.getLogger(name).exception("it stumbled")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["logger"], line["event"]) for line in lines] == [
+        ("timeline.broker", "ready"), ("asyncio", "it stumbled"), ("grpc._cython.cygrpc", "it stumbled"),
+    ]  # fmt: skip
+    assert lines[0]["port"] == 9000 and "ValueError: seven" in lines[1]["error"]
+
+
+def test_lines_for_people_carry_the_fields_and_the_error(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up("warning", "text")
+    logging.getLogger("timeline").info("not asked for")
+    try:
+        raise OSError("no space left")
+    except OSError:
+        logging.getLogger("timeline").exception("cannot write", extra={"file": "a.db"})
+    said = capsys.readouterr().err
+    assert "not asked for" not in said
+    assert "error   cannot write file=a.db\nTraceback" in said and said.endswith("OSError: no space left\n")
