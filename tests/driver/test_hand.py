@@ -369,3 +369,13 @@ def test_what_was_given_up_counts_as_in_hand_until_its_lease_has_surely_ended() 
     assert hand.loads == [] and hand.stats.lost == 1 and hand.stats.dropped == 1
     assert hand.tokens(60.0)[0].tolist() == [b"m0"]
     assert hand.tokens(60.0 + longest_ms)[0].tolist() == []
+
+
+def test_what_was_given_up_is_forgotten_though_no_stream_ends() -> None:
+    hand = Hand(10, 1_000)
+    for n in range(100):
+        now_ms = 1_000.0 * n
+        hand.arrive(_load(1, ends_ms=now_ms + 500.0, name=f"m{n}-"))
+        assert hand.next(now_ms) is not None
+        hand.sweep(now_ms + 500.0)
+    assert hand.stats.lost == 100 and len(hand._given_up) <= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -330,3 +331,36 @@ async def test_sigterm_stops_every_run_of_the_process(tl: timeline.Timeline) -> 
         await asyncio.gather(*runs)
     assert stopped
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_consumer_that_is_closed_under_its_handlers_ends_their_run_without_noise(
+    tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: noise.append(context))
+    started, go, rounds = asyncio.Event(), asyncio.Event(), 0
+    pause = handlers._pause
+
+    async def counted(wait_s: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        await pause(wait_s)
+
+    async def handler(d: timeline.Delivery) -> None:
+        started.set()
+        await go.wait()
+
+    monkeypatch.setattr(handlers, "_pause", counted)
+    async with tl.producer("t") as p:
+        await p.produce(b"", in_=0)
+    c = tl.consumer("t", id="w", lease="300ms")
+    running = asyncio.ensure_future(c.run(handler, concurrency=2))
+    await started.wait()
+    await c.aclose()
+    looked = rounds
+    while rounds < looked + 8:  # past the time when the lease would be extended
+        await asyncio.sleep(0)
+    go.set()
+    await running
+    gc.collect()
+    assert noise == [] and c.stats.settle_errors == 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import timeline
+from tests.wire.examination import examine
 from tests.wire.sameness import same
 from tests.wire.samples import answers, late_list, produce, settle, standing, topic_list
 from timeline.driver.parcel import error_of
@@ -140,6 +141,7 @@ def test_unknown_values_of_a_newer_minor_have_a_reading() -> None:
     )
     listed.topics = (mailbox, *listed.topics[1:])
     assert decode_as(of_version(encode(listed), MAJOR, MINOR + 1), TopicList).topics == listed.topics
+    assert examine(of_version(encode(listed), MAJOR, MINOR + 1))
     with pytest.raises(WireError, match="kind must be 'timeline'"):
         decode(encode(listed))
 

@@ -243,7 +243,13 @@ class Hand:
         not send again what only we gave up."""
         frame = load.frame
         longest_ms = float((frame.lease_until_ms[at] - frame.pushed_ms).max())
+        self._forget_given_up(now_ms)
         self._given_up.append((now_ms + longest_ms, frame.ids.take(at), frame.birth[at], frame.version[at]))
+
+    def _forget_given_up(self, now_ms: float) -> None:
+        """Of those whose lease has surely ended by now nothing need be known."""
+        while self._given_up and self._given_up[0][0] <= now_ms:
+            self._given_up.popleft()
 
     def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[Load, Indexes]]:
         """Messages that wait and are at half of their lease; asked again half a lease later."""
@@ -267,8 +273,7 @@ class Hand:
         """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now; at most
         `most`. What is not among them will be leased again: what waits goes without first, and is dropped here, so that
         nobody has it twice; then what was given up. A person's code has at most the credit, which always fits."""
-        while self._given_up and self._given_up[0][0] <= now_ms:
-            self._given_up.popleft()
+        self._forget_given_up(now_ms)
         told = _Tokens(most)
         for state in (HANDED, SETTLING):
             for load in self.loads:

@@ -226,7 +226,7 @@ class _Crew:
                     if task is not None and self.consumer.holds_or_lost(job.delivery):
                         job.cancelled = True
                         task.cancel()
-                elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery):
+                elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery) and not self.consumer.closed:
                     job.extend_at_ms = now_ms + lease_ms / 3
                     self.consumer.extend_quietly(job.delivery)
 
