@@ -137,7 +137,7 @@ async def test_the_lease_is_extended_while_a_handler_works(tl: timeline.Timeline
             await asyncio.sleep(0)
         done.set()
 
-    async with tl.producer("t") as p, tl.consumer("t", id="w", lease="300ms") as c:
+    async with tl.producer("t") as p, tl.consumer("t", id="w", lease="1s") as c:
         await p.produce(b"", in_=0)
         await _run_until(c, done, handler)
         assert len(ends) == 1 and c.stats.lost == 0
