@@ -96,7 +96,7 @@ class StoreScene(Scene):
         event = self.did(
             "commit",
             took=0.0,
-            id="a",
+            id=values.pop("id", "a"),
             kind=kind,
             version=version,
             due_ms=int(START_MS + due),

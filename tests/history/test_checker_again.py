@@ -59,6 +59,17 @@ def test_s10_another_session_took_over_in_between_unseen(scene: Scene) -> None:
     assert scene.broken() == set()
 
 
+def test_s10_another_session_gave_it_back_unseen(scene: Scene) -> None:
+    scene.put()
+    scene.receive()
+    scene.wait(20)
+    scene.receive(version=5, consumer="c2")
+    scene.settle("ack", version=5, consumer="c2")
+    assert scene.broken() == {"S10"}
+    scene.events.append(_session_line("consume", 2, 10))
+    assert scene.broken() == set()
+
+
 def test_s10_a_session_that_came_later_or_was_over_before_explains_nothing(scene: Scene) -> None:
     scene.did("consume", consumer="c1", session=2)
     scene.did("parted", consumer="c1", session=2)
@@ -134,6 +145,39 @@ def test_s12_delivered_too_late_once_all_was_healed(scene: Scene) -> None:
     scene.settle("ack")
     assert scene.broken(liveness_bound_ms=2_000) == set()
     assert scene.broken(liveness_bound_ms=900) == {"S12"}
+
+
+def test_l1_what_is_leased_again_and_again_and_reaches_nobody(scene: Scene) -> None:
+    scene.put(due=100)
+    scene.did("healed")
+    scene.row(version=9, due=10_000, scheduled=100, holder="c1")
+    scene.wait(5_000)
+    assert scene.broken(liveness_bound_ms=6_000) == set()
+    assert scene.broken(liveness_bound_ms=4_000) == {"L1"}
+    scene.at = 1_000.0
+    scene.receive(version=8, due=100)
+    assert scene.broken(liveness_bound_ms=4_000, end_wall_ms=START_MS + 5_000) == set()
+
+
+def test_s12_handed_out_at_last_after_leases_that_reached_nobody(scene: Scene) -> None:
+    scene.put(due=100)
+    scene.did("healed")
+    scene.wait(5_000)
+    scene.receive(version=9, due=4_900, scheduled=100)
+    scene.settle("ack", version=9)
+    assert scene.broken(liveness_bound_ms=6_000) == set()
+    assert scene.broken(liveness_bound_ms=4_000) == {"S12"}
+
+
+def test_s10_a_revival_before_the_first_delivery_explains_nothing(scene: Scene) -> None:
+    scene.put()
+    scene.did("revive", id="a", group="g", due_ms=int(START_MS), result={"status": "OK", "version": 2})
+    scene.wait(1)
+    scene.receive(version=3)
+    scene.wait(10)
+    scene.receive(version=4, consumer="c2")
+    scene.settle("ack", version=4, consumer="c2")
+    assert scene.broken() == {"S10"}
 
 
 def test_s14_more_in_flight_than_credit(scene: Scene) -> None:

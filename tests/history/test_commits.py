@@ -52,6 +52,11 @@ def test_a_life_by_the_rules(scene: StoreScene) -> None:
         ([("lease", 2, 1_000, {}), ("ack", 2, 0, {"holder": "c2"})], "S4"),
         ([("lease", 2, 1_000, {}), ("bury", 2, 0, {}), ("lease", 3, 4_000, {"now_ms": START_MS + 3_000})], "S6"),
         ([("lease", 2, 1_000, {}), ("extend", 2, 500, {})], "S11"),
+        ([("lease", 2, 1_000, {}), ("move", 3, 5_000, {"op": 5})], "S3"),
+        ([("lease", 2, 1_000, {}), ("cancel", 2, 0, {"op": 5, "leased": False})], "S3"),
+        ([("lease", 2, 1_000, {}), ("bury", 2, 0, {"holder": "c2"})], "S4"),
+        ([("revive", 2, 0, {"op": 5})], "S3"),
+        ([("purge", 1, 0, {"op": 5})], "S3"),
     ],
 )
 def test_each_broken_rule_is_named(
@@ -66,3 +71,13 @@ def test_ahead_of_its_time_within_the_window_only(scene: StoreScene) -> None:
     scene.commit("move", 2, due=100, op=5)
     scene.commit("lease", 3, due=1_100, due_before_ms=int(START_MS + 100))
     assert "S7" not in scene.broken()
+    topic = scene.did("topic", name="", settings={"lease_ahead_ms": 100})
+    assert "S7" not in scene.broken()
+    topic.arguments["settings"]["lease_ahead_ms"] = 50
+    assert "S7" in scene.broken()
+
+
+def test_cancelled_under_a_lease_where_that_was_asked(scene: StoreScene) -> None:
+    scene.commit("lease", 2, 1_000)
+    scene.commit("cancel", 2, op=5, leased=True)
+    assert "S3" not in scene.broken()

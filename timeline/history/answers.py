@@ -24,6 +24,8 @@ ASKED = {
     "purge": ("purge",), "ack": ("ack",),
 }  # fmt: skip
 """Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
+ENDED = ("release", "ack", "bury")
+"""How a holder, or the broker for it, ends a lease."""
 
 
 def answers(story: Story) -> Iterator[Violation]:
@@ -47,9 +49,14 @@ def answers(story: Story) -> Iterator[Violation]:
 def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
     operation, status = event.operation, str(event.result.get("status", ""))
     if event.happened and operation in CHANGES and not met(event):
-        if not any(
-            _is_of(course, event, change) for change in course.changed(event, *CHANGES[operation])
-        ) and not _by_repeat(story, course, event):
+        changes = list(course.changed(event, *CHANGES[operation]))
+        if any(_is_of(course, event, change) for change in changes) or _by_repeat(story, course, event):
+            return
+        others = [change for change in changes if _is_of(course, event, change, whatever=True)]
+        if others:
+            sentence = f"{operation} asked for version {event.arguments['if_version']} and met another"
+            yield story.violation("S3", sentence, *others, event)
+        else:
             yield story.violation("S8", f"{operation} was answered {status}, and the store did nothing", event)
         return
     justified = REASONS.get(status)
@@ -66,8 +73,8 @@ def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
         yield story.violation(invariant, f"{operation} was answered {status}, which nothing explains", *shown, event)
 
 
-def _is_of(course: Course, event: Event, change: Event) -> bool:
-    """Whether `change` is what `event`, answered OK, says that it did."""
+def _is_of(course: Course, event: Event, change: Event, whatever: bool = False) -> bool:
+    """Whether `change` is what `event`, answered OK, says that it did; `whatever`: to any version."""
     asked, did = event.arguments, change.arguments
     if event.operation in SETTLES:
         version = asked["version"] + (event.operation == "release")
@@ -77,7 +84,7 @@ def _is_of(course: Course, event: Event, change: Event) -> bool:
     ):
         return False
     met_one = course.met(change)
-    return not asked.get("if_version") or met_one is None or met_one.version == asked["if_version"]
+    return whatever or not asked.get("if_version") or met_one is None or met_one.version == asked["if_version"]
 
 
 def _names(event: Event, version: int) -> bool:
@@ -258,7 +265,8 @@ def _may_have_made(story: Story, event: Event, changes: list[Event]) -> bool:
         return (asked["birth"], asked["version"], asked.get("consumer")) == token
     if event.operation == "put" and kind == "move":
         return bool(asked.get("move"))
-    if kind == "put" and (asked.get("sum") != did.get("sum") or (met(event) and not event.result.get("repeated"))):
+    again = event.result.get("repeated") or not event.happened
+    if kind == "put" and (asked.get("sum") != did.get("sum") or ((met(event) or len(changes) > 1) and not again)):
         return False
     versions = [change.arguments["version"] for change in changes]
     if event.happened and kind in ("move", "revive") and not any(_names(event, version) for version in versions):
@@ -281,13 +289,31 @@ def _granted(story: Story, course: Course, receive: Event) -> Iterator[Violation
         and stretch.standing is not None
         and (stretch.standing.birth, stretch.standing.version, stretch.standing.holder) == token
     ]
+    over = _over_before(course, token, receive)
     if not leased:
         yield story.violation("S9", "handed out, and the store never leased it so", receive)
+    elif over is not None:
+        sentence = f"handed out though its lease was over by a {over.arguments['kind']}"
+        yield story.violation("S6", sentence, leased[-1][0], over, receive)
     elif all(one.scheduled_ms != seen["scheduled_ms"] for _, one in leased):
         sentence = f"handed out as scheduled at {seen['scheduled_ms']}, which did not stand"
         yield story.violation("S7", sentence, leased[-1][0], receive)
     elif all(one.sum != seen.get("sum") for _, one in leased):
         yield story.violation("S9", "handed out with another payload than was stored", leased[-1][0], receive)
+
+
+def _over_before(course: Course, token: tuple[int, int, str], receive: Event) -> Event | None:
+    """What ended the lease of `token` for certain before it was received: it was handed back, acknowledged or buried by
+    whoever had it. A cancel may meet a delivery under way; a lease that ran out is a matter of time (see `timing`)."""
+    over: Event | None = None
+    for stretch, by in zip(course.stretches, [*(after.by for after in course.stretches[1:]), None], strict=True):
+        if stretch.since >= receive.invoked:
+            break
+        one = stretch.standing
+        if one is not None and not one.dead and (one.birth, one.version, one.holder) == token:
+            ended = by is not None and by.returned < receive.invoked and by.arguments["kind"] in ENDED
+            over = by if ended else None
+    return over
 
 
 def _dump(story: Story, course: Course) -> Iterator[Violation]:

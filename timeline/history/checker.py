@@ -19,7 +19,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | fault | what (crash, stop, continue, drain, cut, step …) | |
 | healed | all faults are over | |
 | commit | see `commits` | |
-| deal | see `sharing.unfair` | |
+| deal | see `rounds` | |
 | queue | what, most, bound: the most that a queue of a broker held, and may hold | |
 
 Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost.
@@ -40,6 +40,7 @@ from timeline.history.bounds import over_bounds, stranded
 from timeline.history.commits import commits
 from timeline.history.presence import presence
 from timeline.history.record import Event, Values, read_lines
+from timeline.history.rounds import left_lying
 from timeline.history.sharing import left_out, over_credit, unfair
 from timeline.history.story import Declared, Story, Violation, sort_out
 from timeline.history.timing import is_early, timing
@@ -95,8 +96,10 @@ def check(
     rows = list(dump)
     declared = _declared(events, durable, clock_bound_ms, transit_bound_ms, liveness_bound_ms, end_wall_ms)
     found: list[Violation] = []
-    for story in sort_out(events, rows, declared):
+    stories = sort_out(events, rows, declared)
+    for story in stories:
         found.extend(_judge(story))
+    found.extend(left_lying(stories, events))
     found.extend(stranded(events, rows, declared))
     found.extend(over_credit(events, clock_bound_ms))
     found.extend(unfair(events))
@@ -147,6 +150,7 @@ def _declared(
     retention: set[str] = set()
     dropped: set[str] = set()
     last_crash = -inf
+    told: dict[str, Values] = {}
     sessions: dict[str, dict[int, tuple[float, float]]] = {}
     for event in events:
         values = event.arguments
@@ -156,6 +160,7 @@ def _declared(
             mine[values["session"]] = since, event.invoked if event.operation == "parted" else until
         if event.operation == "topic":
             settings = values.get("settings") or {}
+            told.setdefault(values["name"], {}).update(settings)
             if "remember_ms" in settings or values["name"] not in remember:
                 remembers = settings.get("remember_ms", 0) > 0
                 remember[values["name"]] = remembers and remember.get(values["name"], True)
@@ -176,6 +181,7 @@ def _declared(
         last_crash=last_crash,
         sessions=sessions,
         witnessed=any(event.operation == "commit" for event in events),
+        settings=told,
         end_wall_ms=inf if end_wall_ms is None else end_wall_ms,
     )
 

@@ -3,12 +3,14 @@ that runs (S11), before its due (S7) or after the end (S6), and each call once (
 
 A `commit` line's arguments: `topic id birth version kind due_ms holder now_ms op` as the message stands afterwards,
 `kind` being put, lease, relet, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire;
-of a put also `group sum expires_ms`, of a lease `was_due_ms` and `due_before_ms`, of a release `unseen`.
+of a put also `group sum size expires_ms`, of a lease `was_due_ms` and `due_before_ms`, of a release `unseen`, of a
+cancel `leased`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from timeline.history.course import Standing, Stretch, expires_by
 from timeline.history.record import Event
@@ -16,7 +18,9 @@ from timeline.history.story import Story, Violation
 
 MAKERS = ("put", "lease", "relet", "release", "move", "revive")
 ONCE = ("release", "move", "revive")
-HOLDERS = ("relet", "extend", "release", "ack")
+HOLDERS = ("relet", "extend", "release", "ack", "bury")
+RAISE = ("revive", "purge")
+"""What is for dead letters alone."""
 
 
 def commits(story: Story) -> Iterator[Violation]:
@@ -70,8 +74,13 @@ def _met(story: Story, before: Stretch, standing: Standing, event: Event) -> Ite
     if kind in HOLDERS and values.get("holder", standing.holder) != standing.holder:
         sentence = f"{kind} by {values['holder']!r} worked where {standing.holder!r} had it"
         yield story.violation("S4", sentence, *shown)
-    if standing.dead and kind not in ("revive", "purge"):
+    if standing.dead and kind not in RAISE:
         yield story.violation("S6", f"{kind} of a dead letter", *shown)
+    elif kind in RAISE and not standing.dead:
+        yield story.violation("S3", f"{kind} of what is no dead letter", *shown)
+    spares = kind == "move" or (kind == "cancel" and not values.get("leased", True))
+    if spares and _leased(story, standing, values["now_ms"]):
+        yield story.violation("S3", f"{kind} of what {standing.holder!r} had under a lease", *shown)
     if kind == "extend" and values["due_ms"] < standing.due_ms:
         yield story.violation("S11", "an extend made the lease shorter", *shown)
     if kind == "lease":
@@ -84,7 +93,13 @@ def _lease(story: Story, standing: Standing, made: Event | None, event: Event) -
     if values.get("was_due_ms", until_ms) != until_ms:
         sentence = f"leased as due at {values['was_due_ms']}, where {until_ms} stood"
         yield story.violation("S3", sentence, made, event)
-    if standing.holder and now_ms + bound_ms < until_ms:
+    ahead_ms = now_ms + story.declared.settings.get(story.topic, {}).get("lease_ahead_ms", inf)
+    if _leased(story, standing, now_ms):
         yield story.violation("S11", f"leased {until_ms - now_ms} ms before the last lease ended", made, event)
-    elif not standing.holder and max(now_ms, values.get("due_before_ms", 0)) + bound_ms < until_ms:
+    elif not standing.holder and max(now_ms, min(values.get("due_before_ms", 0), ahead_ms)) + bound_ms < until_ms:
         yield story.violation("S7", f"leased {until_ms - now_ms} ms before its due", made, event)
+
+
+def _leased(story: Story, standing: Standing, now_ms: float) -> bool:
+    """Whether a lease certainly ran at `now_ms`."""
+    return bool(standing.holder) and not standing.dead and now_ms + story.declared.clock_bound_ms < standing.due_ms

@@ -28,6 +28,7 @@ class Standing:
     group: str
     sum: int | None
     expires_ms: int
+    size: int = 0
     dead: bool = False
 
 
@@ -101,6 +102,7 @@ def _after(standing: Standing | None, change: Values) -> Standing | None:
             group=change.get("group", "default"),
             sum=change.get("sum"),
             expires_ms=change.get("expires_ms", 0),
+            size=change.get("size", 0),
         )
     if standing is None or kind in ENDS:
         return None

@@ -74,11 +74,10 @@ def unfair(events: Iterable[Event]) -> Iterator[Violation]:
     """Where consumers with credit got shares that differ by more than one: within a dealing round, and over rounds as
     long as the same consumers had credit.
 
-    A `deal` line says of one round `granted`: holder → [messages, bytes] of credit, `dealt`: holder → [messages,
-    bytes], `largest`: the size of the largest message, and `asked`: when it began (monotonic ms)."""
+    See `rounds` for what a `deal` line says. A round that dealt nothing shared nothing out."""
     runs: dict[tuple[str, str], _Run] = {}
     for event in events:
-        if event.operation != "deal":
+        if event.operation != "deal" or not _dealt_something(event):
             continue
         values = event.arguments
         granted, dealt, largest = values["granted"], values["dealt"], values["largest"]
@@ -98,6 +97,10 @@ def unfair(events: Iterable[Event]) -> Iterator[Violation]:
             continue
         run.counts = {holder: run.counts[holder] + count for holder, count in counts.items()}
         yield from _uneven(event, run.counts, able, "over rounds in which all had credit")
+
+
+def _dealt_something(event: Event) -> bool:
+    return any(messages for messages, _ in event.arguments["dealt"].values())
 
 
 def _uneven(event: Event, counts: dict[str, int], able: list[str], when: str) -> Iterator[Violation]:
@@ -140,7 +143,7 @@ def left_out(events: Iterable[Event]) -> Iterator[Violation]:
             one.unsettled.discard((values["id"], values["birth"], values["version"]))
         elif kind == "commit" and values["kind"] in ("lease", "relet"):
             _leased(present, values)
-        elif kind == "deal":
+        elif kind == "deal" and _dealt_something(event):
             yield from _passed_over(present, event)
 
 

@@ -51,6 +51,9 @@ class Declared:
     """Of each consumer id its sessions, each with when it was there: from, until (monotonic ms)."""
     witnessed: bool = False
     """Whether the store's side of everything is in the history."""
+    settings: Mapping[str, Values] = field(default_factory=dict)
+    """Of each topic what the history says of its settings, as last changed; `lease_ahead_ms` being how long before its
+    due a message may be leased at most."""
     end_wall_ms: float = inf
 
 

@@ -143,12 +143,13 @@ def _schedule(
 
 
 def _taken_over(story: Story, first: Event, second: Event) -> bool:
-    """Whether another session of their consumer was there: it may have had the message in between, unseen. One that
-    was cut off comes back, and is then told that it was superseded, or supersedes in its turn."""
-    mine = first.arguments.get("session", 0)
-    if mine != second.arguments.get("session", 0):
+    """Whether another session of the first one's consumer was there: it may have had the message in between, unseen,
+    and have given it back. One that was cut off comes back, and is then told that it was superseded, or supersedes in
+    its turn."""
+    consumer, mine = first.arguments.get("consumer", ""), first.arguments.get("session", 0)
+    if consumer == second.arguments.get("consumer", "") and mine != second.arguments.get("session", 0):
         return True
-    sessions = story.declared.sessions.get(first.arguments.get("consumer", ""), {})
+    sessions = story.declared.sessions.get(consumer, {})
     began = sessions.get(mine, (first.invoked, inf))[0]
     return any(
         session != mine and since <= second.invoked and until >= began for session, (since, until) in sessions.items()
@@ -201,14 +202,14 @@ def unexplained(story: Story, life: Life, first: Event, second: Event) -> Violat
 
 
 def _explained(story: Story, life: Life, first: Event, second: Event) -> bool:
-    """A release, a burial that was revived, or another session of the same consumer."""
+    """A release, a burial that was revived, or another session of the consumer that had it."""
     low, high = first.arguments["version"], second.arguments["version"]
-    if first.arguments.get("consumer") == second.arguments.get("consumer") and _taken_over(story, first, second):
+    if _taken_over(story, first, second):
         return True
     if any(
         event.operation in ("release", "bury") and event.may_have_happened and low <= event.arguments["version"] < high
         for event in life.settles
     ):
         return True
-    revives = (event for event in story.mutations if event.operation == "revive")
-    return any(event.may_have_happened and event.invoked <= second.invoked for event in revives)
+    revives = (event for event in story.mutations if event.operation == "revive" and event.may_have_happened)
+    return any(event.invoked <= second.invoked and event.effect_until >= first.invoked for event in revives)

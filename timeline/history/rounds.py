@@ -1,0 +1,128 @@
+"""S12 as the store's side shows it, dealing round by dealing round: while there is credit, whatever comes due is looked
+for at once, and a round with credit left leaves nothing lying that is due.
+
+A `deal` line is a call of the store that leased, or found nothing to lease. It says when it began, `asked` (monotonic
+ms), and at which time of the broker, `now_ms`; of which `buckets` (None: all) and overdue by how much, `overdue_ms`;
+`granted`: holder → [messages, bytes] of credit, `dealt`: holder → [messages, bytes], `largest`: the size of the largest
+message that it leased. Its topic's `buckets` and `redelivery_backoff_ms` are told by the `topic` line.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from timeline.history.course import Standing, Stretch, expires_by
+from timeline.history.record import Event
+from timeline.history.story import Story, Violation
+from timeline.model import bucket_of
+
+LOOKED_FOR_IN_MS = 500.0
+"""How soon after a message's due a round begins, where nothing is wrong and there is credit."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The rounds of a topic, by when they began. `credit`: whether anybody could have had any message more, whatever
+    its size. `calm_until`: when the first thing happened that may hinder dealing: a fault, a pause, a lease that ran
+    out (its consumer may be set aside), or the end of all faults."""
+
+    events: list[Event] = field(default_factory=list)
+    begins: list[float] = field(default_factory=list)
+    credit: list[bool] = field(default_factory=list)
+    calm_until: float = inf
+
+
+def left_lying(stories: Sequence[Story], events: Iterable[Event]) -> Iterator[Violation]:
+    """What was due and stood as it was, and no round leased it though there was credit. Told once of each id."""
+    topics = _rounds(stories, events)
+    for story in stories:
+        rounds = topics.get(story.topic)
+        settings = story.declared.settings.get(story.topic, {})
+        if rounds is not None and "buckets" in settings:
+            found = _left(story, rounds, settings["buckets"], settings.get("redelivery_backoff_ms", 0))
+            yield from [found] if found is not None else ()
+
+
+def _rounds(stories: Sequence[Story], events: Iterable[Event]) -> dict[str, Rounds]:
+    largest: dict[str, int] = defaultdict(int)
+    topics: dict[str, Rounds] = defaultdict(Rounds)
+    for story in stories:
+        sizes = (stretch.standing.size for stretch in story.course.stretches if stretch.standing is not None)
+        largest[story.topic] = max(largest[story.topic], *sizes, 0)
+        ran_out = (
+            after.since
+            for before, after in zip(story.course.stretches, story.course.stretches[1:], strict=False)
+            if before.standing is not None and before.standing.holder and _is_lease(after)
+        )
+        topics[story.topic].calm_until = min(topics[story.topic].calm_until, *ran_out, inf)
+    events = list(events)
+    over = max((event.invoked for event in events), default=inf)
+    for event in sorted(events, key=lambda event: event.arguments.get("asked", event.invoked)):
+        values = event.arguments
+        if event.operation == "deal" and "now_ms" in values:
+            rounds = topics[values["topic"]]
+            rounds.events.append(event)
+            rounds.begins.append(values["asked"])
+            rounds.credit.append(_has_credit(event, largest[values["topic"]]))
+        elif event.operation in ("fault", "healed"):
+            over = min(over, event.invoked)
+        elif event.operation == "topic" and (values.get("settings") or {}).get("paused"):
+            topics[values["name"]].calm_until = min(topics[values["name"]].calm_until, event.invoked)
+    for rounds in topics.values():
+        rounds.calm_until = min(rounds.calm_until, over)
+    return {name: rounds for name, rounds in topics.items() if rounds.events}
+
+
+def _is_lease(stretch: Stretch) -> bool:
+    return stretch.by is not None and stretch.by.arguments["kind"] == "lease"
+
+
+def _has_credit(event: Event, largest: int) -> bool:
+    values = event.arguments
+    return any(
+        values["dealt"][holder][0] < messages and values["dealt"][holder][1] + largest <= nbytes
+        for holder, (messages, nbytes) in values["granted"].items()
+    )
+
+
+def _left(story: Story, rounds: Rounds, buckets: int, backoff_ms: int) -> Violation | None:
+    bucket = bucket_of(story.id.encode(), buckets)
+    for stretch in story.course.stretches:
+        standing = stretch.standing
+        if standing is None or standing.dead:
+            continue
+        for at in range(bisect_right(rounds.begins, stretch.since), bisect_left(rounds.begins, stretch.until)):
+            event = rounds.events[at]
+            if rounds.credit[at] and _passed_over(stretch, standing, bucket, backoff_ms, event):
+                late_ms = event.arguments["now_ms"] - standing.due_ms
+                sentence = f"a dealing round with credit left passed it over, {late_ms} ms after its due"
+                return story.violation("S12", sentence, stretch.by, event)
+        if not standing.holder and _not_looked_for(stretch, standing, rounds):
+            sentence = f"nobody looked for it for {LOOKED_FOR_IN_MS:.0f} ms after its due, though there was credit"
+            return story.violation("S12", sentence, stretch.by)
+    return None
+
+
+def _passed_over(stretch: Stretch, standing: Standing, bucket: int, backoff_ms: int, event: Event) -> bool:
+    values = event.arguments
+    if event.returned >= stretch.until or (values["buckets"] is not None and bucket not in values["buckets"]):
+        return False
+    rests_ms = max(backoff_ms if standing.holder else 0, values["overdue_ms"])
+    # A sweep may have removed what expired before the round came to it.
+    return standing.due_ms + rests_ms <= values["now_ms"] and not expires_by(standing, event.wall_ms)
+
+
+def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds) -> bool:
+    """Whether the last round before had credit left, and none came when this was due."""
+    assert stretch.by is not None
+    due = max(stretch.since, standing.due_ms - stretch.by.wall_ms + stretch.by.invoked)
+    until = due + LOOKED_FOR_IN_MS
+    if until >= min(stretch.until, rounds.calm_until) or expires_by(standing, standing.due_ms + LOOKED_FOR_IN_MS):
+        return False
+    following = bisect_left(rounds.begins, due)
+    last_had_credit = following > 0 and rounds.credit[following - 1]
+    return last_had_credit and (following == len(rounds.begins) or rounds.begins[following] > until)
