@@ -28,7 +28,7 @@ class Consumer(Actor):
     async def work(self) -> None:
         """Receives until told to stop, or superseded."""
         extra: dict[str, Any] = {"credit": self.rng.choice((2, 5, 20))}
-        if self.rng.random() < 0.2:
+        if self.rng.random() < 0.35:
             extra["credit_bytes"] = self.rng.choice((10, 45, 100))
         noted = {"topic": self.topic, "consumer": self.id, "session": self.session, **extra}
         self.history.note("consume", noted)
@@ -51,9 +51,16 @@ class Consumer(Actor):
     async def _one_by_one(self, consumer: Any) -> None:
         async for delivery in consumer:
             self._handle_soon(delivery, self._received(delivery))
-            # Leave the loop now and then only: what waits in the driver's buffer is part of the test.
-            if self.rng.random() < 0.3:
-                await self.timer.wait(self.rng.random() * 0.05)
+            await self._dawdle()
+
+    async def _dawdle(self) -> None:
+        """Leaves the loop now and then only: what waits in the driver's buffer is part of the test. Sometimes for
+        longer than a lease, which the driver has to extend then."""
+        draw = self.rng.random()
+        if draw < 0.03 and not self.world.healed:
+            await self.timer.wait(0.5 + self.rng.random() * 2.5)
+        elif draw < 0.3:
+            await self.timer.wait(self.rng.random() * 0.05)
 
     async def _by_batches(self, consumer: Any) -> None:
         """Some batches are acknowledged as a whole, the others message by message."""
@@ -128,15 +135,18 @@ class Consumer(Actor):
             await self.timer.wait(self.rng.random())
             await self._ack(delivery, noted)
         elif draw < 0.72:
-            await self._extend(delivery, noted)
-            await self.timer.wait(self.rng.random() * 3)
+            for _ in range(self.rng.choice((1, 2, 3))):
+                await self._extend(delivery, noted)
+                await self.timer.wait(self.rng.random() * 2)
             await self._ack(delivery, noted)
         elif draw < 0.82:
             await self._release(delivery, noted)
         elif draw < 0.88:
             await self._bury(delivery, noted)
         elif draw < 0.95:  # past its lease, then late
-            await self.timer.wait(1.0 + self.rng.random() * 3)
+            ended_s = (delivery.lease_until_ms - self.world.history_clock.now()) / 1_000.0
+            just_over = self.rng.random() < 0.5
+            await self.timer.wait(ended_s + self.rng.random() * 0.3 if just_over else 1.0 + self.rng.random() * 3)
             late = self.rng.choice((self._ack, self._ack, self._ack, self._release, self._bury, self._extend))
             await late(delivery, noted)
             if self.rng.random() < 0.3:

@@ -15,13 +15,13 @@ STATUSES: dict[str, tuple[str, ...]] = {
     "cancel": (
         "OK", "NOT_FOUND", "LEASED", "DEAD", "FORBIDDEN", "FENCED", "EXPIRED", "UNKNOWN", "UNAVAILABLE",
     ),
-    "revive": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "INVALID"),
-    "purge": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "UNKNOWN"),
+    "revive": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "INVALID", "UNKNOWN", "UNAVAILABLE"),
+    "purge": ("OK", "NOT_FOUND", "EXISTS", "FORBIDDEN", "LEASED", "UNKNOWN", "UNAVAILABLE"),
     "move_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
     "cancel_tag": ("OK", "UNKNOWN", "UNAVAILABLE"),
     "ack": ("OK", "NOT_FOUND", "FENCED", "DEAD", "UNKNOWN", "UNAVAILABLE"),
-    "extend": ("OK", "NOT_FOUND", "FENCED", "LEASE_LOST"),
-    "release": ("OK", "NOT_FOUND", "FENCED", "EXPIRED"),
+    "extend": ("OK", "NOT_FOUND", "FENCED", "LEASE_LOST", "UNKNOWN", "UNAVAILABLE"),
+    "release": ("OK", "NOT_FOUND", "FENCED", "EXPIRED", "UNAVAILABLE"),
     "bury": ("OK", "NOT_FOUND", "FENCED"),
     "get": ("OK", "NOT_FOUND", "UNKNOWN", "UNAVAILABLE"),
     "topic": ("OK", "UNKNOWN", "UNAVAILABLE"),
@@ -34,11 +34,20 @@ FAULTS = (
 )  # fmt: skip
 
 
-def missing(statuses: Counter[tuple[str, str]], occurred: Counter[str]) -> list[str]:
-    """What can be reached and never was."""
-    wanted = [(operation, status) for operation, answers in STATUSES.items() for status in answers]
-    never = [f"{operation} {status}" for operation, status in wanted if not statuses[operation, status]]
-    return never + [fault for fault in FAULTS if not occurred[fault]]
+WIDE, WIDEST = 150, 1_000
+"""So many seeds reach everything that can be reached, but for what is RARE; and so many that, too. Of 400 seeds each of
+the others was met by 20 at least, what is rare by three to nine."""
+RARE = frozenset(("put THROTTLED", "get UNKNOWN", "extend FENCED", "release UNAVAILABLE"))
+
+
+def missing(statuses: Counter[tuple[str, str]], occurred: Counter[str], seeds: int) -> list[str]:
+    """What `seeds` seeds must have met and never did."""
+    if seeds < WIDE:
+        return []
+    met = {f"{operation} {status}" for (operation, status), times in statuses.items() if times}
+    met |= {fault for fault, times in occurred.items() if times}
+    wanted = [f"{operation} {status}" for operation, answers in STATUSES.items() for status in answers]
+    return [what for what in (*wanted, *FAULTS) if what not in met and (seeds >= WIDEST or what not in RARE)]
 
 
 def table(statuses: Counter[tuple[str, str]], occurred: Counter[str]) -> str:

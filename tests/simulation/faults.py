@@ -44,6 +44,7 @@ class Faults:
             self._crash_broker, self._crash_broker, self._drain_broker, self._pause_broker, self._crash_consumer,
             self._pause_consumer, self._supersede, self._crash_producer, self._bad_wire, self._one_way,
             self._bad_store, self._store_down, self._slow_store, self._step_clock, self._wrong_membership,
+            self._wrong_membership,
         ]  # fmt: skip
         chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
         at = sorted(rng.uniform(0.2, PHASE_S - 3.0) for _ in chosen)

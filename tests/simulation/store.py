@@ -130,7 +130,8 @@ class TroubledStore(Store):
             values["due_ms"] = int(puts.due_ms[at])
             self._births[topic.name, id] = values["birth"]
             values.update(sum=int(puts.payload_sum[at]), group=puts.groups[at].decode())
-            values.update(expires_ms=int(puts.expires_ms[at]))
+            size = len(puts.payloads[at]) + len(puts.headers[at])
+            values.update(expires_ms=int(puts.expires_ms[at]), size=size)
             self._commit(topic, "put", id, {**values, "now_ms": now_ms})
         else:
             values.update(op=values["birth"], birth=self._birth_of(topic, id), due_ms=int(puts.due_ms[at]))
@@ -160,24 +161,24 @@ class TroubledStore(Store):
                 self._commit(topic, "bury", leased.buried.ids[at], values)
             return leased
 
-        asked_ms = self._loop.time() * 1_000.0
+        asked = {"asked": self._loop.time() * 1_000.0, "now_ms": now_ms, "overdue_ms": overdue_ms}
+        asked["buckets"] = None if buckets is None else list(buckets)
         leased = await self._through(work)
-        self._note_deal(topic, grants, leased, asked_ms)
+        self._note_deal(topic, grants, leased, asked)
         return leased
 
-    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased, asked_ms: float) -> None:
+    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased, asked: dict[str, Any]) -> None:
         """How the round was shared, as far as the broker knows: with the answer lost, so is the round."""
-        if not len(leased.rows):
-            return
-        assert leased.rows.payloads is not None and leased.rows.headers is not None
-        sizes = leased.rows.payloads.sizes + leased.rows.headers.sizes
-        counts = np.bincount(leased.grant, minlength=len(grants)).tolist()
-        nbytes = np.bincount(leased.grant, weights=sizes, minlength=len(grants)).astype(int).tolist()
+        rows, seats = leased.rows, len(grants)
+        assert rows.payloads is not None and rows.headers is not None
+        sizes = rows.payloads.sizes + rows.headers.sizes
+        counts = np.bincount(leased.grant, minlength=seats).tolist()
+        nbytes = np.bincount(leased.grant, weights=sizes, minlength=seats).astype(int).tolist()
         holders = [grant.holder.decode() for grant in grants]
         granted = {holder: [grant.count, grant.max_bytes] for holder, grant in zip(holders, grants, strict=True)}
         dealt = {holder: list(got) for holder, *got in zip(holders, counts, nbytes, strict=True)}
-        values = {"topic": topic.name, "broker": self.broker, "asked": asked_ms, "granted": granted, "dealt": dealt}
-        self._history.note("deal", {**values, "largest": int(sizes.max())})
+        values = {"topic": topic.name, "broker": self.broker, "granted": granted, "dealt": dealt}
+        self._history.note("deal", {**asked, **values, "largest": int(sizes.max(initial=0))})
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         async def work() -> Answers:
@@ -217,6 +218,7 @@ class TroubledStore(Store):
                     "due_ms": int(answers.due_ms[at]),
                     "op": int(mutations.op[at]),
                     "now_ms": now_ms,
+                    "leased": bool(mutations.leased[at]),
                 }
                 self._commit(topic, kind if status == OK else "expire", mutations.ids[at], values)
             return answers
@@ -232,7 +234,8 @@ class TroubledStore(Store):
                 now = after.get(id)
                 if now is None:
                     kind = "cancel" if mutation.operation is Operation.CANCEL else "expire"
-                    self._commit(topic, kind, id, {**values, "now_ms": now_ms, "op": mutation.op})
+                    asked = {"now_ms": now_ms, "op": mutation.op, "leased": mutation.leased}
+                    self._commit(topic, kind, id, {**values, **asked})
                 elif now["version"] != values["version"]:
                     self._commit(topic, "move", id, {**now, "now_ms": now_ms, "op": mutation.op})
             return step

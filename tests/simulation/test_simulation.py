@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import sys
+from collections import Counter
 
 import pytest
 
 from tests.simulation.__main__ import run_seeds
+from tests.simulation.coverage import FAULTS, RARE, STATUSES, WIDE, WIDEST, missing
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
 from tests.simulation.world import World
 
@@ -36,6 +40,17 @@ def test_seeds_differ() -> None:
     first.run()
     second.run()
     assert first.history() != second.history()
+
+
+def test_what_was_never_met_is_named_once_there_were_seeds_enough() -> None:
+    everything = {(operation, status) for operation, answers in STATUSES.items() for status in answers}
+    statuses, occurred = Counter(dict.fromkeys(everything, 1)), Counter(dict.fromkeys(FAULTS, 1))
+    assert missing(statuses, occurred, WIDEST) == []
+    statuses["ack", "DEAD"] = statuses["get", "UNKNOWN"] = occurred["crash"] = 0
+    assert missing(statuses, occurred, WIDE - 1) == []
+    assert missing(statuses, occurred, WIDE) == ["ack DEAD", "crash"]
+    assert missing(statuses, occurred, WIDEST) == ["ack DEAD", "get UNKNOWN", "crash"]
+    assert {f"{operation} {status}" for operation, status in everything} >= RARE
 
 
 def test_what_others_are_wrongly_said_to_deal_is_swept_as_fast_as_credit_allows() -> None:
@@ -107,6 +122,32 @@ def test_a_paused_process_goes_on_and_a_killed_one_never_does() -> None:
     assert [when for name, when in seen if name == "killed"] == [1_001, 1_002]
     assert [when for name, when in seen if name == "paused"] == [1_001, 1_002, *range(1_007, 1_015), -1]
     loop.finish()
+
+
+def test_what_waits_on_its_way_out_is_closed_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = _loop()
+    timer, said, seen = Timer(loop), [], []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+
+    async def lingers() -> None:
+        try:
+            await timer.wait(5.0)
+        finally:
+            try:
+                await timer.wait(5.0)
+            finally:
+                await timer.wait(5.0)
+                seen.append("never")
+
+    async def scene() -> None:
+        Process(loop, "p").run(lingers())
+        await timer.wait(1.0)
+
+    loop.run_until_complete(scene())
+    loop.finish()
+    loop.tasks.clear()
+    gc.collect()
+    assert not said and not seen
 
 
 def test_what_is_ready_runs_in_an_order_that_the_seed_decides() -> None:

@@ -27,11 +27,14 @@ from tests.simulation.wire import Network
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.history import Event, History, Verdict, Violation, check, dump_store
-from timeline.model import Topic, TopicSettings
+from timeline.model import LEASE_AHEAD_AUTO, Topic, TopicSettings
 
 WALL_S = 1_700_000_000.0
 ADDRESS = "broker:9000"
-TIMEOUT_S = 4.0
+TIMEOUTS_S = (0.7, 2.0, 4.0)
+"""How long clients wait, by seed: the shorter, the more they are told UNAVAILABLE or UNKNOWN."""
+AHEAD_MS = 50
+"""The most that a message is leased ahead of its time where nobody says otherwise."""
 SETTLE_S = 16.0
 """Everything that is due must be delivered so long after the faults: the longest lease and extension, a sweep, a
 consumer set aside, and a margin."""
@@ -118,6 +121,7 @@ class World:
         store_rng = random.Random(f"{seed}-store")
         self.store = TroubledStore(self.loop, store_rng, history, self.pieces.store and self.pieces.store())
         self.pace_s = self.rng.choice((0.05, 0.1, 0.2))
+        self.timeout_s = self.rng.choice(TIMEOUTS_S)
         self.topics = ("plain", "kept")
         self.belief = Belief()
         self.limits = NARROW if self.rng.random() < 0.25 else ROOMY
@@ -141,7 +145,7 @@ class World:
         return process.call(partial(self._connect, make, rng))
 
     def _connect(self, make: Any, rng: random.Random) -> Any:
-        return timeline.Timeline(ADDRESS, TIMEOUT_S, transport_factory=make, clock=self.true_clock, random=rng)
+        return timeline.Timeline(ADDRESS, self.timeout_s, transport_factory=make, clock=self.true_clock, random=rng)
 
     def message(self, **call: Any) -> Any:
         return timeline.Message(**call)
@@ -240,17 +244,20 @@ class World:
             "max_payload_bytes": 1_000,
             "buckets": rng.choice((1, 4, 64)),
             "lease_ahead": rng.choice(("auto", 0, "30ms")),
-            "redelivery_backoff": rng.choice((0, 0, "300ms")),
+            "redelivery_backoff": rng.choice((0, "300ms", "1s")),
         }
         plain = {**common, "lease": "2s", "max_deliveries": rng.choice((0, 25))}
         kept = {**common, "lease": "1500ms", "max_deliveries": 3, "remember": "1h"}
         client = self.client(self.process("admin"), random.Random(f"{self.seed}-admin"))
         for name, settings in zip(self.topics, (plain, kept), strict=True):
             await client.create_topic(name, **settings)
-            remember_ms = 3_600_000 if "remember" in settings else 0
-            note = {"name": name, "settings": {"remember_ms": remember_ms}}
-            History("admin", self.history_clock, self.events).note("topic", note)
         await client.aclose()
+        for topic in await self.store.inner.topics():
+            told = {name: getattr(topic.settings, name) for name in ("remember_ms", "buckets", "redelivery_backoff_ms")}
+            ahead_ms = topic.settings.lease_ahead_ms
+            told["lease_ahead_ms"] = AHEAD_MS if ahead_ms == LEASE_AHEAD_AUTO else ahead_ms
+            note = {"name": topic.name, "settings": told}
+            History("admin", self.history_clock, self.events).note("topic", note)
 
     async def _run(self) -> float:
         await self.start_broker()

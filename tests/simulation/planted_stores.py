@@ -1,25 +1,16 @@
-"""Bugs to plant: each is one mistake that a store, a broker or a driver could make, everything else being the real
-thing."""
+"""Stores with one mistake each, everything else being the real thing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tests.simulation.gauges import ROOMY
-from timeline.broker import consuming
-from timeline.broker.intake import Intake
-from timeline.broker.node import Node
-from timeline.broker.roster import Consumer, Roster
 from timeline.columns import Ragged
-from timeline.driver.offset import BrokerClock
-from timeline.model import Answers, Operation, Rows, State, Status, Topic, bucket_of
+from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
 from timeline.storage_plugins.contract import (
-    Grant,
     Leased,
     Mutations,
     Puts,
@@ -32,7 +23,6 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.memory import MemoryStore
 
 OK = Status.OK.code
-ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 
 
 class _Planted(MemoryStore):
@@ -69,18 +59,10 @@ class CursorSkip(_Planted):
         super().__init__()
         self._floor: dict[tuple[int, int], int] = {}
 
-    async def lease_due(
-        self,
-        topic: Topic,
-        buckets: Sequence[int] | None,
-        now_ms: int,
-        due_before_ms: int,
-        grants: Sequence[Grant],
-        overdue_ms: int = 0,
-    ) -> Leased:
-        asked = list(range(topic.settings.buckets)) if buckets is None else buckets
-        seen = [bucket for bucket in asked if await self._above(topic, bucket)]
-        leased = await super().lease_due(topic, seen, now_ms, due_before_ms, grants, overdue_ms)
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> Leased:
+        mine = range(topic.settings.buckets) if buckets is None else buckets
+        seen = [bucket for bucket in mine if await self._above(topic, bucket)]
+        leased = await super().lease_due(topic, seen, *asked)
         for id, due_ms in zip(leased.rows.ids.tolist(), leased.was_due_ms.tolist(), strict=True):
             key = topic.uid, bucket_of(id, topic.settings.buckets)
             self._floor[key] = max(self._floor.get(key, 0), due_ms)
@@ -114,19 +96,11 @@ class Resurrects(_Planted):
                     self._ghosts.append((topic, _as_put(*there[mutations.ids[at]])))
         return answers
 
-    async def lease_due(
-        self,
-        topic: Topic,
-        buckets: Sequence[int] | None,
-        now_ms: int,
-        due_before_ms: int,
-        grants: Sequence[Grant],
-        overdue_ms: int = 0,
-    ) -> Leased:
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> Leased:
         ghosts, self._ghosts = self._ghosts, []
         for where, puts in ghosts:
             await super().put(where, now_ms, puts)
-        return await super().lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        return await super().lease_due(topic, buckets, now_ms, *asked)
 
 
 def _as_put(rows: Rows, at: int) -> Puts:
@@ -176,31 +150,6 @@ class ForgetsCalls(_Planted):
         return await super().mutate_tag(topic, now_ms, dataclasses.replace(mutation, op=self._fresh()), cursor, limit)
 
 
-class EagerIntake(Intake):
-    """Answers OK for ids that are free, and stores them afterwards; asks the store for all others."""
-
-    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
-        inner = self._store.store.inner  # type: ignore[attr-defined]
-        there = await inner.scan(topic, 0, ScanFilter(ALL, ids=puts.ids), b"", 100_000, False)
-        if len(there.rows) or topic.settings.remember_ms:
-            return await super().put(topic, puts, deadline_ms)
-        self._tasks.spawn(self._later(topic, puts, deadline_ms), "eager put")
-        answers = Answers.blank(len(puts))
-        answers.version[:], answers.due_ms = 1, puts.due_ms.copy()
-        return answers
-
-    async def _later(self, topic: Topic, puts: Puts, deadline_ms: float) -> None:
-        await super().put(topic, puts, deadline_ms)
-
-
-class EagerNode(Node):
-    """A broker that answers before the commit."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.intake.__class__ = EagerIntake
-
-
 class RefusesLateAcks(_Planted):
     """Answers FENCED to an ack after the lease ran out, though nobody has touched the message since."""
 
@@ -244,20 +193,59 @@ class DeniesPuts(_Planted):
         return answers
 
 
-class NeverSweeps(_Planted):
+class SweepsNothing(_Planted):
     """Finds nothing where membership says that others deal."""
 
-    async def lease_due(
-        self,
-        topic: Topic,
-        buckets: Sequence[int] | None,
-        now_ms: int,
-        due_before_ms: int,
-        grants: Sequence[Grant],
-        overdue_ms: int = 0,
-    ) -> Leased:
-        asked = [] if overdue_ms else buckets
-        return await super().lease_due(topic, asked, now_ms, due_before_ms, grants, overdue_ms)
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> Leased:
+        overdue_ms = asked[-1]
+        return await super().lease_due(topic, [] if overdue_ms else buckets, *asked)
+
+
+class IgnoresVersions(_Planted):
+    """Moves and cancels whatever version is there."""
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        any_version = dataclasses.replace(mutations, if_version=np.zeros(len(mutations), dtype=np.int64))
+        return await super().mutate(topic, now_ms, any_version)
+
+
+class LeasesByOldDues(_Planted):
+    """Leases by the due that it read before a move: what was moved to later goes out when it would have been due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: dict[tuple[int, bytes], int] = {}
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        there = await self.standing(topic, now_ms, mutations.ids)
+        answers = await super().mutate(topic, now_ms, mutations)
+        if mutations.operation is Operation.MOVE:
+            for at in np.flatnonzero(answers.status == OK).tolist():
+                rows, row = there[mutations.ids[at]]
+                self._read[topic.uid, mutations.ids[at]] = int(rows.due_ms[row])
+        return answers
+
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> Leased:
+        for (uid, id), due_ms in list(self._read.items()):
+            if uid == topic.uid and due_ms <= now_ms:
+                del self._read[uid, id]
+                for rows, row in (await self.standing(topic, now_ms, Ragged.of([id]))).values():
+                    await super().mutate(topic, now_ms, _moved(rows, row, due_ms))
+        return await super().lease_due(topic, buckets, now_ms, *asked)
+
+
+def _moved(rows: Rows, at: int, due_ms: int) -> Mutations:
+    one = rows.take(np.array([at]))
+    zero = np.zeros(1, dtype=np.int64)
+    return Mutations(
+        operation=Operation.MOVE,
+        ids=one.ids,
+        groups=one.groups,
+        due_ms=zero + due_ms,
+        if_version=zero,
+        leased=np.zeros(1, dtype=np.bool_),
+        op=np.ones(1, dtype=np.uint64),
+    )
 
 
 class MixesPayloads(_Planted):
@@ -290,60 +278,3 @@ class MixesPayloads(_Planted):
         if rows.payloads is not None:
             payloads = zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True)
             rows.payloads = Ragged.of([self._wrong.get((topic.uid, id), payload) for id, payload in payloads])
-
-
-class BottomlessNode(Node):
-    """A broker whose intake takes whatever comes."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.intake._limits = ROOMY
-
-
-@contextmanager
-def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`value` in the place of what `owner` has under `name`, for a while."""
-    before = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def same_turn() -> Any:
-    """Each dealing round begins with the same consumer."""
-    return instead(Roster, "dealt_last", lambda roster, consumer: None)
-
-
-def leaves_one_out() -> Any:
-    """The last in order is never dealt to while there are others."""
-    ready = Roster.ready
-
-    def some(roster: Roster, now_ms: float) -> list[Consumer]:
-        able = sorted(ready(roster, now_ms), key=lambda consumer: consumer.id)
-        return able[:-1] if len(roster.consumers) > 1 else able
-
-    return instead(Roster, "ready", some)
-
-
-def credit_anyway() -> Any:
-    """The credit of a Settle counts whatever was answered."""
-    return instead(consuming, "credit_counts", lambda operation, status: True)
-
-
-def always_idle() -> Any:
-    """A message larger than the credit in bytes goes to whoever's turn it is."""
-    return instead(Consumer, "idle", property(lambda consumer: True))
-
-
-def endless_leases() -> Any:
-    """A driver that takes leases for longer than they are."""
-    ends = BrokerClock.monotonic_ms
-    return instead(BrokerClock, "monotonic_ms", lambda clock, broker_ms: ends(clock, broker_ms) + 5_000.0)
-
-
-def lets_again() -> Any:
-    """Whoever reconnects gets again what it has in hand."""
-    tokens = consuming._tokens
-    return instead(consuming, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())

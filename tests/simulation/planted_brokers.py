@@ -1,0 +1,186 @@
+"""Brokers and drivers with one mistake each, everything else being the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.simulation.gauges import ROOMY
+from timeline.broker import consuming
+from timeline.broker.ahead import Ahead
+from timeline.broker.dealer import Dealer
+from timeline.broker.intake import Intake
+from timeline.broker.metered import MeteredStore
+from timeline.broker.node import Node
+from timeline.broker.parcel import Parcel
+from timeline.broker.roster import Consumer, Roster
+from timeline.driver.hand import Hand, Load
+from timeline.driver.offset import BrokerClock
+from timeline.model import Answers, Rows, State, Topic
+from timeline.storage_plugins.contract import Leased, Puts, ScanFilter
+
+ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
+
+
+class EagerIntake(Intake):
+    """Answers OK for ids that are free, and stores them afterwards; asks the store for all others."""
+
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
+        inner = self._store.store.inner  # type: ignore[attr-defined]
+        there = await inner.scan(topic, 0, ScanFilter(ALL, ids=puts.ids), b"", 100_000, False)
+        if len(there.rows) or topic.settings.remember_ms:
+            return await super().put(topic, puts, deadline_ms)
+        self._tasks.spawn(self._later(topic, puts, deadline_ms), "eager put")
+        answers = Answers.blank(len(puts))
+        answers.version[:], answers.due_ms = 1, puts.due_ms.copy()
+        return answers
+
+    async def _later(self, topic: Topic, puts: Puts, deadline_ms: float) -> None:
+        await super().put(topic, puts, deadline_ms)
+
+
+class EagerNode(Node):
+    """A broker that answers before the commit."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.intake.__class__ = EagerIntake
+
+
+class RepeatingIntake(Intake):
+    """Puts again, after a while, what was answered already."""
+
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
+        answers = await super().put(topic, puts, deadline_ms)
+        self._tasks.spawn(self._later(topic, puts), "putting again")
+        return answers
+
+    async def _later(self, topic: Topic, puts: Puts) -> None:
+        await asyncio.sleep(1.5)
+        await super().put(topic, puts, math.inf)
+
+
+class RepeatingNode(Node):
+    """A broker that repeats puts of its own accord."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.intake.__class__ = RepeatingIntake
+
+
+class BottomlessNode(Node):
+    """A broker whose intake takes whatever comes."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.intake._limits = ROOMY
+
+
+@contextmanager
+def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`value` in the place of what `owner` has under `name`, for a while."""
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def same_turn() -> Any:
+    """Each dealing round begins with the same consumer."""
+    return instead(Roster, "dealt_last", lambda roster, consumer: None)
+
+
+def leaves_one_out() -> Any:
+    """The last in order is never dealt to while there are others."""
+    ready = Roster.ready
+
+    def some(roster: Roster, now_ms: float) -> list[Consumer]:
+        able = sorted(ready(roster, now_ms), key=lambda consumer: consumer.id)
+        return able[:-1] if len(roster.consumers) > 1 else able
+
+    return instead(Roster, "ready", some)
+
+
+def credit_anyway() -> Any:
+    """The credit of a Settle counts whatever was answered."""
+    return instead(consuming, "credit_counts", lambda operation, status: True)
+
+
+def always_idle() -> Any:
+    """A message larger than the credit in bytes goes to whoever's turn it is."""
+    return instead(Consumer, "idle", property(lambda consumer: True))
+
+
+def endless_leases() -> Any:
+    """A driver that takes leases for longer than they are."""
+    ends = BrokerClock.monotonic_ms
+    return instead(BrokerClock, "monotonic_ms", lambda clock, broker_ms: ends(clock, broker_ms) + 5_000.0)
+
+
+def lets_again() -> Any:
+    """Whoever reconnects gets again what it has in hand."""
+    tokens = consuming._tokens
+    return instead(consuming, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())
+
+
+def pushes_ahead() -> Any:
+    """What was leased ahead of its time goes out at once."""
+    return instead(Dealer, "give", Dealer._push)
+
+
+def looks_far_ahead() -> Any:
+    """Leases what is due within two seconds, and holds it."""
+    return instead(Ahead, "window_ms", lambda ahead, asked_ms, lease_p99_ms: 2_000)
+
+
+def hands_back_what_it_pushed() -> Any:
+    """Now and then what was pushed goes back as unseen, too."""
+    push = Dealer._push
+
+    def both(dealer: Dealer, consumer: Consumer, parcel: Parcel) -> None:
+        push(dealer, consumer, parcel)
+        if int(parcel.rows.birth[0]) % 32 == 0:
+            dealer.back.unseen([parcel])
+
+    return instead(Dealer, "_push", both)
+
+
+def hands_out_twice() -> Any:
+    """A driver that gives code a delivery a second time, now and then."""
+    following = Hand.next
+
+    def again(hand: Hand, now_ms: float) -> tuple[Load, int] | None:
+        before = hand.__dict__.pop("given", None)
+        if before is not None:
+            return before
+        found = following(hand, now_ms)
+        if found is not None and hand.stats.delivered % 10 == 0:
+            hand.__dict__["given"] = found
+        return found
+
+    return instead(Hand, "next", again)
+
+
+def pushes_nothing() -> Any:
+    """Leases, and loses what it leased."""
+    return instead(Dealer, "_push", lambda dealer, consumer, parcel: None)
+
+
+def is_deaf() -> Any:
+    """A dealer that does not hear of what was put, moved or released."""
+    return instead(Dealer, "hint", lambda dealer, due_ms: None)
+
+
+def never_sweeps() -> Any:
+    """A sweep that looks into no bucket."""
+    lease_due = MeteredStore.lease_due
+
+    async def none_for_sweeps(store: MeteredStore, topic: Topic, buckets: Any, *asked: Any) -> Leased:
+        return await lease_due(store, topic, [] if asked[-1] else buckets, *asked)
+
+    return instead(MeteredStore, "lease_due", none_for_sweeps)
