@@ -36,6 +36,9 @@ async def _judge(made: Machine, fault: str) -> None:
     assert verdict.counts["put"] >= PUTS
     assert verdict.counts["early"] == verdict.counts["lost"] == verdict.counts["doubled"] == 0
     events = made.history()
+    # What a driver had in hand is told with each delivery, and was held to the consumer's credit.
+    assert all("in_hand" in event.arguments for event in events if event.operation == "receive")
+    assert sum("credit" in event.arguments for event in events if event.operation == "consume") >= 2
     landed = next(event for event in events if event.operation == "fault" and event.arguments["what"] == fault)
     assert made.leases_out(landed.invoked) >= OUT
     puts = [event for event in events if event.operation == "put"]

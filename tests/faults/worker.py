@@ -25,6 +25,8 @@ from timeline.model import payload_sum
 
 TOPIC = "departures"
 BATCH = 250
+CREDIT_BYTES = 5_000
+"""About what its credit in messages comes to: now the one, now the other is what a consumer runs out of."""
 SPREAD_MS = 4_000
 
 
@@ -103,6 +105,9 @@ class Consume:
         self.window = asked.window
         self.settling: set[asyncio.Task[None]] = set()
         self.received = self.settled = self.again = 0
+        self.lost_before = 0
+        self.given_up: set[tuple[str, int]] = set()
+        self.consumer: Any = None
 
     def settle_all(self) -> None:
         """From now on nothing is held back."""
@@ -110,12 +115,17 @@ class Consume:
         self._settle_oldest()
 
     async def run(self, client: Any) -> None:
-        async with client.consumer(TOPIC, id=self.asked.name, credit=self.asked.window * 2 + 50) as consumer:
+        mine = {"topic": TOPIC, "consumer": self.asked.name, "session": self.asked.session}
+        credit = self.asked.window * 2 + 50
+        self.history.note("consume", {**mine, "credit": credit, "credit_bytes": CREDIT_BYTES})
+        async with client.consumer(TOPIC, id=self.asked.name, credit=credit, credit_bytes=CREDIT_BYTES) as consumer:
+            self.consumer = consumer
             async for delivery in consumer:
                 self._receive(delivery)
                 self._settle_oldest()
                 if self.received % 100 == 0:
                     self._tell()
+        self.history.note("parted", mine)
         say(done=True)
 
     def _tell(self) -> None:
@@ -132,8 +142,12 @@ class Consume:
             "birth": delivery.token.birth,
             "version": delivery.version,
         }
+        self._note_lost()
+        credit = self.consumer._hand.credit
         seen = {
             "session": self.asked.session,
+            "in_hand": [credit.held_messages, credit.held_bytes],
+            "size": len(delivery.payload),
             "due_ms": delivery.due_ms,
             "scheduled_ms": delivery.scheduled_ms,
             "lease_until_ms": delivery.lease_until_ms,
@@ -142,6 +156,16 @@ class Consume:
         }
         self.history.note("receive", {**noted, **seen})
         self.held.append((delivery, noted))
+
+    def _note_lost(self) -> None:
+        """What the driver has given up counts as its own no more."""
+        if self.consumer.stats.lost == self.lost_before:
+            return
+        self.lost_before = self.consumer.stats.lost
+        for delivery, noted in self.held:
+            if delivery.lost and (token := (delivery.id, delivery.version)) not in self.given_up:
+                self.given_up.add(token)
+                self.history.note("lost", noted)
 
     def _settle_oldest(self) -> None:
         while len(self.held) > self.window:
