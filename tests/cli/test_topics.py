@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment
+from tests.storage_plugins.faulty_stores import MovesByReadingFirst
 from timeline.cli import dead
 from timeline.errors import Unavailable
+from timeline.storage_plugins import memory
 
 pytestmark = pytest.mark.processes
 
@@ -147,3 +149,16 @@ def test_check_store(call: Call, tmp_path: Path) -> None:
     assert done.json[-1]["url"].endswith("/check.db")  # what may hold a secret is left out
     text = call("check-store", "memory://", *checks).out
     assert "✓ fencing" in text and "keeps the storage contract: 2 passed" in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_check_store_fails_where_one_check_does(call: Call, monkeypatch: pytest.MonkeyPatch, flags: tuple[str]) -> None:
+    monkeypatch.setattr(memory, "MemoryStore", MovesByReadingFirst)
+    done = call("check-store", "memory://", "--only", "fencing", "--only", "racing_moves", *flags)
+    assert done.code == 1
+    if flags:
+        assert [line.get("outcome") for line in done.json] == ["passed", "failed", None]
+        assert (done.json[-1]["ok"], done.json[-1]["failed"]) == (False, 1)
+        assert "number of moves" in done.json[1]["found"]
+    else:
+        assert "✕ racing_moves" in done.out and "does NOT keep the storage contract: 1 passed, 1 failed" in done.out

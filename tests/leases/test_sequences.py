@@ -16,6 +16,7 @@ from timeline.leases import Ask, Decision, Message, decide, state_of
 from timeline.model import Operation, State, Status, TopicSettings
 
 HOLDERS = st.sampled_from((b"anna", b"ben", b"cleo"))
+ENDS = ("ACK", "CANCEL", "PURGE", "EXPIRED")
 STEPS_MS = st.sampled_from((0, 1, 5, 10, 30))
 
 
@@ -81,6 +82,7 @@ class OneId(RuleBasedStateMachine):
             life = self.lives[before.birth]
             assert not life.over
             life.over, life.over_by = True, ask.operation.name if decided.status is Status.OK else "EXPIRED"
+            assert life.over_by in ENDS  # S8: nothing else ends a message
             if self.settings.remember_ms and life.over_by in ("ACK", "CANCEL", "EXPIRED"):
                 op = ask.op if ask.operation is Operation.CANCEL else 0
                 self.stored = Message(
@@ -184,6 +186,8 @@ class OneId(RuleBasedStateMachine):
         elif operation is Operation.RELET:
             assert after is not None and after.holder == before.holder
             self.hand_out(after)
+        elif operation is Operation.BURY:
+            assert after is not None and (after.dead, after.version) == (b"broken", before.version)
 
     @rule(
         due=st.integers(-5, 40),
