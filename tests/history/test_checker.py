@@ -195,6 +195,19 @@ def test_s7_an_unknown_move_may_have_happened_or_not(scene: Scene) -> None:
     assert scene.broken() == {"S7"}
 
 
+@pytest.mark.parametrize(("beside", "broken"), [(True, set()), (False, {"S7"})])
+def test_s7_a_move_repeated_on_its_way_may_stand_after_one_that_was_under_way_beside_it(
+    scene: Scene, beside: bool, broken: set[str]
+) -> None:
+    scene.put(due=100)
+    first = scene.did("move", id="a", group="g", due_ms=int(START_MS + 5_000), result={"status": "OK", "version": 2})
+    second = scene.did("move", id="a", group="g", due_ms=int(START_MS + 300), result={"status": "OK", "version": 3})
+    if beside:
+        second.invoked = first.invoked
+    scene.row(version=4, due=5_000, scheduled=5_000)
+    assert scene.broken() == broken
+
+
 def test_s8_put_and_never_seen_again(scene: Scene) -> None:
     scene.put(due=100)
     verdict = scene.judge()

@@ -123,7 +123,7 @@ def _schedule(
     version, scheduled_ms, when = at
     before = [one for one in asked if one.by.invoked <= when]
     latest = max((one for one in before if 0 < one.version < version), key=lambda one: one.version, default=None)
-    standing = [one for one in before if one is latest or not 0 < one.version < version]
+    standing = [one for one in before if not 0 < one.version < version or _may_stand(one, latest)]
     shifts = [event for event in shifts if event.invoked <= when]
     if not standing or len(shifts) > MAX_SHIFTS:
         return
@@ -140,6 +140,14 @@ def _schedule(
         yield story.violation("S1", f"scheduled at {scheduled_ms}, before what was asked", *sources, shown)
     else:
         yield story.violation("S7", f"scheduled at {scheduled_ms}, which is not what was asked last", *sources, shown)
+
+
+def _may_stand(one: Asked, latest: Asked | None) -> bool:
+    """Whether what was asked for stands after `latest`: it is that, or it was under way beside it. Repeated on its way,
+    a call may then be applied once more after the other: a message remembers its last call only."""
+    if latest is None or one is latest:
+        return True
+    return one.by.invoked <= latest.by.effect_until and latest.by.invoked <= one.by.effect_until
 
 
 def _taken_over(story: Story, first: Event, second: Event) -> bool:
