@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.simulation.gauges import ROOMY
+from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker import consuming
 from timeline.broker.ahead import Ahead
 from timeline.broker.dealer import Dealer
@@ -59,7 +60,9 @@ class RepeatingIntake(Intake):
         return answers
 
     async def _later(self, topic: Topic, puts: Puts) -> None:
-        await asyncio.sleep(1.5)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        await Timer(loop).wait(1.5)
         await super().put(topic, puts, math.inf)
 
 
