@@ -208,6 +208,23 @@ def test_s7_a_move_repeated_on_its_way_may_stand_after_one_that_was_under_way_be
     assert scene.broken() == broken
 
 
+@pytest.mark.parametrize(
+    ("took", "consumer", "broken"),
+    [(50, "c1", {"S11"}), (150, "c1", set()), (150, "c2", {"S11"})],
+)
+def test_s11_what_a_consumer_gave_up_before_its_extension_was_answered_may_come_to_it_again(
+    scene: Scene, took: float, consumer: str, broken: set[str]
+) -> None:
+    scene.put()
+    scene.receive(until=scene.at + 100)
+    later = {"status": "OK", "lease_until_ms": int(START_MS + 5_000)}
+    scene.did("extend", took=took, process="c1", id="a", consumer="c1", birth=11, version=2, result=later)
+    scene.wait(200)
+    scene.receive(version=3, consumer=consumer)
+    scene.settle("ack", version=3, consumer=consumer)
+    assert scene.broken() == broken
+
+
 def test_s8_put_and_never_seen_again(scene: Scene) -> None:
     scene.put(due=100)
     verdict = scene.judge()

@@ -34,6 +34,16 @@ def test_a_life_by_the_rules(scene: StoreScene) -> None:
     assert scene.judge().holds, scene.judge().summary()
 
 
+@pytest.mark.parametrize(("at", "holds"), [(500, False), (1_500, True)])
+def test_a_put_that_was_long_on_its_way_may_find_gone_what_expired_meanwhile(at: float, holds: bool) -> None:
+    scene = StoreScene()
+    scene.commit("put", 1, due=100, expires_ms=int(START_MS + 1_000))
+    now_ms = scene.now_ms
+    scene.wait(at)
+    scene.commit("put", 1, due=3_000, birth=12, now_ms=now_ms)
+    assert ("stored over" in scene.judge().summary()) != holds
+
+
 @pytest.mark.parametrize(
     ("story", "broken"),
     [

@@ -198,6 +198,8 @@ def unexplained(story: Story, life: Life, first: Event, second: Event) -> Violat
         and event.arguments["version"] == low
         and event.returned < second.invoked
     ]
+    if _same_session(first, second):
+        extends = _in_time(granted_until_ms, extends)
     until_ms = max((event.result.get("lease_until_ms", 0) for event in extends), default=0)
     now_ms, bound_ms = second.wall_ms, story.declared.clock_bound_ms
     if now_ms + bound_ms < granted_until_ms:
@@ -207,6 +209,22 @@ def unexplained(story: Story, life: Life, first: Event, second: Event) -> Violat
         text = f"delivered again {until_ms - now_ms:.1f} ms before the end to which its lease was extended"
         return story.violation("S11", text, first, *extends[-1:], second)
     return None
+
+
+def _same_session(first: Event, second: Event) -> bool:
+    names = ("consumer", "session")
+    return all(first.arguments.get(name) == second.arguments.get(name) for name in names)
+
+
+def _in_time(until_ms: float, extends: list[Event]) -> list[Event]:
+    """Those whose answers came before the lease that the consumer knew of had ended. It gives the message up then, does
+    not name it when it connects again, and is leased it again: it alone, so that nobody else has it too."""
+    known: list[Event] = []
+    for event in sorted(extends, key=lambda one: one.returned):
+        if event.wall_ms + event.returned - event.invoked <= until_ms:
+            known.append(event)
+            until_ms = max(until_ms, event.result.get("lease_until_ms", 0))
+    return known
 
 
 def _explained(story: Story, life: Life, first: Event, second: Event) -> bool:
