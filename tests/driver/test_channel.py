@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, De
 from timeline.driver.topics import settings_of
 from timeline.driver.transport import GrpcTransport
 from timeline.errors import Invalid
+from timeline.wire.transport import Fault, TransportError
 
 
 def test_addresses() -> None:
@@ -132,3 +134,16 @@ def test_settings_are_written_as_a_person_does() -> None:
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], mends: str) -> None:
     with pytest.raises(Invalid, match=mends):
         settings_of(wrong)
+
+
+async def test_one_watch_for_all_who_wait_for_a_silent_address_and_none_after_close() -> None:
+    """gRPC cannot take a watch back: what ended after its event loop was closed would print a traceback in the next."""
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with silent:
+        transport = GrpcTransport(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+        before = asyncio.all_tasks()
+        asked = await asyncio.gather(*(transport.ready(0.05) for _ in range(10)), return_exceptions=True)
+        assert all(isinstance(one, TransportError) and one.fault is Fault.UNREACHABLE for one in asked)
+        assert len(asyncio.all_tasks() - before) == 1
+        await transport.close()
+        assert asyncio.all_tasks() <= before

@@ -268,6 +268,15 @@ def test_s8_expiry_ends_a_message_at_its_time_and_not_before(scene: Scene) -> No
     assert scene.broken() == set()
 
 
+def test_s8_what_ended_it_may_have_drifted_from_the_clock_of_its_put(scene: Scene) -> None:
+    scene.put()
+    scene.wait(500)
+    scene.receive()
+    end_wall_ms = scene.events[-1].wall_ms - 5  # the dump's clock runs 5 ms behind the producer's by now
+    scene.settle("ack")
+    assert scene.broken(end_wall_ms=end_wall_ms) == set()
+
+
 def test_s8_a_store_that_declares_no_durability_may_lose_in_a_crash_only(scene: Scene) -> None:
     scene.put(due=100)
     assert scene.broken(durable=False) == {"S8"}

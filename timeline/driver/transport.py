@@ -120,6 +120,7 @@ class GrpcTransport:
         self.address = address
         self._channel: Any = None
         self._methods: dict[str, Any] = {}
+        self._watch: asyncio.Task[None] | None = None
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one."""
@@ -178,16 +179,27 @@ class GrpcTransport:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         await self._reset(channel)
                         raise TransportError(Fault.UNREACHABLE, f"nobody listens at {self.address}")
-                    await channel.wait_for_state_change(state)
+                    await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
             raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
 
+    async def _changed(self, channel: Any, state: Any) -> None:
+        """Waits until the channel's state is another, one watch for all who wait: gRPC cannot take a watch back, and
+        one that ends after its event loop was closed prints a traceback in the next."""
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(channel.wait_for_state_change(state))
+        await asyncio.wait({self._watch})
+
     async def _reset(self, channel: Any) -> None:
         if self._channel is channel:
-            self._channel = None
+            watch, self._channel, self._watch = self._watch, None, None
             self._methods.clear()
             await channel.close()
+            if watch is not None:
+                await asyncio.wait({watch})
+                if not watch.cancelled():
+                    watch.exception()  # that it broke off is what was asked for
 
     async def close(self) -> None:
         """Ends everything that runs over it."""

@@ -75,13 +75,15 @@ def _lost(story: Story) -> Iterator[Violation]:
         return
     last = max(certain, key=lambda put: put.returned)
     whose = last if stored(last) else None
-    if not any(until >= last.invoked and _in_time(story, start, last) for start, until, _ in story.removers(whose)):
+    ends = story.removers(whose)
+    if not any(until >= last.invoked and (by is not None or _in_time(story, start, last)) for start, until, by in ends):
         sentence = "put was acknowledged, nothing ended its message, and the store has it no more"
         yield story.violation("S8", sentence, last, *story.receives[-2:], *story.settles[-2:])
 
 
 def _in_time(story: Story, start: float, put: Event) -> bool:
-    """Whether something that began at `start` began before the dump was made."""
+    """Whether an expiry that began at `start`, counted from `put` by the wall clock, came before the dump was made.
+    What has a line of its own did: by another process's clock it would be off by what the two drifted apart."""
     return put.wall_ms + (start - put.invoked) <= story.declared.end_wall_ms if start > -inf else True
 
 
