@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 
 import pytest
 
@@ -138,9 +139,8 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], men
 
 async def test_one_watch_for_all_who_wait_for_a_silent_address_and_none_after_close() -> None:
     """gRPC cannot take a watch back: what ended after its event loop was closed would print a traceback in the next."""
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    async with silent:
-        transport = GrpcTransport(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        transport = GrpcTransport(f"127.0.0.1:{silent.getsockname()[1]}")
         before = asyncio.all_tasks()
         asked = await asyncio.gather(*(transport.ready(0.05) for _ in range(10)), return_exceptions=True)
         assert all(isinstance(one, TransportError) and one.fault is Fault.UNREACHABLE for one in asked)
