@@ -80,3 +80,23 @@ def test_a_checkpoint_that_cannot_be_made_changes_nothing(table: _Table) -> None
     table.reading.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
     table._pass()
     assert (table.asked, table._enough) == (0, enough)
+
+
+def test_pages_of_a_log_that_started_anew_are_counted_whole(table: _Table) -> None:
+    """SQLite counts from the log's start: what it says next is no less only because the log was longer before."""
+    table.write(MANY)
+    table._pass()
+    table.write(2 * MANY)  # all of the log was carried, so this begins another
+    assert table._carry() >= 2 * MANY
+    table.write(FEW)
+    table._carry()
+    table.write(FEW)
+    assert FEW <= table._carry() < 4 * FEW
+
+
+def test_one_pass_that_met_few_pages_does_not_put_the_next_off_for_long(table: _Table) -> None:
+    table.write(MANY)
+    table.note(100 * MANY)
+    enough = table._enough
+    table._pass()
+    assert table._enough == 2 * enough

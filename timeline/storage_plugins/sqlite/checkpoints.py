@@ -27,6 +27,8 @@ LOG_BYTES = 256 * 1024 * 1024
 """The file is cut back to this when the log starts anew."""
 FEWEST_CHANGES, MOST_CHANGES = 2_000, 300_000
 TRIES = 8
+SALTS = slice(16, 24)
+"""Where the log's header has what is new each time the log starts anew (SQLite's file format, section 4.1)."""
 
 
 class Checkpointer:
@@ -36,6 +38,8 @@ class Checkpointer:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._log = Path(f"{path}-wal")
+        self._salts = b""
         self._carry_rest: Callable[[], None] | None = None
         self._ready = threading.Condition()
         self._changes = 0
@@ -98,15 +102,24 @@ class Checkpointer:
             changes += added
             pages += self._carry()
         if pages:
-            self._enough = int(min(max(changes * PASS_PAGES / pages, FEWEST_CHANGES), MOST_CHANGES))
+            enough = min(max(changes * PASS_PAGES / pages, FEWEST_CHANGES), MOST_CHANGES)
+            # One pass that met few pages, because the same were changed again and again, says little of the next.
+            self._enough = int(min(enough, 2 * self._enough))
 
     def _carry(self) -> int:
         """Pages carried by one checkpoint."""
-        before = self._carried
         try:
+            before = self._carried if self._same_log() else 0
             _, _, self._carried = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             os.fdatasync(self._file)
         except (sqlite3.Error, OSError):
             # A full or broken disk: the writer meets it too, and it is the one to tell. The log keeps everything.
             return 0
         return self._carried - before if self._carried >= before else self._carried
+
+    def _same_log(self) -> bool:
+        """Whether the log has not started anew since this was asked last: SQLite counts what it carried from there."""
+        with self._log.open("rb", buffering=0) as log:
+            header = log.read(SALTS.stop)
+        salts, self._salts = self._salts, header[SALTS]
+        return salts == self._salts
