@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ async def test_one_that_does_not_end_is_killed(tmp_path: Path) -> None:
     child = await started(tmp_path, "trap '' TERM; echo deaf; while read word; do :; done")
     assert await child.line() == "deaf"
     assert await child.end(0.01) == -signal.SIGKILL
+
+
+async def test_a_signal_leaves_the_exit_code_to_those_who_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(process: subprocess.Popen[bytes], number: int) -> None:
+        raise AssertionError(f"signal {number} would take the exit code of {process.pid} from the thread that waits")
+
+    child = await started(tmp_path, "echo here; exec cat")
+    assert await child.line() == "here"
+    monkeypatch.setattr(subprocess.Popen, "send_signal", taken)
+    assert await child.end() == -signal.SIGTERM
 
 
 async def test_what_the_environment_says_of_brokers_is_not_meant_for_it(

@@ -4,6 +4,7 @@ their brokers, clients and peers so."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,6 +17,16 @@ START_S = 120.0
 END_S = 15.0
 """What it may take to end after SIGTERM."""
 LOG_SHOWN_LINES = 5
+
+
+def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Sends a signal to a process that has not ended; to one that has, nothing.
+
+    Not by `Process.send_signal`: that looks first whether the process has ended and, if so, takes its exit code from
+    the kernel, before asyncio's own thread that waits for it, which then tells 255 for the code."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+            os.kill(process.pid, number)
 
 
 class Child:
@@ -78,7 +89,7 @@ class Child:
     async def end(self, within_s: float = END_S) -> int:
         """Asks it to end; its exit code. What does not end in time is killed (and answers -9)."""
         if self.running:
-            self.process.send_signal(signal.SIGTERM)
+            send_signal(self.process, signal.SIGTERM)
             try:
                 await asyncio.wait_for(self.process.wait(), within_s)
             except TimeoutError:
@@ -89,5 +100,5 @@ class Child:
     async def kill(self) -> None:
         """Ends it at once."""
         if self.running:
-            self.process.kill()
+            send_signal(self.process, signal.SIGKILL)
             await self.process.wait()

@@ -15,6 +15,7 @@ from typing import Any
 
 import timeline
 from tests.faults.worker import TOPIC
+from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.history import FAIL, Event, HistoryFile, Verdict, check, dump_store, read_history
 from timeline.storage_plugins import make_store
@@ -72,7 +73,7 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to this process alone."""
-        self.process.send_signal(number)
+        send_signal(self.process, number)
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from timeline.bench.processes import CannotMeasure
+from timeline.child import send_signal
 
 SAMPLES_PER_S = 250
 LONGEST_S = 3_600
@@ -61,8 +62,7 @@ class Profile:
             yield
         finally:
             for child in spies.values():
-                if child.returncode is None:
-                    child.send_signal(signal.SIGINT)
+                send_signal(child, signal.SIGINT)
             for name, child in spies.items():
                 await child.wait()
                 self.hottest[name] = hottest(self._file(name)) if self._file(name).exists() else []

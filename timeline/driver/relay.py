@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import struct
 import sys
 from collections.abc import AsyncGenerator
 from enum import IntEnum
 
+from timeline.child import send_signal
 from timeline.wire.transport import Fault, TransportError
 
 GRPC = "grpc._cython.cygrpc"
@@ -151,7 +153,7 @@ class _Process:
         self._stdin.close()
         await asyncio.wait({self._reader}, timeout=SPARE_S)
         if self._process.returncode is None and not self.over:
-            self._process.kill()
+            send_signal(self._process, signal.SIGKILL)
         await self._process.wait()
 
 
