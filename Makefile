@@ -21,7 +21,7 @@ TEST_FUZZ_SECONDS ?= 60
 PYTEST := $(PY) -m pytest
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup check static test run bench faults simulate fuzz docs schema format clean
+.PHONY: help setup check static services test run bench faults simulate fuzz docs schema format clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(STAMP)
 
 check: static ## Style, types, layers, links, fast tests and some hundred simulation seeds; under a minute
-	$(PYTEST) -q $(PARALLEL) -m "not slow and not processes"
+	$(PYTEST) -q $(PARALLEL) -m "not slow and not processes and not servers"
 	$(PY) -m tests.simulation --seeds $(CHECK_SEEDS)
 
 static: $(STAMP) ## The part of `make check` that runs no test
@@ -44,11 +44,14 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/lint-imports
 	$(PY) scripts/check_links.py
 
-test: static ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
+test: static services ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
 	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
 	$(PY) -m tests.fuzz --seconds $(TEST_FUZZ_SECONDS)
 	$(PYTEST) $(PARALLEL) -m "not processes"
 	$(PYTEST) -m processes
+
+services: ## Install the servers that tests start (root), or say which are missing
+	@scripts/services.sh
 
 run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
 	@.venv/bin/timeline demo $(ARGS)
@@ -56,7 +59,7 @@ run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS
 bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS; PLOT=1 draws the plots of design-docs/)
 	@.venv/bin/timeline bench $(if $(PLOT),plot --into design-docs,) $(ARGS)
 
-faults: $(STAMP) ## Kill, stop and drain real processes under load
+faults: $(STAMP) services ## Kill, stop and drain real processes under load
 	$(PYTEST) -m processes tests/faults
 
 simulate: $(STAMP) ## Deterministic simulation: SEEDS=2000 of them, or one alone with SEED=17

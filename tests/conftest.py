@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
 
 from tests import services
+from tests.servers.fixture import Running, running
 
 # No deadline: how long an example takes says something about the machine, nothing about the code. In CI the
 # examples are the same on every run, so that a change is judged by itself; elsewhere each run looks further.
@@ -21,3 +22,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "laptop")
 def require_service() -> Callable[[str], None]:
     """`require_service("flatc")` skips the test where flatc is missing, and fails it where it must not be."""
     return services.require_service
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Running]:
+    """Real servers of this worker: `servers.url(RedisServer)`, `servers.server(RedisServer)`."""
+    yield from running()

@@ -49,6 +49,7 @@ def _missing_atheris() -> str | None:
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "redis": lambda: _missing_program("redis-server", "redis-server"),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "tmpfs": _missing_tmpfs,
 }

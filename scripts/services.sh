@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Gets what the tests with real servers need, once: Debian's packages, where root may install them, and Cassandra's jars
+# from Maven. Starts nothing: the tests start their own servers and end them. What cannot be had is named, and the tests
+# that need it are skipped, or fail where TIMELINE_REQUIRE_SERVICES asks for it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+exec 1>&2
+
+# program: where to look for it; package: who has it.
+declare -A package=()
+while read -r program name; do
+    [[ -z $program ]] || package[$program]=$name
+done <<'LIST'
+redis-server redis-server
+LIST
+
+found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }
+
+missing=()
+for program in "${!package[@]}"; do
+    found "$program" || missing+=("${package[$program]}")
+done
+if ((${#missing[@]})); then
+    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
+        echo "services: installing ${missing[*]}"
+        # Debian starts a server once it is installed, unless this says no.
+        policy=/usr/sbin/policy-rc.d
+        if [[ ! -e $policy ]]; then
+            printf '#!/bin/sh\nexit 101\n' >"$policy"
+            chmod +x "$policy"
+            trap 'rm -f "$policy"' EXIT
+        fi
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+    else
+        echo "services: the tests with real servers need: sudo apt-get install -y ${missing[*]}"
+    fi
+fi

@@ -1,0 +1,54 @@
+"""The fixture `servers`: this test worker's one server of each kind, started when a test first asks for it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from tests.servers.process import Server
+from tests.services import require_service
+
+S = TypeVar("S", bound=Server)
+
+
+class Running:
+    """The servers of this worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: dict[type[Server], Server] = {}
+
+    def url(self, kind: type[S]) -> str:
+        """Where a server of this kind runs: the one that TIMELINE_TEST_<NAME>_URL names, else our own. Skips the test,
+        or fails it where it is required, when it is not installed."""
+        given = os.environ.get(f"TIMELINE_TEST_{kind.name.upper()}_URL")
+        return given or self.server(kind).url
+
+    def server(self, kind: type[S]) -> S:
+        """Our own server of this kind."""
+        server = self._servers.get(kind)
+        if server is None:
+            require_service(kind.name)
+            server = self._servers[kind] = kind(self._folder / kind.name).start()
+        assert isinstance(server, kind)
+        return server
+
+    def end(self) -> None:
+        """Ends them all."""
+        for server in self._servers.values():
+            server.stop()
+
+
+def running() -> Iterator[Running]:
+    """The fixture `servers` of tests/conftest.py. Its folder may be passed through by other users, which servers that
+    refuse root need, and has a short name, as sockets in it need."""
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
+        os.chmod(folder, 0o711)
+        servers = Running(Path(folder))
+        try:
+            yield servers
+        finally:
+            servers.end()
