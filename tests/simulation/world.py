@@ -26,8 +26,9 @@ from tests.simulation.store import TroubledStore
 from tests.simulation.wire import Network
 from timeline.broker.node import Node
 from timeline.clock import Clock
-from timeline.history import Event, History, Verdict, Violation, check, dump_store
+from timeline.history import Event, History, Verdict, Violation, check
 from timeline.model import LEASE_AHEAD_AUTO, Topic, TopicSettings
+from timeline.storage_plugins.dump import dump_store
 
 WALL_S = 1_700_000_000.0
 ADDRESS = "broker:9000"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.storage_plugins import faulty_leases, faulty_stores
+from tests.storage_plugins import faulty_leases, faulty_limits, faulty_stores
 from timeline.errors import Invalid
 from timeline.model import Topic
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, Violation, run_check, run_suite
@@ -20,7 +20,7 @@ FAULTS = faulty_leases.FAULTS
 
 def test_faulty_stores_of_all_groups_are_there() -> None:
     modules = {faulty.__module__ for faulty in FAULTS}
-    assert modules == {faulty_leases.__name__, faulty_stores.__name__}
+    assert modules == {faulty_leases.__name__, faulty_limits.__name__, faulty_stores.__name__}
 
 
 @pytest.mark.parametrize(("faulty", "check"), FAULTS.items(), ids=[faulty.__name__ for faulty in FAULTS])

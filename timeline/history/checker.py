@@ -83,7 +83,7 @@ def check(
     most: int = 20,
 ) -> Verdict:
     """Judges a run. `history`: events, or the lines of one history. `dump`: what the store had at the end (see
-    `dump_store`).
+    `storage_plugins.dump`).
 
     `durable`: what the store declares; where it does not keep what it answered, messages put before the last crash may
     be gone. `clock_bound_ms`: by how much the broker's clock may differ from true time (0 where one clock decides).

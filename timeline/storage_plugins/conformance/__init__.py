@@ -14,6 +14,7 @@ other modules hold the checks, one a group.
 from timeline.storage_plugins.conformance import (
     against_rules,
     leasing,
+    limits,
     mutating,
     putting,
     races,
@@ -25,7 +26,7 @@ from timeline.storage_plugins.conformance import (
 from timeline.storage_plugins.conformance.suite import CHECKS, Check, Outcome, Report, Result, run_check, run_suite
 from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
 
-GROUPS = (topics, putting, leasing, settling, mutating, walking, sweeping, races, against_rules)
+GROUPS = (topics, putting, leasing, settling, mutating, walking, sweeping, limits, races, against_rules)
 """The modules that hold checks."""
 
 __all__ = [

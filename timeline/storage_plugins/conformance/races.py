@@ -8,8 +8,17 @@ import random
 import numpy as np
 
 from timeline.model import Operation, Status
+from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import T0, Trial, expect, expect_equal, named, statuses
+from timeline.storage_plugins.conformance.trial import (
+    T0,
+    WORKER,
+    Trial,
+    expect,
+    expect_equal,
+    named,
+    statuses,
+)
 
 
 @check()
@@ -130,3 +139,103 @@ async def check_racing_everything(trial: Trial) -> None:
     expect_equal(len(granted), len(set(granted)), "grants of (birth, version), each counted once")
     left = await trial.everything(topic)
     expect_equal(sorted(left), sorted(set(ids) - gone.keys()), "ids left, which are those neither acked nor cancelled")
+
+
+@check()
+async def check_extend_racing_a_lease(trial: Trial) -> None:
+    """Of an extend and a lease that race for a message whose lease has run out, one wins: extended, it is not leased;
+    leased, the extend answers FENCED."""
+    topic = await trial.topic()
+    ids = named(120)
+    await trial.stored(topic, ids)
+    first = (await trial.lease(topic, lease_ms=10)).rows
+    parts = [first.take(np.arange(at, 120, 4)) for at in range(4)]
+    *extends, second, third = await asyncio.gather(
+        *(trial.settle(topic, Operation.EXTEND, part, now_ms=T0 + 10, time_ms=T0 + 900) for part in parts),
+        trial.lease(topic, 60, now_ms=T0 + 10, holder=b"worker-2"),
+        trial.lease(topic, 60, now_ms=T0 + 10, holder=b"worker-3"),
+    )
+    extended = {
+        id
+        for part, answers in zip(parts, extends, strict=True)
+        for id, status in zip(part.ids.tolist(), statuses(answers), strict=True)
+        if status is Status.OK
+    }
+    leased = second.rows.ids.tolist() + third.rows.ids.tolist()
+    expect_equal(len(leased), len(set(leased)), "messages leased, each counted once")
+    expect(not extended & set(leased), f"extended and leased to another: {sorted(extended & set(leased))}")
+    expect_equal(sorted(extended | set(leased)), ids, "messages extended or leased")
+    rows = await trial.everything(topic, now_ms=T0 + 10)
+    for id in extended:
+        row = rows[id]
+        expect_equal((row["holders"], row["version"], row["due_ms"]), (WORKER, 2, T0 + 900), f"{id!r} extended")
+
+
+@check()
+async def check_late_ack_racing_a_lease(trial: Trial) -> None:
+    """Of a late ack and a lease that race for a message, one wins: acknowledged, it is not leased; leased, the ack
+    answers FENCED and the message stays."""
+    topic = await trial.topic()
+    ids = named(120)
+    await trial.stored(topic, ids)
+    first = (await trial.lease(topic, lease_ms=10)).rows
+    part = first.take(np.arange(60, 120))
+    leased, acks, more = await asyncio.gather(
+        trial.lease(topic, 50, now_ms=T0 + 10, holder=b"worker-2"),
+        trial.settle(topic, Operation.ACK, part, now_ms=T0 + 10),
+        trial.lease(topic, 50, now_ms=T0 + 10, holder=b"worker-3"),
+    )
+    taken = leased.rows.ids.tolist() + more.rows.ids.tolist()
+    acked = {id for id, status in zip(part.ids.tolist(), statuses(acks), strict=True) if status is Status.OK}
+    expect_equal(len(taken), len(set(taken)), "messages leased, each counted once")
+    expect(not acked & set(taken), f"acknowledged and leased: {sorted(acked & set(taken))}")
+    expect_equal(sorted(await trial.everything(topic, now_ms=T0 + 10)), sorted(set(ids) - acked), "ids left")
+
+
+@check()
+async def check_cancel_racing_a_lease(trial: Trial) -> None:
+    """Of a cancel and a lease that race for a message, one wins: cancelled, nobody has it; leased, the cancel answers
+    LEASED and the holder's ack counts."""
+    topic = await trial.topic()
+    ids = named(100)
+    await trial.stored(topic, ids)
+    leased, cancels, more = await asyncio.gather(
+        trial.lease(topic, 40), trial.mutate(topic, Operation.CANCEL, ids), trial.lease(topic, 40)
+    )
+    gone = {id for id, status in zip(ids, statuses(cancels), strict=True) if status is Status.OK}
+    for rows in (leased.rows, more.rows):
+        taken = set(rows.ids.tolist())
+        expect(not gone & taken, f"cancelled and leased: {sorted(gone & taken)}")
+        acks = await trial.settle(topic, Operation.ACK, rows)
+        expect_equal(set(statuses(acks)), {Status.OK} if len(rows) else set(), "statuses of the holder's acks")
+        gone |= taken
+    expect_equal(sorted(await trial.everything(topic)), sorted(set(ids) - gone), "ids left")
+
+
+WANTED = (
+    *(("put", status) for status in ("OK", "EXISTS")),
+    *(("ack", "OK"), ("release", "OK"), ("extend", "OK"), ("ack", "FENCED")),
+    *(("move", "OK"), ("move", "LEASED"), ("move", "NOT_FOUND"), ("cancel", "OK")),
+)
+
+
+@check()
+async def check_brokers_racing(trial: Trial) -> None:
+    """With the callers of three brokers on one store (each with an opening of its own where it is shared), all of them
+    putting, moving, cancelling, leasing and settling the same ids, the history checker finds no promise broken."""
+    async with brokers(trial, 3) as stores:
+        crowd = Crowd(trial, await trial.topic(buckets=4, max_deliveries=0), stores)
+        await crowd.run(30)
+        await crowd.settle_all()
+        await crowd.expect_kept(*WANTED)
+
+
+@check()
+async def check_brokers_racing_where_ids_are_remembered(trial: Trial) -> None:
+    """The same where the topic remembers: what was acknowledged or cancelled is not stored again."""
+    async with brokers(trial, 3) as stores:
+        topic = await trial.topic(buckets=4, max_deliveries=0, remember_ms=1_000_000_000)
+        crowd = Crowd(trial, topic, stores, seed=1)
+        await crowd.run(20)
+        await crowd.settle_all()
+        await crowd.expect_kept(("put", "OK"), ("put", "DUPLICATE"), ("ack", "OK"), ("cancel", "OK"))

@@ -1,0 +1,268 @@
+"""How far values reach: times far from now, the largest of everything, names that collations confuse, large batches in
+which every status occurs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from timeline.model import (
+    MAX_BUCKETS,
+    MAX_DURATION_MS,
+    MAX_GROUP_BYTES,
+    MAX_HEADERS_BYTES,
+    MAX_HOLDER_BYTES,
+    MAX_ID_BYTES,
+    MAX_REASON_BYTES,
+    MAX_TAG_BYTES,
+    MAX_TIME_MS,
+    MAX_TOPIC_CHARS,
+    Operation,
+    Status,
+    TopicSettings,
+    bucket_of,
+    encode_headers,
+)
+from timeline.storage_plugins.conformance.suite import check
+from timeline.storage_plugins.conformance.trial import T0, Trial, expect, expect_equal, named, statuses
+
+LARGEST = (1 << 64) - 1
+ALIKE = (b"worker", b"Worker", b"worker ", b" worker", "wörker".encode(), "wo\u0308rker".encode(), b"worker\t", b"w")
+"""Names that some collation takes for one another."""
+
+
+@check()
+async def check_clock_is_passed_in(trial: Trial) -> None:
+    """What time it is says the caller alone: in 1970 and in the year 5000 leases run, messages expire, ids are
+    remembered and dead letters kept just as today, whatever the server's clock says."""
+    for now_ms in (10_000_000, 95_617_584_000_000):
+        topic = await trial.topic(remember_ms=60_000, dead_retention_ms=60_000, redelivery_backoff_ms=50)
+        ids = [b"a", b"b", b"c", b"d", b"e"]
+        await trial.stored(topic, ids, now_ms, expires_ms=[0, 0, 0, now_ms + 5_000, 0], now_ms=now_ms)
+        expect_equal(len((await trial.lease(topic, now_ms=now_ms - 1)).rows), 0, "number leased before the due")
+        rows = (await trial.lease(topic, now_ms=now_ms, lease_ms=1_000)).rows
+        expect_equal(sorted(rows.ids.tolist()), ids, f"ids leased at {now_ms}")
+        rows = rows.take(np.argsort(np.array(rows.ids.tolist())))
+        operations = [Operation.ACK, Operation.BURY, Operation.EXTEND]
+        first = rows.take(np.arange(3))
+        await trial.settle(topic, operations, first, now_ms=now_ms, time_ms=now_ms + 30_000, reason=b"bad")
+        resting = await trial.lease(topic, now_ms=now_ms + 1_049)
+        expect_equal((len(resting.rows), resting.next_due_ms), (0, now_ms + 1_050), "(number leased, next_due_ms)")
+        again = await trial.lease(topic, now_ms=now_ms + 5_000, lease_ms=100_000)
+        expect_equal((again.rows.ids.tolist(), again.expired), ([b"e"], 1), "(ids leased again, expired)")
+        known = await trial.put(topic, [b"a"], now_ms + 59_999, now_ms=now_ms + 59_999)
+        expect_equal((statuses(known), known.settled.tolist()), ([Status.DUPLICATE], [1]), "put of what is remembered")
+        early = await trial.store.sweep(topic, now_ms + 59_999, 100)
+        expect_equal((early.forgotten, early.dead_purged), (0, 0), "(ids forgotten, dead letters purged) too early")
+        rows_left = await trial.everything(topic, now_ms=now_ms + 59_999)
+        expect_equal(sorted(rows_left), [b"b", b"c", b"e"], "ids left")
+        late = await trial.store.sweep(topic, now_ms + 65_001, 100)
+        expect_equal((late.forgotten, late.dead_purged), (2, 1), "(ids forgotten, dead letters purged) in time")
+
+
+@check()
+async def check_fields_at_their_limits(trial: Trial) -> None:
+    """Every field takes the largest value that it may have, and gives it back as it was."""
+    topic = await trial.topic(horizon_ms=MAX_DURATION_MS, max_lease_ms=MAX_DURATION_MS)
+    id, group, tag = b"i" * MAX_ID_BYTES, b"g" * MAX_GROUP_BYTES, b"t" * MAX_TAG_BYTES
+    holder, reason = b"h" * MAX_HOLDER_BYTES, ("é" * (MAX_REASON_BYTES // 2)).encode()
+    headers = encode_headers({"k": "v" * (MAX_HEADERS_BYTES - 5)})
+    more: dict[str, Any] = {"group": group, "tag": tag, "headers": headers, "birth": LARGEST}
+    await trial.stored(topic, [id], MAX_TIME_MS - 1, expires_ms=MAX_TIME_MS, **more)
+    row = await trial.row(topic, id)
+    found = [row[name] for name in ("due_ms", "expires_ms", "groups", "tags", "headers", "birth")]
+    expect_equal(found, [MAX_TIME_MS - 1, MAX_TIME_MS, group, tag, headers, LARGEST], "the stored row")
+    moved = await trial.mutate(topic, Operation.MOVE, [id], T0, group=group, op=LARGEST)
+    expect_equal((statuses(moved), (await trial.row(topic, id))["last_op"]), ([Status.OK], LARGEST), "a move")
+    again = await trial.mutate(topic, Operation.MOVE, [id], T0, group=group, op=LARGEST)
+    expect_equal(again.repeat.tolist(), [1], "the mark of its repeat")
+    rows = (await trial.lease(topic, holder=holder, lease_ms=MAX_DURATION_MS)).rows
+    found = [rows.holders.tolist(), rows.due_ms.tolist(), rows.birth.tolist()]
+    expect_equal(found, [[holder], [T0 + MAX_DURATION_MS], [LARGEST]], "what was leased")
+    held = await trial.store.held_by(topic, T0, holder, b"", 10)
+    expect_equal(held.rows.ids.tolist(), [id], "ids that the holder has")
+    buried = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 1, reason=reason)
+    expect_equal((statuses(buried), (await trial.row(topic, id))["dead"]), ([Status.OK], reason), "a bury")
+
+
+@check()
+async def check_checksums_of_64_bits(trial: Trial) -> None:
+    """Births, operation ids and checksums are 64 bits without a sign: the highest bit counts, none is rounded."""
+    topic = await trial.topic()
+    births = [1, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, LARGEST - 1, LARGEST]
+    ids = named(len(births))
+    headers = [encode_headers({"k": str(at)}) for at in range(len(births))]
+    puts = trial.puts(ids, T0 + 100, birth=births, headers=headers)
+    sums = puts.payload_sum.tolist()
+    await trial.store.put(topic, T0, puts)
+    await trial.mutate(topic, Operation.MOVE, ids, T0, op=births)
+    rows = await trial.everything(topic)
+    found = [(rows[id]["birth"], rows[id]["payload_sum"], rows[id]["last_op"]) for id in ids]
+    expect_equal(found, list(zip(births, sums, births, strict=True)), "(birth, payload_sum, last_op)")
+    leased = (await trial.lease(topic)).rows
+    wrong = await trial.settle(topic, Operation.ACK, leased, birth=leased.birth ^ np.uint64(1))
+    expect_equal(set(statuses(wrong)), {Status.FENCED}, "statuses of acks with births that differ in the last bit")
+    wrong = await trial.settle(topic, Operation.ACK, leased, birth=leased.birth ^ np.uint64(1 << 63))
+    expect_equal(set(statuses(wrong)), {Status.FENCED}, "statuses of acks with births that differ in the first bit")
+    right = await trial.settle(topic, Operation.ACK, leased)
+    expect_equal(set(statuses(right)), {Status.OK}, "statuses of acks with the right births")
+
+
+@check()
+async def check_topics_at_their_limits(trial: Trial) -> None:
+    """A topic takes the longest name, the largest uid, the most buckets and the longest durations; its messages come
+    from all of its buckets."""
+    settings = TopicSettings(
+        buckets=MAX_BUCKETS,
+        max_lease_ms=MAX_DURATION_MS,
+        horizon_ms=MAX_DURATION_MS,
+        remember_ms=MAX_DURATION_MS,
+        dead_retention_ms=MAX_DURATION_MS,
+        redelivery_backoff_ms=MAX_DURATION_MS,
+        max_deliveries=1_000_000,
+        max_rate_per_s=1_000_000_000,
+    ).check()
+    plain = trial.record()
+    name = plain.name + "日" * (MAX_TOPIC_CHARS - len(plain.name))
+    record = dataclasses.replace(plain, name=name, uid=(1 << 63) - 1 - plain.uid % 1_000_003, settings=settings)
+    trial.drop_later(record)
+    expect_equal(await trial.store.create_topic(record), record, "the record that create_topic answers")
+    listed = [topic for topic in await trial.store.topics() if topic.name == name]
+    expect_equal(listed, [record], "the listed record")
+    ids = named(3_000)
+    await trial.stored(record, ids)
+    last = max(bucket_of(id, MAX_BUCKETS) for id in ids)
+    expected = sorted(id for id in ids if bucket_of(id, MAX_BUCKETS) == last)
+    expect_equal((await trial.lease(record, buckets=[last])).rows.ids.tolist(), expected, "ids leased from one bucket")
+    rest = await trial.lease(record, buckets=list(range(MAX_BUCKETS)))
+    expect_equal(sorted(rest.rows.ids.tolist() + expected), ids, "ids leased from all buckets")
+    acked = await trial.settle(record, Operation.ACK, rest.rows)
+    expect_equal(set(statuses(acked)), {Status.OK}, "statuses of acks")
+
+
+@check()
+async def check_ids_that_look_alike(trial: Trial) -> None:
+    """Whoever asks for an id asks for that very one: of others that some collation takes for it, nothing is found,
+    moved, settled or cancelled."""
+    topic = await trial.topic()
+    await trial.stored(topic, ALIKE[:1])
+    others = list(ALIKE[1:])
+    before = await trial.everything(topic)
+    for operation in (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE):
+        answers = await trial.mutate(topic, operation, others, T0 + 9, leased=True)
+        expect_equal(set(statuses(answers)), {Status.NOT_FOUND}, f"statuses of {operation.name} by ids that look alike")
+    found = await trial.scan(topic, ids=trial.puts(others).ids)
+    expect_equal(found.ids.tolist(), [], "ids found by ids that look alike")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+    await trial.stored(topic, others)
+    rows = (await trial.lease(topic)).rows
+    part = rows.take(np.array([at for at, id in enumerate(rows.ids) if id == ALIKE[0]]))
+    await trial.settle(topic, Operation.ACK, part)
+    expect_equal(sorted(await trial.everything(topic)), sorted(others), "ids left after one was acknowledged")
+
+
+@check()
+async def check_holders_that_look_alike(trial: Trial) -> None:
+    """A holder is compared as bytes: another that looks alike settles nothing and holds nothing."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(len(ALIKE)))
+    for holder in ALIKE:
+        await trial.lease(topic, 1, holder=holder)
+    rows = await trial.scan(topic, payload=True)
+    for holder in ALIKE:
+        page = await trial.store.held_by(topic, T0, holder, b"", 10)
+        expect_equal(page.rows.holders.tolist(), [holder], f"holders of what {holder!r} holds")
+    others = [ALIKE[(ALIKE.index(holder) + 1) % len(ALIKE)] for holder in rows.holders]
+    for operation in (Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.RELET, Operation.ACK):
+        answers = await trial.settle(topic, operation, rows, holder=others, time_ms=T0 + 90_000)
+        expect_equal(
+            set(statuses(answers)), {Status.FENCED}, f"statuses of {operation.name} by holders that look alike"
+        )
+    acks = await trial.settle(topic, Operation.ACK, rows)
+    expect_equal(set(statuses(acks)), {Status.OK}, "statuses of acks by the holders themselves")
+
+
+@check()
+async def check_groups_and_tags_that_look_alike(trial: Trial) -> None:
+    """Groups and tags are compared as bytes: of those that look alike, each owns and names its own messages alone."""
+    topic = await trial.topic()
+    ids = named(len(ALIKE))
+    await trial.stored(topic, ids, T0 + 500, group=list(ALIKE), tag=list(ALIKE))
+    others = list(ALIKE[1:] + ALIKE[:1])
+    moved = await trial.mutate(topic, Operation.MOVE, ids, T0 + 600, group=others)
+    expect_equal(set(statuses(moved)), {Status.FORBIDDEN}, "statuses of moves by groups that look alike")
+    for id, name in zip(ids, ALIKE, strict=True):
+        expect_equal((await trial.scan(topic, tag=name)).ids.tolist(), [id], f"ids with the tag {name!r}")
+        counts = await trial.by_tag(topic, Operation.MOVE, name, group=name, due_ms=T0 + 700)
+        expect_equal(counts, {Status.OK: 1}, f"counts of a move by the tag {name!r}")
+    moved = await trial.mutate(topic, Operation.MOVE, ids, T0 + 600, group=list(ALIKE))
+    expect_equal(set(statuses(moved)), {Status.OK}, "statuses of moves by the groups themselves")
+
+
+@check()
+async def check_large_mixed_batches(trial: Trial) -> None:
+    """In batches of thousands in which most statuses occur, in any order, each message gets its own answer."""
+    count = 4_000
+    topic = await trial.topic(remember_ms=600_000)
+    ids = [f"{(at * 7_919) % count:06}".encode() for at in range(count)]
+    await trial.stored(topic, ids, T0 + 500, group=[b"ops" if at % 8 == 7 else b"default" for at in range(count)])
+    kinds = [at % 8 for at in range(count)]
+    of = [[id for id, kind in zip(ids, kinds, strict=True) if kind == number] for number in range(8)]
+    await trial.mutate(topic, Operation.CANCEL, of[0])
+    await trial.mutate(topic, Operation.MOVE, of[1] + of[2], T0)
+    rows = (await trial.lease(topic)).rows
+    expect_equal(sorted(rows.ids.tolist()), sorted(of[1] + of[2]), "ids leased")
+    dead = set(of[2])
+    buried = rows.take(np.array([at for at, id in enumerate(rows.ids) if id in dead]))
+    await trial.settle(topic, Operation.BURY, buried, reason=b"bad")
+    absent = [b"x" + id for id in ids[: count // 8]]
+    asked = [id for group in zip(*of, absent, strict=True) for id in group]
+    kept = Status.OK
+    wanted = [
+        *(Status.NOT_FOUND, Status.LEASED, Status.DEAD, kept, kept, kept, kept, Status.FORBIDDEN, Status.NOT_FOUND),
+    ] * (count // 8)
+    answers = await trial.mutate(topic, Operation.MOVE, asked, T0 + 900)
+    expect_equal(statuses(answers), wanted, "statuses of moves")
+    expect_equal(answers.settled.tolist(), [1, *[0] * 8] * (count // 8), "marks of what is settled")
+    found = await trial.scan(topic, ids=trial.puts(asked).ids)
+    expect_equal(sorted(found.ids.tolist()), sorted(id for part in of[1:2] + of[3:] for id in part), "ids found")
+    puts = trial.puts(asked, T0 + 900, payload=[b"payload", b"other"] * (len(asked) // 2))
+    answers = await trial.store.put(topic, T0, puts)
+    new, settled = Status.OK, Status.DUPLICATE
+    for at, status in enumerate(statuses(answers)):
+        place = at % 9
+        there = Status.DUPLICATE if at % 2 == 0 else Status.EXISTS
+        expect_equal(status, new if place == 8 else settled if place == 0 else there, f"status of put {at}")
+    leased = rows.take(np.array([at for at, id in enumerate(rows.ids) if id not in dead]))
+    half = len(leased) // 2
+    mixed = leased.take(np.concatenate([np.arange(len(leased)), np.arange(half)]))
+    answers = await trial.settle(topic, Operation.ACK, mixed)
+    expect_equal(statuses(answers), [Status.OK] * len(leased) + [Status.NOT_FOUND] * half, "statuses of acks")
+
+
+@check()
+async def check_scan_by_many_ids(trial: Trial) -> None:
+    """A scan by 10,000 ids, most of them not there, finds those that are, each once."""
+    topic = await trial.topic()
+    await trial.stored(topic, named(500))
+    asked = [*named(500), *named(9_500, "x")]
+    asked = [asked[(at * 7_919) % len(asked)] for at in range(len(asked))]
+    found = await trial.scan(topic, ids=trial.puts(asked).ids)
+    expect_equal(sorted(found.ids.tolist()), named(500), "ids found")
+
+
+@check()
+async def check_payload_limit(trial: Trial) -> None:
+    """A payload as large as the store declares (or 16 MiB, where it takes more) is stored and delivered as it was."""
+    size = min(trial.store.capabilities.payload_limit_bytes, 16 * 1024 * 1024)
+    topic = await trial.topic(max_payload_bytes=size)
+    payload = (bytes(range(251)) * (size // 251 + 1))[:size]
+    await trial.stored(topic, [b"large", b"small"], payload=[payload, b"s"])
+    leased = await trial.lease(topic)
+    payloads = leased.rows.payloads
+    expect(payloads is not None, "leased without payloads")
+    found = dict(zip(leased.rows.ids.tolist(), payloads or [], strict=True))
+    expect(found.get(b"large") == payload, f"the payload of {size} bytes came back otherwise")
+    expect_equal(found.get(b"small"), b"s", "the payload beside it")
