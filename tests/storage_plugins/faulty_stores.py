@@ -100,7 +100,7 @@ class DropsTheEndOfABatch(MemoryStore):
         answers = await super().put(topic, now_ms, puts_)
         for id in puts_.ids.tolist()[9_999:]:
             rows = self._rows[topic.uid]
-            rows.remove(np.array([rows.index[id]], dtype=np.intp), now_ms, False)
+            rows.remove(np.array([rows.index.get(id)], dtype=np.intp), now_ms, False)
         return answers
 
 

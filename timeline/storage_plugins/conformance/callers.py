@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -181,17 +182,24 @@ class Producer(Caller):
 
 
 class Worker(Caller):
-    """Leases, then extends, releases or acknowledges some of what it has, some of it too late."""
+    """Leases, then extends, releases or acknowledges some of what it has or had, some of it too late."""
+
+    had: Rows | None = None
 
     async def act(self) -> None:
         """A lease and perhaps a settle."""
-        rows = await self.lease(self.rng.randint(1, 12))
-        if rows is None or not len(rows) or self.rng.random() < 0.2:
+        rng, rows = self.rng, await self.lease(self.rng.randint(1, 12))
+        if rng.random() < 0.2:
+            self.scene.clock.tick(rng.randint(1, LONGEST_LEASE_MS))
+        await asyncio.sleep(0)
+        if self.had is not None and rng.random() < 0.3:
+            rows, self.had = self.had, rows
+        elif rows is not None and len(rows):
+            self.had = rows
+        if rows is None or not len(rows) or rng.random() < 0.2:
             return
-        if self.rng.random() < 0.2:
-            self.scene.clock.tick(self.rng.randint(1, LONGEST_LEASE_MS))
-        operation = self.rng.choice((Operation.ACK, Operation.ACK, Operation.RELEASE, Operation.EXTEND))
-        await self.settle(operation, rows.take(np.arange(self.rng.randint(1, len(rows)))))
+        operation = rng.choice((Operation.ACK, Operation.ACK, Operation.RELEASE, Operation.EXTEND))
+        await self.settle(operation, rows.take(np.arange(rng.randint(1, len(rows)))))
 
     async def lease(self, count: int) -> Rows | None:
         """Leases up to `count` and notes each as received; None when no answer came (whatever was leased runs out)."""

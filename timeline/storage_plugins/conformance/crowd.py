@@ -112,3 +112,4 @@ class Crowd:
     async def _calls(self, caller: Worker | Producer, rounds: int) -> None:
         for _ in range(rounds):
             await caller.act()
+            await asyncio.sleep(0)  # a store that never waits lets the others have their turn, too

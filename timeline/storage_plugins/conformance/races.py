@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import numpy as np
 
+from timeline.history import Event
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.suite import check
@@ -150,8 +152,9 @@ async def check_extend_racing_a_lease(trial: Trial) -> None:
     await trial.stored(topic, ids)
     first = (await trial.lease(topic, lease_ms=10)).rows
     parts = [first.take(np.arange(at, 120, 4)) for at in range(4)]
-    *extends, second, third = await asyncio.gather(
-        *(trial.settle(topic, Operation.EXTEND, part, now_ms=T0 + 10, time_ms=T0 + 900) for part in parts),
+    extending = [trial.settle(topic, Operation.EXTEND, part, now_ms=T0 + 10, time_ms=T0 + 900) for part in parts]
+    extends, second, third = await asyncio.gather(
+        asyncio.gather(*extending),
         trial.lease(topic, 60, now_ms=T0 + 10, holder=b"worker-2"),
         trial.lease(topic, 60, now_ms=T0 + 10, holder=b"worker-3"),
     )
@@ -212,6 +215,11 @@ async def check_cancel_racing_a_lease(trial: Trial) -> None:
     expect_equal(sorted(await trial.everything(topic)), sorted(set(ids) - gone), "ids left")
 
 
+def is_new(put: Event) -> bool:
+    """Whether a put was answered as stored, not as met or moved."""
+    return put.result.get("status") == "OK" and put.result["version"] == 1
+
+
 WANTED = (
     *(("put", status) for status in ("OK", "EXISTS")),
     *(("ack", "OK"), ("release", "OK"), ("extend", "OK"), ("ack", "FENCED")),
@@ -239,3 +247,5 @@ async def check_brokers_racing_where_ids_are_remembered(trial: Trial) -> None:
         await crowd.run(20)
         await crowd.settle_all()
         await crowd.expect_kept(("put", "OK"), ("put", "DUPLICATE"), ("ack", "OK"), ("cancel", "OK"))
+        stored = Counter(event.arguments["id"] for event in crowd.events if event.operation == "put" and is_new(event))
+        expect_equal({id for id, times in stored.items() if times > 1}, set(), "ids stored twice, though remembered")

@@ -1,0 +1,84 @@
+"""Connections cut before and after every call, on real servers: whatever the outcome was, the history checker finds no
+promise broken once each call has been repeated until its answer was definite."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+
+import pytest
+
+from tests.servers.fixture import Running
+from tests.servers.process import Server
+from tests.servers.proxy import Proxy, When
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.conformance.crowd import Crowd, brokers
+from timeline.storage_plugins.conformance.trial import Trial
+
+pytestmark = pytest.mark.servers
+
+SERVERS = {
+    "redis": "tests.servers.redis:RedisServer",
+    "postgresql": "tests.servers.postgresql:PostgresqlServer",
+    "mysql": "tests.servers.mysql:MysqlServer",
+    "cockroachdb": "tests.servers.cockroachdb:CockroachServer",
+    "cassandra": "tests.servers.cassandra:CassandraServer",
+}
+"""By the plugin's module, the server that it is tried on."""
+
+KINDS = [
+    name
+    for name, place in SERVERS.items()
+    if find_spec(f"timeline.storage_plugins.{name}") and find_spec(place.partition(":")[0])
+]
+STRIDES = (2, 3, 5, 7)
+"""Of the exchanges, each so many-th is cut: among them every call's first, its last, and its commit."""
+
+
+def kind_of(name: str) -> type[Server]:
+    module, _, kind = SERVERS[name].partition(":")
+    found = getattr(importlib.import_module(module), kind)
+    assert issubclass(found, Server)
+    return found
+
+
+@asynccontextmanager
+async def crowd_behind_proxy(servers: Running, name: str, seed: int) -> AsyncIterator[tuple[Crowd, Proxy]]:
+    """Two brokers' callers on the server, by way of a proxy."""
+    url = servers.url(kind_of(name))
+    async with Proxy(servers.server(kind_of(name)).port) as proxy, Trial(lambda: make_store(proxy.url(url))) as trial:
+        topic = await trial.topic(buckets=4, max_deliveries=0)
+        async with brokers(trial, 2) as stores:
+            yield Crowd(trial, topic, stores, seed), proxy
+            proxy.leave_alone()
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_no_promise_breaks_with_the_connection(servers: Running, name: str, when: When) -> None:
+    async with crowd_behind_proxy(servers, name, len(when)) as (crowd, proxy):
+        for stride in STRIDES:
+            proxy.cut_every(4 * stride, when)
+            await crowd.run(6)
+        cuts = proxy.cuts
+        proxy.leave_alone()
+        await crowd.settle_all()
+        await crowd.expect_kept(("put", "OK"), ("ack", "OK"), ("move", "OK"))
+    assert cuts >= 10 and crowd.unknown + crowd.unavailable > 0, "nothing was cut"
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_no_promise_breaks_when_the_server_restarts(servers: Running, name: str) -> None:
+    """Every connection ends at once, again and again, as in a restart of the server that keeps its data."""
+    async with crowd_behind_proxy(servers, name, 9) as (crowd, proxy):
+        server = servers.server(kind_of(name))
+        await crowd.run(5)
+        server.stop()
+        server.start()
+        await crowd.run(5)
+        proxy.cut_all()
+        await crowd.run(5)
+        await crowd.settle_all()
+        await crowd.expect_kept(("put", "OK"), ("ack", "OK"))
