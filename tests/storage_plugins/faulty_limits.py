@@ -186,3 +186,9 @@ class ExtendsWhatItReadBefore(MemoryStore):
 @caught_by("late_ack_racing_a_lease")
 class AcksWhatItReadBefore(ExtendsWhatItReadBefore):
     """The same of an ack."""
+
+
+@caught_by("payloads_that_lie_apart")
+class MeasuresWhatItIsGiven(MemoryStore):
+    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+        return await super().put(topic, now_ms, replace(puts_, payload_bytes=None))

@@ -39,6 +39,7 @@ COMMANDS = {
     "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
+    "copy": ("timeline.cli.copy", "Move house: topics from one store into another"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
     "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
     "completion": ("timeline.cli.completion", "Completion for bash, zsh and fish"),

@@ -1,7 +1,8 @@
 """Storage plugins: the contract, its conformance suite, and one module a store.
 
 `open_store(url)` finds a plugin by the URL's scheme among the entry points of group `timeline.storage_plugins`; the
-module is imported on first use, and a driver that is missing names the extra to install.
+module is imported on first use, and a driver that is missing names the extra to install. `payloads=` in a URL's query
+says where large payloads lie apart, for any store (see `offload`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import difflib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
+from urllib.parse import unquote
 
+from timeline.config import parse_bytes
+from timeline.errors import Invalid
 from timeline.storage_plugins.contract import Store, StoreRefused
+from timeline.storage_plugins.payloads import OFFLOAD_BYTES, PayloadsRefused
 
 GROUP = "timeline.storage_plugins"
 
@@ -30,6 +35,53 @@ def plugins() -> dict[str, EntryPoint]:
 def make_store(url: str) -> Store:
     """The store for `url`, not open yet. Raises StoreRefused: unknown scheme (with the nearest known one), missing
     driver (with the extra to install), or a URL the plugin does not understand."""
+    url, place, offload_bytes = offload_of(url)
+    store = _make_plain(url)
+    if not place:
+        return store
+    try:
+        from timeline.storage_plugins.offload import OffloadingStore
+        from timeline.storage_plugins.payload_files import PayloadFiles
+    except ModuleNotFoundError as missing:
+        if missing.name != "fsspec":
+            raise
+        raise StoreRefused(
+            "payloads= needs fsspec, which is not installed: pip install 'timeline[offload]'"
+        ) from missing
+    try:
+        return OffloadingStore(store, PayloadFiles(place), offload_bytes)
+    except PayloadsRefused as refused:
+        raise StoreRefused(str(refused)) from refused
+
+
+def offload_of(url: str) -> tuple[str, str, int]:
+    """The URL without its `payloads=` and `payload_offload_bytes=`, the place that the first names (empty: none), and
+    the size that the second says. Raises StoreRefused."""
+    plain, _, query = url.partition("?")
+    kept: list[str] = []
+    place, size = "", ""
+    for part in query.split("&") if query else ():
+        name, _, value = part.partition("=")
+        if name == "payloads":
+            place = unquote(value)
+            if "://" not in place:
+                raise StoreRefused(
+                    f"payloads= names a place by URL, file:///folder or s3://bucket/folder, not {place!r:.80}"
+                )
+        elif name == "payload_offload_bytes":
+            size = unquote(value)
+        else:
+            kept.append(part)
+    if size and not place:
+        raise StoreRefused("payload_offload_bytes= needs payloads=, the place where larger payloads lie")
+    try:
+        offload_bytes = parse_bytes(size) if size else OFFLOAD_BYTES
+    except Invalid as bad:
+        raise StoreRefused(f"payload_offload_bytes: {bad.reason}") from bad
+    return "?".join((plain, "&".join(kept))) if kept else plain, place, offload_bytes
+
+
+def _make_plain(url: str) -> Store:
     scheme, separator, _ = url.partition("://")
     known = plugins()
     if not separator or scheme not in known:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
@@ -89,6 +90,9 @@ class Puts:
 
     `move`: True where `if_exists="move"`. `due_ms`, `expires_ms` are absolute and checked (0: no expiry).
     `headers` are encoded (`model.encode_headers`). `payload_sum` is `model.payload_sums`.
+    `payload_bytes`: how large the payloads are where some of them lie apart and `payloads` has only what says where
+    (see `offload`); None where `payloads` has them all. `sizes` is what rows tell as their `payload_bytes`, and what
+    counts as bytes of a grant.
     """
 
     ids: Ragged
@@ -101,9 +105,24 @@ class Puts:
     payloads: Ragged
     headers: Ragged
     move: Bools
+    payload_bytes: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.birth)
+
+    @property
+    def sizes(self) -> Int64:
+        """How large each payload is, wherever it lies."""
+        return self.payloads.sizes if self.payload_bytes is None else self.payload_bytes
+
+    def take(self, picks: Indexes | slice) -> Puts:
+        """The puts at `picks`."""
+        picked: dict[str, Any] = {}
+        for name in self.__slots__:
+            column = getattr(self, name)
+            apart = isinstance(column, Ragged) and not isinstance(picks, slice)
+            picked[name] = column if column is None else column.take(picks) if apart else column[picks]
+        return Puts(**picked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,24 +387,7 @@ class Store(ABC):
 
 
 __all__ = [
-    "Answers",
-    "Capabilities",
-    "Grant",
-    "Indexes",
-    "Leased",
-    "Mutations",
-    "Opened",
-    "Page",
-    "Puts",
-    "ScanFilter",
-    "Settles",
-    "Store",
-    "StoreError",
-    "StoreRefused",
-    "StoreUnavailable",
-    "StoreUnknown",
-    "Swept",
-    "TagMutation",
-    "TagStep",
-    "TopicConflict",
-]
+    "Answers", "Capabilities", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts",
+    "ScanFilter", "Settles", "Store", "StoreError", "StoreRefused", "StoreUnavailable", "StoreUnknown",
+    "Swept", "TagMutation", "TagStep", "TopicConflict",
+]  # fmt: skip

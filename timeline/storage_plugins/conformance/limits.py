@@ -26,7 +26,7 @@ from timeline.model import (
     encode_headers,
 )
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import T0, Trial, expect, expect_equal, named, statuses
+from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect, expect_equal, named, statuses
 
 LARGEST = (1 << 64) - 1
 ALIKE = (b"worker", b"Worker", b"worker ", b" worker", "wörker".encode(), "wo\u0308rker".encode(), b"worker\t", b"w")
@@ -266,3 +266,23 @@ async def check_payload_limit(trial: Trial) -> None:
     found = dict(zip(leased.rows.ids.tolist(), payloads or [], strict=True))
     expect(found.get(b"large") == payload, f"the payload of {size} bytes came back otherwise")
     expect_equal(found.get(b"small"), b"s", "the payload beside it")
+
+
+@check()
+async def check_payloads_that_lie_apart(trial: Trial) -> None:
+    """Where a put says how large its payloads are that lie apart (`Puts.payload_bytes`), rows tell that size, bytes of
+    a grant and of a page count it, and what was put in their stead comes back as it was."""
+    topic = await trial.topic(buckets=1)
+    puts = trial.puts(named(4), payload=[b"pointer-1", b"inside", b"pointer-2", b"pointer-3"])
+    puts.payload_bytes = np.array([700_000, 6, 900_000, 1_000], dtype=np.int64)
+    expect_equal(set(statuses(await trial.store.put(topic, T0, puts))), {Status.OK}, "statuses of the puts")
+    rows = await trial.everything(topic)
+    expect_equal([row["payload_bytes"] for row in rows.values()], puts.payload_bytes.tolist(), "payload_bytes")
+    expect_equal([row["payloads"] for row in rows.values()], puts.payloads.tolist(), "what lies in their stead")
+    leased = await trial.lease(topic, max_bytes=700_100)
+    expect_equal(leased.rows.ids.tolist(), named(4)[:2], "ids leased into 700,100 bytes")
+    expect_equal((leased.rows.payloads, leased.damaged), (puts.payloads[:2], ()), "(payloads leased, damaged)")
+    rest = await trial.lease(topic)
+    expect_equal((rest.rows.payloads, rest.damaged), (puts.payloads[2:], ()), "(payloads leased, damaged)")
+    page = await trial.store.held_by(topic, T0, WORKER, b"", 10)
+    expect(len(page.rows) < 4 and page.cursor is not None, "a page of held messages counts what lies in their stead")

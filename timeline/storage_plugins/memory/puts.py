@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Ragged
+from timeline.columns import Bools
 from timeline.leases import Ask
 from timeline.model import Answers, Operation, Status, TopicSettings
 from timeline.storage_plugins.contract import Puts
@@ -27,7 +27,7 @@ def put(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, fast:
     plain = sound & np.fromiter((id not in rows.index and counted[id] == 1 for id in ids), np.bool_, len(ids))
     if fast and plain.any():
         picks = np.flatnonzero(plain)
-        _put_all(rows, now_ms, _part(puts, picks))
+        _put_all(rows, now_ms, puts.take(picks))
         answers.version[picks] = 1
         answers.due_ms[picks] = puts.due_ms[picks]
     else:
@@ -56,32 +56,12 @@ def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
     records["asked_ms"] = now_ms
     records["expires_ms"] = puts.expires_ms
     records["payload_sum"] = puts.payload_sum
-    records["payload_bytes"] = puts.payloads.sizes
+    records["payload_bytes"] = puts.sizes
     records["headers_bytes"] = puts.headers.sizes
     records["group"] = rows.groups.numbers(puts.groups)
     records["tag"] = rows.tags.numbers(puts.tags)
     rows.write(slots, puts.ids, words, puts.payloads, puts.headers)
     return True
-
-
-def _part(puts: Puts, picks: Indexes) -> Puts:
-    """The puts at `picks`."""
-
-    def taken(column: Ragged) -> Ragged:
-        return column.take(picks)
-
-    return Puts(
-        ids=taken(puts.ids),
-        birth=puts.birth[picks],
-        due_ms=puts.due_ms[picks],
-        expires_ms=puts.expires_ms[picks],
-        groups=taken(puts.groups),
-        tags=taken(puts.tags),
-        payload_sum=puts.payload_sum[picks],
-        payloads=taken(puts.payloads),
-        headers=taken(puts.headers),
-        move=puts.move[picks],
-    )
 
 
 def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, at: int, answers: Answers) -> None:
@@ -97,5 +77,5 @@ def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, 
     id = puts.ids[at]
     decision = rule(rows, id, ask, now_ms, settings)
     if decision.status is Status.OK and id not in rows.index:
-        _put_all(rows, now_ms, _part(puts, np.array([at], dtype=np.intp)))
+        _put_all(rows, now_ms, puts.take(np.array([at], dtype=np.intp)))
     answer(answers, at, decision)

@@ -257,7 +257,7 @@ def _insert(
         numbers(puts.due_ms),
         numbers(puts.expires_ms),
         signed(puts.payload_sum if whole else puts.payload_sum[at]),
-        numbers(puts.payloads.sizes),
+        numbers(puts.sizes),
         numbers(puts.headers.sizes),
         strings(puts.groups),
         strings(puts.tags),

@@ -43,20 +43,7 @@ def cut(puts: Puts) -> list[Puts]:
         before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
         stop = min(max(stop, start + 1), start + PUT_AT_ONCE, count)
-        parts.append(
-            Puts(
-                ids=puts.ids[start:stop],
-                birth=puts.birth[start:stop],
-                due_ms=puts.due_ms[start:stop],
-                expires_ms=puts.expires_ms[start:stop],
-                groups=puts.groups[start:stop],
-                tags=puts.tags[start:stop],
-                payload_sum=puts.payload_sum[start:stop],
-                payloads=puts.payloads[start:stop],
-                headers=puts.headers[start:stop],
-                move=puts.move[start:stop],
-            )
-        )
+        parts.append(puts.take(slice(start, stop)))
         start = stop
     return parts
 

@@ -1,0 +1,259 @@
+"""`timeline copy`: a topic with payloads, tags, expiries and dead letters from one store into another, proven, and gone
+on with after it broke off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call
+from timeline.model import Operation, State, Topic, encode_headers
+from timeline.storage_plugins import open_store
+from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named
+from timeline.storage_plugins.contract import ScanFilter, Store, StoreUnavailable
+from timeline.storage_plugins.copying import TopicCopy, topic_of
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.storage_plugins.sqlite import SqliteStore
+
+FAR = 4_000_000_000_000
+KEPT = (
+    "birth",
+    "groups",
+    "tags",
+    "payload_sum",
+    "payload_bytes",
+    "payloads",
+    "headers",
+    "expires_ms",
+    "dead",
+    "died_ms",
+)
+
+
+async def furnished(trial: Trial, count: int = 2_500) -> Topic:
+    """A topic with messages of all kinds, some large, and dead letters; nothing of it leased or expired."""
+    topic = await trial.topic(buckets=8, max_payload_bytes=4 << 20, max_deliveries=3)
+    headers = encode_headers({"gate": "é"})
+    ids = named(count)
+    payloads = [b"%d" % at * (at % 50) for at in range(count)]
+    tags = [b"spring" if at % 2 else b"" for at in range(count)]
+    groups = [b"ops" if at % 3 else b"default" for at in range(count)]
+    due_ms = [T0 + at % 700 for at in range(count)]
+    expires = [FAR if at % 5 == 0 else 0 for at in range(count)]
+    more: dict[str, Any] = {"payload": payloads, "headers": headers, "tag": tags, "group": groups}
+    await trial.stored(topic, ids, due_ms, expires_ms=expires, **more)
+    await trial.stored(topic, [b"large", b"larger"], T0 + 900_000, payload=[b"l" * 300_000, b"L" * 2_000_000])
+    leased = await trial.lease(topic, 40, now_ms=T0 + 3)
+    reason = [f"reason {at}".encode() for at in range(40)]
+    await trial.settle(topic, Operation.BURY, leased.rows, now_ms=T0 + 9, reason=reason)
+    ran_out = await trial.lease(topic, 5, now_ms=T0 + 10, lease_ms=5)
+    assert len(ran_out.rows) == 5
+    return topic
+
+
+async def everything(store: Store, topic: Topic, now_ms: int = T0 + 100) -> dict[bytes, dict[str, Any]]:
+    found: dict[bytes, dict[str, Any]] = {}
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = await store.scan(topic, now_ms, ScanFilter(frozenset(set(State) - {State.ABSENT})), cursor, 1_000, True)
+        found |= by_id(page.rows)
+        cursor = page.cursor
+    return found
+
+
+Make = Callable[[Path], Store]
+MAKE: dict[str, Make] = {
+    "memory": lambda _: MemoryStore(),
+    "sqlite": lambda folder: SqliteStore(f"sqlite:///{folder}/b.db"),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+async def test_everything_goes_over(tmp_path: Path, kind: str) -> None:
+    target = MAKE[kind](tmp_path)
+    await target.open()
+    async with Trial(MemoryStore) as trial:
+        topic = await furnished(trial)
+        copying = TopicCopy(trial.store, target, topic, lambda: T0 + 100)
+        await copying.prepare()
+        said: list[int] = []
+        done = await copying.run(said.append)
+        assert (done.copied, done.there, done.dead, done.failed) == (2_502, 0, 40, 0) and sum(said) == 2_502
+        compared = await copying.compare()
+        assert compared.same and compared.source.messages == 2_502 and compared.source.payload_bytes > 2_300_000
+        assert (await topic_of(target, topic.name)).settings.paused
+        await copying.finish()
+        into = await topic_of(target, topic.name)
+        assert into.settings == topic.settings
+        before, after = await everything(trial.store, topic), await everything(target, into)
+        assert before.keys() == after.keys()
+        for id, row in before.items():
+            assert {name: row[name] for name in KEPT} == {name: after[id][name] for name in KEPT}
+            assert after[id]["scheduled_ms"] == (
+                row["due_ms"] if row["holders"] and not row["dead"] else row["scheduled_ms"]
+            )
+            assert after[id]["due_ms"] == after[id]["scheduled_ms"] or row["dead"]
+    await target.close()
+
+
+class Breaks(MemoryStore):
+    """Breaks off at the `after`-th put or settle."""
+
+    after = 0
+
+    async def _counted(self) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise StoreUnavailable("the cable was pulled")
+
+    async def put(self, *arguments: Any) -> Any:
+        await self._counted()
+        return await super().put(*arguments)
+
+    async def settle(self, *arguments: Any) -> Any:
+        await self._counted()
+        return await super().settle(*arguments)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 20, 42, 44, 45, 46])
+async def test_what_broke_off_goes_on(after: int) -> None:
+    target = Breaks()
+    await target.open()
+    async with Trial(MemoryStore) as trial:
+        topic = await furnished(trial)
+        target.after = after
+        copying = TopicCopy(trial.store, target, topic, lambda: T0 + 100)
+        await copying.prepare()
+        with pytest.raises(StoreUnavailable):
+            await copying.run()
+        first = copying.done.copied
+        again = TopicCopy(trial.store, target, topic, lambda: T0 + 100)
+        await again.prepare()
+        done = await again.run()
+        assert done.failed == 0 and done.copied + done.there == 2_502 and done.there >= first
+        assert (await again.compare()).same
+
+
+async def test_what_differs_is_named() -> None:
+    async with Trial(MemoryStore) as trial, Trial(MemoryStore) as other:
+        topic = await furnished(trial, 60)
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0 + 100)
+        await copying.prepare()
+        await copying.run()
+        into = await topic_of(other.store, topic.name)
+        rows = await everything(other.store, into)
+        moved, gone = sorted(id for id, row in rows.items() if not row["dead"] and row["groups"] == b"default")[:2]
+        await other.mutate(into, Operation.MOVE, [moved], T0 + 5_000)
+        await other.mutate(into, Operation.CANCEL, [gone])
+        await other.put(into, [b"new"], T0 + 5_000)
+        compared = await copying.compare()
+        assert not compared.same and compared.differing == 3
+        assert compared.reasons == {moved: "due_ms differ", gone: "only in the source", b"new": "only in the target"}
+
+
+async def test_another_message_under_an_id_stays() -> None:
+    async with Trial(MemoryStore) as trial, Trial(MemoryStore) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, [b"a", b"b"], FAR, payload=[b"ours", b"same"])
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0)
+        await copying.prepare()
+        into = await topic_of(other.store, topic.name)
+        other._counter += 1_000
+        await other.stored(into, [b"a"], FAR, payload=b"theirs")
+        done = await copying.run()
+        assert (done.copied, done.reasons) == (1, {b"a": "another message has this id there"})
+        assert (await everything(other.store, into))[b"a"]["payloads"] == b"theirs"
+
+
+async def test_a_damaged_payload_is_an_error_of_its_message() -> None:
+    class Damaged(MemoryStore):
+        async def scan(self, *arguments: Any) -> Any:
+            page = await super().scan(*arguments)
+            if page.rows.payloads is not None:
+                page.rows.payloads = type(page.rows.payloads).of([b"x" * size for size in page.rows.payload_bytes])
+            return page
+
+    async with Trial(Damaged) as trial, Trial(MemoryStore) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, [b"a", b"b"], FAR, payload=[b"abc", b"xxx"])
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0)
+        await copying.prepare()
+        done = await copying.run()
+        assert (done.copied, done.reasons) == (1, {b"a": "its payload is gone or damaged in the source"})
+
+
+# ── the command ──
+
+
+async def _file_of(path: Path, count: int = 300) -> Topic:
+    store = SqliteStore(f"sqlite:///{path}")
+    trial = Trial(lambda: store)
+    await store.open()
+    topic = await trial.store.create_topic(trial.record(buckets=4))
+    await trial.stored(topic, named(count), FAR, payload=b"payload")
+    await store.close()
+    return topic
+
+
+async def test_the_command(tmp_path: Path, call: Call) -> None:
+    topic = await _file_of(tmp_path / "a.db")
+    source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    done = await _called(call, "copy", source, target, "--topic", topic.name, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["ok"], told["copied"], told["there"], told["differing"]) == (True, 300, 0, 0)
+    assert told["source"] == told["target"] and told["source"]["messages"] == 300
+    again = await _called(call, "copy", source, target, "--topic", topic.name)
+    assert again.code == 4 and "is live" in again.err
+    for arguments, code, says in (
+        ((source, source, "--topic", topic.name), 4, "in use|one and the same"),
+        ((source, target, "--topic", "nosuch"), 4, "has no topic 'nosuch'"),
+        ((source, target), 2, "--topic NAME"),
+        ((source, "postgrsql://x", "--topic", "a"), 4, "no storage plugin"),
+    ):
+        refused = await _called(call, "copy", *arguments)
+        assert refused.code == code and any(word in refused.err for word in says.split("|")), refused.err
+
+
+async def test_the_command_names_what_failed(tmp_path: Path, call: Call) -> None:
+    topic = await _file_of(tmp_path / "a.db", 3)
+    source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    store = await open_store(target)
+    trial = Trial(lambda: store)
+    trial._counter = 1 << 50
+    into = await store.create_topic(_paused(topic))
+    await trial.stored(into, named(1), FAR, payload=b"other")
+    await store.close()
+    failed = await _called(call, "copy", source, target, "--topic", topic.name)
+    assert failed.code == 1 and "another message has this id there" in failed.out and "stays paused" in failed.out
+
+
+def _paused(topic: Topic) -> Topic:
+    from dataclasses import replace
+
+    return replace(topic, settings=replace(topic.settings, paused=True))
+
+
+async def test_leased_messages_are_refused_or_copied_as_due_later(tmp_path: Path) -> None:
+    async with Trial(MemoryStore) as trial, Trial(MemoryStore) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, named(3))
+        await trial.lease(topic, 1, lease_ms=50_000)
+        with pytest.raises(Exception, match="1 messages of .* are leased"):
+            await TopicCopy(trial.store, other.store, topic, lambda: T0).prepare()
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0, leased=True)
+        await copying.prepare()
+        assert (await copying.run()).copied == 3 and (await copying.compare()).same
+        rows = await everything(other.store, await topic_of(other.store, topic.name))
+        assert sorted(row["due_ms"] for row in rows.values()) == [T0, T0, T0 + 50_000]
+
+
+async def _called(call: Call, *arguments: str) -> Any:
+    """The command in a thread: it runs an event loop of its own."""
+    import asyncio
+
+    return await asyncio.to_thread(call, *arguments)

@@ -1,0 +1,349 @@
+"""Payloads apart from the timeline: written before the row and deleted after it, read by nothing but what hands them
+out, checked against their checksum; one that is gone or damaged is an error on its message alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from timeline.model import Operation, Status
+from timeline.storage_plugins import make_store, offload_of
+from timeline.storage_plugins.conformance import CHECKS, run_check
+from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.storage_plugins.offload import READ_AGAIN_MS, OffloadingStore
+from timeline.storage_plugins.payload_files import PayloadFiles
+from timeline.storage_plugins.payloads import (
+    SHARDS,
+    PayloadGone,
+    PayloadsRefused,
+    PayloadStore,
+    PayloadsUnavailable,
+    Place,
+    place_of_name,
+)
+
+LARGE = bytes(range(256)) * 20
+
+
+class Kept(PayloadStore):
+    """A place that counts, and fails when told to."""
+
+    durable = True
+    described = "a dictionary"
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.calls: Counter[str] = Counter()
+        self.fails: set[str] = set()
+
+    def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if name in self.fails:
+            raise PayloadsUnavailable(f"no {name} today")
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def check(self) -> None:
+        self._called("check")
+
+    async def write(self, name: str, data: bytes) -> None:
+        self._called("write")
+        self.files[name] = data
+
+    async def read(self, name: str) -> bytes:
+        self._called("read")
+        if name not in self.files:
+            raise PayloadGone(name)
+        return self.files[name]
+
+    async def delete(self, names: Sequence[str]) -> None:
+        self._called("delete")
+        for name in names:
+            self.files.pop(name, None)
+
+    async def names(self, folder: str) -> list[str]:
+        self._called("names")
+        return [name for name in self.files if name.startswith(f"{folder}/")]
+
+    async def delete_folder(self, folder: str) -> None:
+        self._called("delete_folder")
+        await self.delete(await self.names(folder))
+
+
+@asynccontextmanager
+async def offloading(**more: Any) -> AsyncIterator[tuple[Trial, Kept, OffloadingStore]]:
+    place = Kept()
+    async with Trial(lambda: OffloadingStore(MemoryStore(), place, 1_024, **more)) as trial:
+        assert isinstance(trial.store, OffloadingStore)
+        yield trial, place, trial.store
+
+
+async def flushed(trial: Trial, store: OffloadingStore) -> None:
+    await store._orphans.flush()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_conformance_in_memory(name: str) -> None:
+    (await run_check(name, lambda: OffloadingStore(MemoryStore(), Kept(), 1_024))).raise_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+async def test_conformance_in_files(tmp_path: Path, name: str) -> None:
+    url = f"sqlite:///{tmp_path}/a.db?payloads=file://{tmp_path}/payloads&payload_offload_bytes=1024"
+    (await run_check(name, lambda: make_store(url))).raise_failed()
+
+
+async def test_only_what_is_large_lies_apart() -> None:
+    async with offloading() as (trial, place, store):
+        topic = await trial.topic()
+        await trial.stored(topic, [b"large", b"small", b"just"], payload=[LARGE, b"small", b"x" * 1_024])
+        assert list(place.files.values()) == [LARGE]
+        inside = await store.inner.scan(topic, T0, _by([b"large"]), b"", 10, True)
+        assert inside.rows.payloads is not None and len(inside.rows.payloads[0]) < 40
+        assert inside.rows.payload_bytes.tolist() == [len(LARGE)]
+        rows = (await trial.lease(topic)).rows
+        assert rows.payloads is not None
+        assert dict(zip(rows.ids, rows.payloads, strict=True)) == {
+            b"large": LARGE,
+            b"small": b"small",
+            b"just": b"x" * 1_024,
+        }
+
+
+def _by(ids: list[bytes]) -> Any:
+    from timeline.columns import Ragged
+    from timeline.storage_plugins.contract import ScanFilter
+
+    return ScanFilter(ids=Ragged.of(ids))
+
+
+async def test_nothing_but_a_delivery_reads_payloads() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic(max_deliveries=2)
+        await trial.stored(topic, named(20), [T0 + at for at in range(20)], payload=LARGE, tag=b"t")
+        await trial.stored(topic, [b"expired"], T0 + 1, payload=LARGE, expires_ms=T0 + 2)
+        await trial.mutate(topic, Operation.MOVE, named(20)[10:], T0 + 500)
+        await trial.mutate(topic, Operation.CANCEL, named(20)[15:16])
+        await trial.by_tag(topic, Operation.MOVE, b"t", by_ms=1, dry_run=True)
+        await trial.scan(topic)
+        await trial.store.sweep(topic, T0, 100)
+        assert place.calls["read"] == 0
+        rows = (await trial.lease(topic, 3, now_ms=T0 + 9)).rows
+        assert place.calls["read"] == 3 == len(rows)
+        more = await trial.settle(topic, Operation.EXTEND, rows, now_ms=T0 + 9, time_ms=T0 + 90_000)
+        back = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 10)
+        assert set(statuses(more) + statuses(back)) == {Status.OK}
+        again = (await trial.lease(topic, 100, now_ms=T0 + 10)).rows
+        await trial.settle(topic, [Operation.ACK, Operation.BURY] * 5, again, now_ms=T0 + 10)
+        assert place.calls["read"] == 3 + 10 and place.calls["write"] == 21
+
+
+async def test_an_ack_deletes_after_its_answer() -> None:
+    async with offloading() as (trial, place, store):
+        topic = await trial.topic()
+        await trial.stored(topic, named(3), payload=LARGE)
+        rows = (await trial.lease(topic)).rows
+        answers = await trial.settle(topic, Operation.ACK, rows.take(np.arange(2)))
+        assert statuses(answers) == [Status.OK] * 2 and len(place.files) == 3, "deleted before the answer"
+        await flushed(trial, store)
+        assert len(place.files) == 1
+        place.fails = {"delete"}
+        await trial.settle(topic, Operation.ACK, rows.take(np.array([2])))
+        await flushed(trial, store)
+        assert len(place.files) == 1, "a deletion that failed is left to a sweep"
+
+
+async def test_a_refused_put_harms_nobodys_payload() -> None:
+    async with offloading() as (trial, place, store):
+        topic = await trial.topic()
+        puts = trial.puts([b"a"], payload=LARGE)
+        await trial.store.put(topic, T0, puts)
+        other = await trial.put(topic, [b"a"], payload=LARGE + b"other")
+        again = await trial.store.put(topic, T0, puts)
+        assert (statuses(other), statuses(again), again.repeat.tolist()) == ([Status.EXISTS], [Status.DUPLICATE], [1])
+        await flushed(trial, store)
+        assert (await trial.row(topic, b"a"))["payloads"] == LARGE
+        assert sorted(map(len, place.files.values())) == [len(LARGE)] * 2, "the other's payload was to be deleted"
+        await _swept(trial, topic, T0)
+        assert await _swept(trial, topic, T0 + 3_600_000) == 1 == len(place.files)
+        assert (await trial.row(topic, b"a"))["payloads"] == LARGE
+
+
+async def _swept(trial: Trial, topic: Any, now_ms: int) -> int:
+    """A sweep through all shares of the files."""
+    return sum([(await trial.store.sweep(topic, now_ms, 100)).orphans for _ in range(SHARDS)])
+
+
+async def test_orphans_are_swept_after_a_grace() -> None:
+    async with offloading(grace_ms=1_000) as (trial, place, _):
+        topic = await trial.topic(remember_ms=50)
+        await trial.stored(topic, [*named(5), b"long" * 60], T0 + 500, payload=LARGE, expires_ms=T0 + 900)
+        await trial.mutate(topic, Operation.CANCEL, named(5)[:2])
+        assert (await _swept(trial, topic, T0), len(place.files)) == (0, 6)
+        assert (await _swept(trial, topic, T0 + 999), len(place.files)) == (0, 6)
+        assert (await _swept(trial, topic, T0 + 1_000), len(place.files)) == (2, 4), (
+            "what was cancelled, and expired not"
+        )
+        assert (await _swept(trial, topic, T0 + 2_000), len(place.files)) == (4, 0)
+
+
+async def test_a_put_under_way_is_no_orphan() -> None:
+    """Its payload is seen without a row, then it has one, then that is gone: the grace begins anew."""
+    async with offloading(grace_ms=1_000) as (trial, place, store):
+        topic = await trial.topic()
+        puts = trial.puts([b"a"], payload=LARGE)
+        nonce = b"12345678"
+        place_of_a = Place(b"a", int(puts.birth[0]), nonce)
+        await place.write(place_of_a.name(topic.uid), LARGE)
+        assert await _swept(trial, topic, T0) == 0
+        puts.payload_bytes, puts.payloads = puts.payloads.sizes, type(puts.payloads).of([place_of_a.pointer])
+        await store.inner.put(topic, T0, puts)
+        assert await _swept(trial, topic, T0 + 5_000) == 0
+        await trial.mutate(topic, Operation.CANCEL, [b"a"])
+        assert (await _swept(trial, topic, T0 + 6_000), len(place.files)) == (0, 1)
+        assert (await _swept(trial, topic, T0 + 7_000), len(place.files)) == (1, 0)
+
+
+async def test_what_is_gone_or_damaged_is_told_of_its_message_alone() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(4), payload=LARGE)
+        names = {_id(name): name for name in place.files}
+        del place.files[names[named(4)[0]]]
+        place.files[names[named(4)[1]]] = LARGE[:-1] + b"?"
+        place.files[names[named(4)[2]]] = LARGE[:-1]
+        leased = await trial.lease(topic)
+        assert leased.rows.ids.tolist() == named(4) and leased.damaged == (0,)
+        assert leased.rows.payloads is not None and leased.rows.payloads.tolist() == [b"", b"", b"", LARGE]
+        assert set(leased.rows.payload_bytes.tolist()) == {len(LARGE)}
+
+
+def _id(name: str) -> bytes:
+    place = place_of_name(name)
+    assert place is not None
+    return place.id
+
+
+async def test_what_cannot_be_read_now_goes_back_unseen_and_rests() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, [b"large", b"small"], payload=[LARGE, b"s"])
+        place.fails = {"read"}
+        leased = await trial.lease(topic)
+        assert leased.rows.ids.tolist() == [b"small"] and len(leased.grant) == 1
+        rows = await trial.scan(topic, ids=trial.puts([b"large"]).ids)
+        assert (rows.deliveries.tolist(), rows.holders.tolist()) == ([0], [b""])
+        assert (rows.due_ms.tolist(), rows.scheduled_ms.tolist()) == ([T0 + READ_AGAIN_MS], [T0])
+        with pytest.raises(StoreUnavailable, match="no read today"):
+            await trial.everything(topic)
+        place.fails = set()
+        again = await trial.lease(topic, now_ms=T0 + READ_AGAIN_MS)
+        assert again.rows.payloads is not None and again.rows.payloads.tolist() == [LARGE]
+
+
+async def test_what_cannot_be_written_is_unavailable_by_itself() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic()
+        place.fails = {"write"}
+        answers = await trial.put(topic, [b"a", b"large", b"b"], payload=[b"a", LARGE, b"b"])
+        assert statuses(answers) == [Status.OK, Status.UNAVAILABLE, Status.OK]
+        assert answers.details == {1: "no write today"} and answers.version.tolist() == [1, 0, 1]
+        assert sorted(await trial.everything(topic)) == [b"a", b"b"]
+
+
+async def test_a_put_that_the_store_lost_leaves_its_payload_to_the_sweep() -> None:
+    class Lost(MemoryStore):
+        async def put(self, *_: Any) -> Any:
+            raise StoreUnknown("the answer was lost")
+
+    place = Kept()
+    async with Trial(lambda: OffloadingStore(Lost(), place, 1_024)) as trial:
+        topic = await trial.topic()
+        with pytest.raises(StoreUnknown):
+            await trial.put(topic, [b"a"], payload=LARGE)
+        assert len(place.files) == 1
+
+
+async def test_dropping_a_topic_deletes_its_payloads() -> None:
+    async with offloading() as (trial, place, _):
+        topic, other = await trial.topic(), await trial.topic()
+        await trial.stored(topic, named(3), payload=LARGE)
+        await trial.stored(other, named(2), payload=LARGE)
+        await trial.store.drop_topic(topic)
+        assert len(place.files) == 2
+
+
+# ── places ──
+
+
+def test_names_tell_what_they_are_of() -> None:
+    for id in (b"a", b"x" * 255, "á/../-".encode(), bytes(range(1, 200))):
+        place = Place(id, (1 << 64) - 1, b"12345678")
+        name = place.name(7)
+        assert place_of_name(name) == place and ".." not in name
+        assert all(len(part) <= 255 for part in name.split("/")) and len(name) < 700
+    for other in ("", "a", "1/2/.draft", "1/2/zz-1-2", "1/2/61-0000000000000001-zz"):
+        assert place_of_name(other) is None
+
+
+async def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    place = PayloadFiles(f"file://{tmp_path}/new/folder")
+    await place.open()
+    await place.write("1/00/a", b"one")
+    await place.write("1/00/deep/b", b"")
+    assert await place.read("1/00/a") == b"one" and await place.read("1/00/deep/b") == b""
+    assert sorted(await place.names("1/00")) == ["1/00/a", "1/00/deep/b"] and await place.names("2") == []
+    await place.delete(["1/00/a", "1/00/never"])
+    with pytest.raises(PayloadGone):
+        await place.read("1/00/a")
+    await place.delete_folder("1")
+    await place.delete_folder("1")
+    assert await place.names("1") == []
+    await place.close()
+    await place.close()
+    with pytest.raises(PayloadsUnavailable, match="closed"):
+        await place.read("1/00/a")
+
+
+async def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    url = f"memory://?payloads=file://{tmp_path}/file/payloads"
+    with pytest.raises(StoreRefused, match="cannot be written to"):
+        await make_store(url).open()
+
+
+def test_urls() -> None:
+    plain = "redis://u:p@h/0?a=b&payloads=s3://bucket/x&payload_offload_bytes=1MiB&c=d%20e"
+    assert offload_of(plain) == ("redis://u:p@h/0?a=b&c=d%20e", "s3://bucket/x", 1 << 20)
+    assert offload_of("memory://") == ("memory://", "", 256 * 1024)
+    assert offload_of("memory://?payloads=file%3A%2F%2F%2Fa%20b") == ("memory://", "file:///a b", 256 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("memory://?payload_offload_bytes=4096", "needs payloads="),
+        ("memory://?payloads=/folder", "by URL, file:///folder"),
+        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=lots", "payload_offload_bytes: a size"),
+        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=10", "from 1024 to"),
+        ("memory://?payloads=nofs://x", "fsspec knows no filesystem for nofs://"),
+        ("memory://?payloads=memory://", "no place by itself"),
+    ],
+)
+def test_bad_urls_are_refused(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused, match=says):
+        make_store(url)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(PayloadsRefused, match=r"not installed.*adlfs"):
+        PayloadFiles("abfs://container/x")

@@ -1,0 +1,141 @@
+"""`timeline copy`: topics with their payloads from one store into another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+import numpy as np
+
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited
+from timeline.cli.output import plain, print_fields, print_json, print_table
+from timeline.cli.progress import Progress
+from timeline.cli.values import shown_bytes
+from timeline.clock import Clock
+from timeline.errors import Invalid
+from timeline.model import MAX_TIME_MS, Topic
+from timeline.storage_plugins import make_store, shown
+from timeline.storage_plugins.contract import Store, StoreError, StoreRefused
+from timeline.storage_plugins.copying import Compared, Copied, TopicCopy, topic_of
+
+SHOWN = 20
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="The topic to copy; may be repeated.")
+@click.option("--leased", is_flag=True, help="Also what is leased, as due at the end of its lease.")
+@click.option("--no-verify", is_flag=True, help="Do not walk both stores again to compare them.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each topic.")
+def copy(source: str, target: str, topics: tuple[str, ...], leased: bool, no_verify: bool, as_json: bool) -> int:
+    """Copy topics, payloads and dead letters included, from the store at SRC into the one at DST.
+
+    Nobody may write to the source meanwhile: pause the topic, wait until nothing is leased, stop the brokers. The topic
+    in DST is paused until both sides have been compared and are the same; then it is as live as the source's. A copy
+    that broke off goes on where it was when it is run again. Exit code 1 when something could not be copied or differs.
+
+    \b
+    Example:
+      timeline copy sqlite:///timeline.db redis://localhost:6379/0 --topic departures
+      timeline copy sqlite:///old.db 'sqlite:///new.db?payloads=file:///srv/payloads' --topic a --topic b
+    """
+    if not topics:
+        raise Invalid("name what to copy: --topic NAME, once for each")
+    return awaited(_copy_all(source, target, topics, leased, not no_verify, as_json))
+
+
+async def _copy_all(
+    source_url: str, target_url: str, names: tuple[str, ...], leased: bool, verify: bool, as_json: bool
+) -> int:
+    source, target = make_store(source_url), make_store(target_url)
+    try:
+        ours = await _opened(source, source_url)
+        if ours == await _opened(target, target_url):
+            raise StoreRefused(f"{shown(source_url)} and {shown(target_url)} are one and the same store")
+        topics = [await topic_of(source, name) for name in dict.fromkeys(names)]
+        codes = [await _copy_one(source, target, topic, leased, verify, as_json) for topic in topics]
+    finally:
+        await source.close()
+        await target.close()
+    return max(codes)
+
+
+async def _opened(store: Store, url: str) -> str:
+    """Opens the store; its cluster's uid. An error says which of the two it is about."""
+    try:
+        return (await store.open()).cluster_uid
+    except StoreError as error:
+        raise type(error)(f"{shown(url)}: {error.reason}") from error
+
+
+async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, verify: bool, as_json: bool) -> int:
+    clock = Clock()
+    copying = TopicCopy(source, target, topic, clock.now_ms, leased=leased)
+    await copying.prepare()
+    total = int((await source.count_due(topic, np.array([0, MAX_TIME_MS + 1], dtype=np.int64))).sum())
+    try:
+        with Progress(f"copied of {plain(topic.name)}", total or None) as progress:
+            done = await copying.run(progress.add)
+        compared: Compared | None = None
+        if verify:
+            with Progress(f"compared of {plain(topic.name)}", done.copied + done.there or None) as progress:
+                compared = await copying.compare(progress.add)
+    except StoreError as error:
+        raise Failed(
+            UNREACHABLE if error.retryable else REFUSED,
+            f"{error.reason}. {copying.done.copied:,} messages were copied; the same command goes on from there",
+        ) from error
+    well = not done.failed and (compared is None or compared.same)
+    if well:
+        await copying.finish()
+    _tell(topic, done, compared, progress.rate_per_s, well, as_json)
+    return DONE if well else SOME_FAILED
+
+
+def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:
+    reasons = {**done.reasons, **(compared.reasons if compared else {})}
+    if as_json:
+        print_json(_as_json(topic, done, compared, well, reasons))
+        return
+    fields: dict[str, object] = {
+        "topic": topic.name,
+        "copied": f"{done.copied:,}",
+        "there already": f"{done.there:,}",
+        "dead letters": f"{done.dead:,} of these",
+        "expired": f"{done.expired:,}, left behind",
+        "failed": f"{done.failed:,}",
+    }
+    if compared is not None:
+        for side, told in (("source", compared.source), ("target", compared.target)):
+            fields[side] = f"{told.messages:,} messages, {shown_bytes(told.payload_bytes)}, {told.checksum}"
+        fields["differing"] = f"{compared.differing:,}"
+    if not well:
+        fields["the target"] = "stays paused: mend what is told below, and run it again"
+    print_fields(fields)
+    if reasons:
+        rows = [(id.decode(errors="replace"), why) for id, why in list(reasons.items())[:SHOWN]]
+        print_table(("id", "why"), rows, empty="")
+
+
+def _as_json(
+    topic: Topic, done: Copied, compared: Compared | None, well: bool, reasons: dict[bytes, str]
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "topic": topic.name,
+        "ok": well,
+        "copied": done.copied,
+        "there": done.there,
+        "dead": done.dead,
+        "expired": done.expired,
+        "failed": done.failed,
+        "reasons": {id.decode(errors="replace"): why for id, why in reasons.items()},
+    }
+    if compared is not None:
+        told |= {
+            "source": dataclasses.asdict(compared.source),
+            "target": dataclasses.asdict(compared.target),
+            "differing": compared.differing,
+        }
+    return told

@@ -1,0 +1,380 @@
+"""A topic with its payloads from one store into another, of whatever kind, and the proof that both have the same.
+
+Ids, births, due times, groups, tags, expiries, payloads, headers and dead letters go over; versions and deliveries
+begin anew, and so no token of the old store counts in the new one. What is in the target already is not read again: a copy
+that broke off goes on where it was. The target's topic is paused until the copy is proven.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from timeline.columns import Bools, Int64, Ragged
+from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
+from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
+from timeline.storage_plugins.records import same_settings
+
+PAGE = 1_000
+HOLDER = b"timeline-copy"
+LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
+DEAD = frozenset((State.DEAD,))
+MOST_TOLD = 1_000
+"""So many messages that could not be copied, or differ, are named; all are counted."""
+MOST_LEASES = 1_000
+
+Said = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy did: messages `copied`, those that were `there` already, dead letters among both, those that had
+    `expired` and stay behind; `failed`: how many could not be copied, `reasons`: id → why."""
+
+    copied: int = 0
+    there: int = 0
+    dead: int = 0
+    expired: int = 0
+    failed: int = 0
+    reasons: dict[bytes, str] = field(default_factory=dict)
+
+    def fail(self, id: bytes, why: str) -> None:
+        self.failed += 1
+        if len(self.reasons) < MOST_TOLD:
+            self.reasons[id] = why
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one store has of the topic: messages, bytes of payloads, and a checksum over every field that goes over."""
+
+    messages: int
+    payload_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides, how many messages differ, and of some of them what differs."""
+
+    source: Side
+    target: Side
+    differing: int
+    reasons: dict[bytes, str]
+
+    @property
+    def same(self) -> bool:
+        return self.source == self.target and not self.differing
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A message as it goes over. `sound`: its payload is what its checksum says; True where it was not read."""
+
+    bucket: int
+    id: bytes
+    birth: int
+    due_ms: int
+    expires_ms: int
+    payload_sum: int
+    payload_bytes: int
+    group: bytes
+    tag: bytes
+    dead: bytes
+    died_ms: int
+    sound: bool = True
+
+    @property
+    def place(self) -> tuple[int, bytes]:
+        return self.bucket, self.id
+
+
+class TopicCopy:
+    """One topic's copy from `source` to `target`, both open. `leased`: copy what is leased, too, as due at the end of
+    its lease. `now_ms`: what time it is. `said` is told of every message that is done with."""
+
+    def __init__(
+        self, source: Store, target: Store, topic: Topic, now_ms: Callable[[], int], *, leased: bool = False
+    ) -> None:
+        self.source, self.target, self.topic, self.leased = source, target, topic, leased
+        self._now_ms = now_ms
+        self.done = Copied()
+
+    async def prepare(self) -> None:
+        """Makes the topic in the target, paused. Raises StoreRefused when messages of the source are leased (and
+        `leased` is not asked for), or when the target's topic is live; TopicConflict when its settings differ."""
+        if not self.leased:
+            await self._refuse_leased()
+        asked = dataclasses.replace(self.topic, revision=1, settings=_paused(self.topic.settings))
+        standing = next((topic for topic in await self.target.topics() if topic.name == self.topic.name), None)
+        if standing is None:
+            self._into = await self.target.create_topic(asked)
+            return
+        if not standing.settings.paused:
+            raise StoreRefused(
+                f"the topic {standing.name!r} of the target is live: what was delivered there would be copied again. "
+                "Drop it, or, when a copy into it is to go on, pause it first"
+            )
+        self._into = same_settings(standing, asked)
+
+    async def _refuse_leased(self) -> None:
+        count, cursor = 0, b""
+        where = ScanFilter(frozenset((State.LEASED,)))
+        while True:
+            page = await self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, False)
+            count += len(page.rows)
+            if page.cursor is None:
+                break
+            cursor = page.cursor
+        if count:
+            raise StoreRefused(
+                f"{count:,} messages of {self.topic.name!r} are leased: pause the topic and wait until their consumers "
+                "are done, or copy them as due at the end of their leases (--leased)"
+            )
+
+    async def run(self, said: Said = lambda _: None) -> Copied:
+        """Copies what is not there yet. Store errors end it; the same again goes on where it was."""
+        for states in (DEAD, LIVING):  # dead letters first, while nothing else in the target could be leased
+            cursor: bytes | None = b""
+            while cursor is not None:
+                page = await self.source.scan(self.topic, self._now_ms(), ScanFilter(states), cursor, PAGE, False)
+                await self._copy(page.rows, states is DEAD)
+                said(len(page.rows))
+                cursor = page.cursor
+        return self.done
+
+    async def _copy(self, rows: Rows, dead: bool) -> None:
+        """Copies those of a page that are not in the target."""
+        expired = _expired(rows, self._now_ms())
+        self.done.expired += int(expired.sum())
+        rows = rows.take(~expired)
+        if not len(rows):
+            return
+        there = await self._standing(rows.ids)
+        births = zip(rows.ids.tolist(), rows.birth.tolist(), strict=True)
+        known = np.array([there.get(id) == (birth, dead) for id, birth in births], dtype=np.bool_)
+        self.done.there += int(known.sum())
+        self.done.dead += int(known.sum()) if dead else 0
+        if known.all():
+            return
+        where = ScanFilter(DEAD if dead else LIVING, ids=rows.take(~known).ids)
+        cursor: bytes | None = b""
+        while cursor is not None:
+            page = await self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, True)
+            await self._put(page.rows, dead)
+            cursor = page.cursor
+
+    async def _standing(self, ids: Ragged) -> dict[bytes, tuple[int, bool]]:
+        """Of these ids, which the target has: its birth, and whether it is dead."""
+        found: dict[bytes, tuple[int, bool]] = {}
+        cursor: bytes | None = b""
+        while cursor is not None:
+            where = ScanFilter(LIVING | DEAD, ids=ids)
+            page = await self.target.scan(self._into, self._now_ms(), where, cursor, PAGE, False)
+            marks = zip(page.rows.birth.tolist(), (page.rows.died_ms > 0).tolist(), strict=True)
+            found.update(zip(page.rows.ids.tolist(), marks, strict=True))
+            cursor = page.cursor
+        return found
+
+    async def _put(self, rows: Rows, dead: bool) -> None:
+        """Puts rows with their payloads; dead letters are buried then."""
+        rows = rows.take(self._sound(rows))
+        if not len(rows):
+            return
+        assert rows.payloads is not None and rows.headers is not None
+        puts = Puts(
+            ids=rows.ids,
+            birth=rows.birth,
+            due_ms=_dues(rows),
+            expires_ms=rows.expires_ms,
+            groups=rows.groups,
+            tags=rows.tags,
+            payload_sum=rows.payload_sum,
+            payloads=rows.payloads,
+            headers=rows.headers,
+            move=np.zeros(len(rows), dtype=np.bool_),
+        )
+        answers = await self.target.put(self._into, self._now_ms(), puts)
+        stored = np.zeros(len(rows), dtype=np.bool_)
+        for at, id in enumerate(rows.ids.tolist()):
+            status = Status.of(int(answers.status[at]))
+            stored[at] = status is Status.OK or (bool(answers.repeat[at]) and not answers.settled[at])
+            if not stored[at]:
+                why = "another message has this id there" if status is Status.EXISTS else f"the target answers {status}"
+                self.done.fail(id, "it was settled there before" if answers.settled[at] else why)
+        kept = rows.take(stored)
+        if dead and len(kept):
+            kept = await self._bury(kept)
+            self.done.dead += len(kept)
+        self.done.copied += len(kept)
+
+    def _sound(self, rows: Rows) -> Bools:
+        """Which rows have the payload that their checksum is of, and one that the target takes."""
+        assert rows.payloads is not None
+        limit = self.target.capabilities.payload_limit_bytes
+        right: Bools = (payload_sums(rows.payloads, rows.headers) == rows.payload_sum) & (
+            rows.payloads.sizes == rows.payload_bytes
+        )
+        fits: Bools = rows.payload_bytes <= limit
+        for at in np.flatnonzero(~(right & fits)).tolist():
+            large = f"its payload has {int(rows.payload_bytes[at]):,} bytes, of which the target takes {limit:,}"
+            self.done.fail(rows.ids[at], large if right[at] else "its payload is gone or damaged in the source")
+        return right & fits
+
+    async def _bury(self, rows: Rows) -> Rows:
+        """Makes dead letters of what was just put, in the only way there is: leased, then buried as of their time.
+        Which were. What else comes with a lease goes back as if nobody had seen it."""
+        open_ended = dataclasses.replace(self._into.settings, max_deliveries=0, redelivery_backoff_ms=0)
+        into = dataclasses.replace(self._into, settings=open_ended)
+        wanted = {id: at for at, id in enumerate(rows.ids.tolist())}
+        buckets = sorted({bucket_of(id, open_ended.buckets) for id in wanted})
+        found = await self.target.scan(self._into, self._now_ms(), ScanFilter(ids=rows.ids), b"", PAGE, False)
+        now_ms = int(max(rows.scheduled_ms.max(), found.rows.due_ms.max(initial=0)))
+        others: list[Rows] = []
+        done: list[int] = []
+        for _ in range(MOST_LEASES):
+            grant = Grant(HOLDER, PAGE, 1, 1 << 40)
+            leased = (await self.target.lease_due(into, buckets, now_ms, 0, [grant])).rows
+            if not len(leased):
+                break
+            mine = np.array([id in wanted for id in leased.ids.tolist()], dtype=np.bool_)
+            others.append(leased.take(~mine))
+            buried = leased.take(mine)
+            places = [wanted.pop(id) for id in buried.ids.tolist()]
+            for at, row in enumerate(places):
+                died_ms, reason = int(rows.died_ms[row]), rows.dead[row]
+                await self._settle(into, Operation.BURY, buried.part(at, at + 1), died_ms, reason)
+            done += places
+            if not wanted:
+                break
+        for part in others:
+            if len(part):
+                await self._settle(into, Operation.RELEASE, part, 0, b"")
+        for id in wanted:
+            self.done.fail(id, "it could not be buried there: run the copy again")
+        return rows.take(np.array(sorted(done), dtype=np.intp))
+
+    async def _settle(self, into: Topic, operation: Operation, rows: Rows, now_ms: int, reason: bytes) -> None:
+        count = len(rows)
+        settles = Settles(
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            holders=rows.holders,
+            operation=np.full(count, operation, dtype=np.uint8),
+            time_ms=rows.scheduled_ms,
+            op=rows.birth | np.uint64(1),
+            unseen=np.ones(count, dtype=np.bool_),
+            reasons=Ragged.repeat(reason, count),
+        )
+        await self.target.settle(into, now_ms, settles)
+
+    async def compare(self, said: Said = lambda _: None) -> Compared:
+        """Walks both sides at once and compares every field that goes over; payloads of the target are read back and
+        compared with their checksums."""
+        sides = (_Tally(), _Tally())
+        differing, reasons = 0, dict[bytes, str]()
+        left = _records(self.source, self.topic, self._now_ms(), False)
+        right = _records(self.target, self._into, self._now_ms(), True)
+        ours, theirs = await anext(left, None), await anext(right, None)
+        while ours is not None or theirs is not None:
+            mine = ours if theirs is None or (ours is not None and ours.place <= theirs.place) else None
+            other = theirs if ours is None or (theirs is not None and theirs.place <= ours.place) else None
+            why = _difference(mine, other)
+            for record, tally in zip((mine, other), sides, strict=True):
+                tally.add(record)
+            if why:
+                differing += 1
+                id = (mine or other or theirs or ours).id  # type: ignore[union-attr]
+                if len(reasons) < MOST_TOLD:
+                    reasons[id] = why
+            ours = await anext(left, None) if mine is not None else ours
+            theirs = await anext(right, None) if other is not None else theirs
+            said(1)
+        return Compared(sides[0].side, sides[1].side, differing, reasons)
+
+    async def finish(self) -> None:
+        """The target's topic is as live as the source's."""
+        settings = dataclasses.replace(self._into.settings, paused=self.topic.settings.paused)
+        if settings != self._into.settings:
+            self._into = await self.target.update_topic(dataclasses.replace(self._into, settings=settings))
+
+
+async def topic_of(store: Store, name: str) -> Topic:
+    """The topic called `name`. Raises StoreRefused when there is none, naming those that there are."""
+    topics = await store.topics()
+    found = next((topic for topic in topics if topic.name == name), None)
+    if found is None:
+        there = ", ".join(topic.name for topic in topics[:20]) or "none"
+        raise StoreRefused(f"the source has no topic {name!r}; its topics: {there}")
+    return found
+
+
+class _Tally:
+    """Counts and sums what one side has."""
+
+    def __init__(self) -> None:
+        self._messages = self._bytes = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, record: _Record | None) -> None:
+        if record is not None:
+            self._messages += 1
+            self._bytes += record.payload_bytes
+            self._digest.update(repr(record).encode())
+
+    @property
+    def side(self) -> Side:
+        return Side(self._messages, self._bytes, self._digest.hexdigest())
+
+
+async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> AsyncIterator[_Record]:
+    """Every message of the topic as it goes over, by (bucket, id)."""
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = await store.scan(topic, now_ms, ScanFilter(LIVING | DEAD), cursor, PAGE, payload)
+        rows = page.rows.take(~_expired(page.rows, now_ms))
+        sound = np.ones(len(rows), dtype=np.bool_)
+        if payload and len(rows):
+            assert rows.payloads is not None
+            sound = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
+        columns = (rows.birth, _dues(rows), rows.expires_ms, rows.payload_sum, rows.payload_bytes)
+        texts = (rows.groups, rows.tags, rows.dead)
+        fields = zip(*(column.tolist() for column in (*columns, *texts, rows.died_ms, sound)), strict=True)
+        for id, values in zip(rows.ids.tolist(), fields, strict=True):
+            yield _Record(bucket_of(id, topic.settings.buckets), id, *values)
+        cursor = page.cursor
+
+
+def _difference(mine: _Record | None, other: _Record | None) -> str:
+    """What differs between a message of the source and that of the target, in words; empty: nothing."""
+    if mine is None or other is None:
+        return "only in the source" if other is None else "only in the target"
+    if not other.sound:
+        return "its payload in the target is not what its checksum is of"
+    names = [one.name for one in dataclasses.fields(mine) if getattr(mine, one.name) != getattr(other, one.name)]
+    return f"{', '.join(names)} differ" if names else ""
+
+
+def _expired(rows: Rows, now_ms: int) -> Bools:
+    """Which are expired: past their expiry, not dead, and not under a live lease."""
+    held = (rows.holders.sizes > 0) & (rows.due_ms > now_ms)
+    expired: Bools = (rows.expires_ms > 0) & (rows.expires_ms <= now_ms) & (rows.died_ms == 0) & ~held
+    return expired
+
+
+def _dues(rows: Rows) -> Int64:
+    """When each is due in the target: as scheduled; at its lease's end where somebody has it, or had it to the end."""
+    held = (rows.holders.sizes > 0) & (rows.died_ms == 0)
+    return np.where(held, rows.due_ms, rows.scheduled_ms)
+
+
+def _paused(settings: TopicSettings) -> TopicSettings:
+    return dataclasses.replace(settings, paused=True)
+
+
+__all__ = ["Compared", "Copied", "Side", "TopicConflict", "TopicCopy", "topic_of"]

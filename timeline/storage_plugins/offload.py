@@ -1,0 +1,290 @@
+"""A store whose large payloads lie apart from it: any store, and a place for payloads.
+
+    sqlite:////var/lib/timeline/timeline.db?payloads=s3://bucket/timeline&payload_offload_bytes=262144
+
+A payload is written before its row and deleted after it, after the answer and beside whatever else goes on. Nothing but
+a put writes payloads; nothing but what hands them out (a lease, `held_by`, a scan that asks for payloads) reads them,
+and checks them against their checksum. What nobody deletes (the payload of a put that was refused or lost, of what was
+cancelled or expired) a sweep finds: it looks through a share of the files at a time, and deletes what had no row twice,
+a grace apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status, Topic
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+)
+from timeline.storage_plugins.orphans import Orphans
+from timeline.storage_plugins.payload_rows import fill, places_of, read_all, spread
+from timeline.storage_plugins.payloads import (
+    LEAST_OFFLOAD_BYTES,
+    NONCE_BYTES,
+    OFFLOAD_BYTES,
+    PayloadsRefused,
+    PayloadStore,
+    PayloadsUnavailable,
+    Place,
+    topic_folder,
+)
+
+log = logging.getLogger("timeline.store")
+
+GRACE_MS = 3_600_000
+"""How long a payload without a row is left alone: longer than any put may take."""
+READ_AGAIN_MS = 5_000
+"""So long a message rests whose payload could not be read because its place did not answer."""
+MOST_KNOWN = 65_536
+"""So many payloads are kept in mind that are deleted when their message is acknowledged; a sweep finds the others."""
+
+Life = tuple[int, bytes, int]
+"""Topic, id, birth."""
+
+
+class OffloadingStore(Store):
+    """`inner` with payloads above `offload_bytes` in `payloads`. `grace_ms`: see GRACE_MS."""
+
+    def __init__(
+        self, inner: Store, payloads: PayloadStore, offload_bytes: int = OFFLOAD_BYTES, grace_ms: int = GRACE_MS
+    ) -> None:
+        if not LEAST_OFFLOAD_BYTES <= offload_bytes <= MAX_PAYLOAD_BYTES:
+            raise StoreRefused(
+                f"payload_offload_bytes is from {LEAST_OFFLOAD_BYTES} to {MAX_PAYLOAD_BYTES}, not {offload_bytes}"
+            )
+        self.inner, self.payloads, self.offload_bytes, self.grace_ms = inner, payloads, offload_bytes, grace_ms
+        self._orphans = Orphans(payloads, grace_ms)
+        self._leased: OrderedDict[Life, str] = OrderedDict()
+        self.capabilities = self._capable()
+
+    def _capable(self) -> Capabilities:
+        """What the store can, with the largest payload that there is; durable where the payloads are, too."""
+        mine = self.inner.capabilities
+        durable = mine.durable and self.payloads.durable
+        failover = mine.survives_failover and durable
+        limit = MAX_PAYLOAD_BYTES
+        return dataclasses.replace(mine, durable=durable, survives_failover=failover, payload_limit_bytes=limit)
+
+    # ── lifecycle ──
+
+    async def open(self) -> Opened:
+        try:
+            await self.payloads.open()
+        except PayloadsRefused as refused:
+            raise StoreRefused(str(refused)) from refused
+        except PayloadsUnavailable as trouble:
+            raise StoreUnavailable(str(trouble)) from trouble
+        try:
+            opened = await self.inner.open()
+        except BaseException:
+            await self.payloads.close()
+            raise
+        self.capabilities = self._capable()
+        told = f"{opened.server}; payloads above {self.offload_bytes:,} bytes in {self.payloads.described}"
+        warnings = opened.warnings
+        if self.inner.capabilities.durable and not self.payloads.durable:
+            warnings += (f"payloads in {self.payloads.described} are gone when this process ends",)
+        return dataclasses.replace(opened, server=told, warnings=warnings)
+
+    async def close(self) -> None:
+        await self._orphans.flush()
+        await self.inner.close()
+        await self.payloads.close()
+
+    async def check(self) -> None:
+        await self.inner.check()
+        try:
+            await self.payloads.check()
+        except PayloadsUnavailable as trouble:
+            raise StoreUnavailable(str(trouble)) from trouble
+
+    async def clock_ms(self) -> float | None:
+        return await self.inner.clock_ms()
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        return await self.inner.topics()
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        return await self.inner.create_topic(topic)
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        return await self.inner.update_topic(topic)
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        dropped = await self.inner.drop_topic(topic)
+        if dropped:
+            try:
+                await self.payloads.delete_folder(topic_folder(topic.uid))
+            except PayloadsUnavailable as trouble:
+                folder = f"{self.payloads.described}/{topic_folder(topic.uid)}"
+                log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, trouble)
+        return dropped
+
+    # ── messages ──
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        large = np.flatnonzero(puts.payloads.sizes > self.offload_bytes)
+        if not len(large):
+            return await self.inner.put(topic, now_ms, puts)
+        places = {
+            at: Place(puts.ids[at], int(puts.birth[at]), secrets.token_bytes(NONCE_BYTES)) for at in large.tolist()
+        }
+        failed = await self._write(topic, puts, places)
+        sizes = puts.sizes.copy()
+        contents = [
+            places[at].pointer if at in places else payload for at, payload in enumerate(puts.payloads.tolist())
+        ]
+        apart = dataclasses.replace(puts, payloads=Ragged.of(contents), payload_bytes=sizes)
+        if not failed:
+            answers = await self.inner.put(topic, now_ms, apart)
+        else:
+            sound = np.array([at for at in range(len(puts)) if at not in failed], dtype=np.intp)
+            answers = spread(await self.inner.put(topic, now_ms, apart.take(sound)), sound, len(puts))
+            for at, why in failed.items():
+                answers.status[at], answers.details[at] = Status.UNAVAILABLE.code, why
+        refused = [
+            place.name(topic.uid)
+            for at, place in places.items()
+            if at not in failed and answers.status[at] != Status.OK.code and not answers.repeat[at]
+        ]
+        # The name is this attempt's own: nobody else can have it. A repeat may have met this very attempt.
+        self._orphans.delete_later(refused)
+        return answers
+
+    async def _write(self, topic: Topic, puts: Puts, places: dict[int, Place]) -> dict[int, str]:
+        """Writes the payloads; which could not be written, and why."""
+
+        async def write(at: int, place: Place) -> str:
+            try:
+                await self.payloads.write(place.name(topic.uid), puts.payloads[at])
+            except PayloadsUnavailable as trouble:
+                return str(trouble)
+            return ""
+
+        told = await asyncio.gather(*(write(at, place) for at, place in places.items()))
+        return {at: why for at, why in zip(places, told, strict=True) if why}
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
+    ) -> Leased:
+        leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        places = places_of(leased.rows)
+        if not places:
+            return leased
+        for place in places.values():
+            self._leased[topic.uid, place.id, place.birth] = place.name(topic.uid)
+        while len(self._leased) > MOST_KNOWN:
+            self._leased.popitem(last=False)
+        read = await read_all(self.payloads, topic, leased.rows, places)
+        fill(leased.rows, read)
+        leased.damaged = (*leased.damaged, *read.gone)
+        return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread)
+
+    async def _give_back(self, topic: Topic, now_ms: int, leased: Leased, unread: dict[int, str]) -> Leased:
+        """Without what could not be read: it goes back as if nobody had seen it, and rests a while."""
+        log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
+        rows = leased.rows.take(np.array(sorted(unread), dtype=np.intp))
+        count = len(rows)
+        # What is not to be seen again before it rested is handed back as of then, but not beyond its expiry.
+        rested = now_ms + READ_AGAIN_MS
+        ends = rows.expires_ms[rows.expires_ms > 0]
+        settles = Settles(
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            holders=rows.holders,
+            operation=np.full(count, Operation.RELEASE, dtype=np.uint8),
+            time_ms=np.full(count, rested, dtype=np.int64),
+            op=np.array([1 + secrets.randbits(63) for _ in range(count)], dtype=np.uint64),
+            unseen=np.ones(count, dtype=np.bool_),
+            reasons=Ragged.repeat(b"", count),
+        )
+        await self.inner.settle(topic, now_ms if len(ends) and ends.min() <= rested else rested, settles)
+        kept = np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp)
+        places = {int(at): number for number, at in enumerate(kept)}
+        return dataclasses.replace(
+            leased,
+            rows=leased.rows.take(kept),
+            grant=leased.grant[kept],
+            was_due_ms=leased.was_due_ms[kept],
+            prior_holders=leased.prior_holders.take(kept),
+            damaged=tuple(places[at] for at in leased.damaged if at in places),
+        )
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        answers = await self.inner.settle(topic, now_ms, settles)
+        if self._leased:
+            acked = (settles.operation == Operation.ACK) & (answers.status == Status.OK.code)
+            ended = (
+                self._leased.pop((topic.uid, settles.ids[at], int(settles.birth[at])), "")
+                for at in np.flatnonzero(acked).tolist()
+            )
+            self._orphans.delete_later([name for name in ended if name])
+        return answers
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        return await self.inner.mutate(topic, now_ms, mutations)
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        return await self.inner.mutate_tag(topic, now_ms, mutation, cursor, limit)
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        return await self._whole(topic, await self.inner.held_by(topic, now_ms, holder, cursor, limit))
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        page = await self.inner.scan(topic, now_ms, where, cursor, limit, payload)
+        return await self._whole(topic, page) if payload else page
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        return await self.inner.count_due(topic, edges_ms)
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        return await self.inner.next_due(topic, buckets, after_ms)
+
+    async def _whole(self, topic: Topic, page: Page) -> Page:
+        """The page with its payloads read; one that is gone or damaged is empty, though its row tells a size."""
+        places = places_of(page.rows)
+        if places:
+            read = await read_all(self.payloads, topic, page.rows, places)
+            if read.unread:
+                raise StoreUnavailable(next(iter(read.unread.values())))
+            fill(page.rows, read)
+        return page
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        swept = await self.inner.sweep(topic, now_ms, limit)
+        found = await self._orphans.sweep(self.inner, topic, now_ms)
+        return dataclasses.replace(swept, orphans=swept.orphans + found)

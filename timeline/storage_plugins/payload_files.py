@@ -1,0 +1,160 @@
+"""Payloads in any filesystem that fsspec knows: a folder (`file://`), this process (`memory://`), an object store
+(`s3://`, `gs://` …, with the package that fsspec asks for)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from timeline.storage_plugins.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
+
+T = TypeVar("T")
+AT_ONCE = 16
+DEADLINE_S = 30.0
+"""A call that takes longer is taken for one that will not end."""
+
+
+class PayloadFiles(PayloadStore):
+    """Files below `url`. `deadline_s`: how long one call may take."""
+
+    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+        try:
+            # No listing is kept: other brokers write and delete here, too.
+            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        except ValueError as unknown:
+            raise PayloadsRefused(f"fsspec knows no filesystem for {_scheme(url)}: {unknown}") from unknown
+        except ImportError as missing:
+            raise PayloadsRefused(f"{_scheme(url)} needs a package that is not installed: {missing}") from missing
+        self._root = str(root).rstrip("/")
+        if not self._root:
+            raise PayloadsRefused(
+                f"{_scheme(url)} alone is no place: name a folder or a bucket, {_scheme(url)}payloads"
+            )
+        self._local = isinstance(self._files, LocalFileSystem)
+        self._deadline_s = deadline_s
+        self._threads: ThreadPoolExecutor | None = None
+        self.durable = not isinstance(self._files, MemoryFileSystem)
+        self.described = f"{_scheme(url)}{self._root.lstrip('/') if not self._local else self._root}"
+
+    async def open(self) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="timeline-payloads")
+        try:
+            await self.check()
+        except PayloadsUnavailable as trouble:
+            await self.close()
+            cause = trouble.__cause__
+            if isinstance(cause, (FileNotFoundError, PermissionError, NotADirectoryError)):
+                raise PayloadsRefused(
+                    f"payloads cannot be written to {self.described}: {cause}. Make it, or give us the right to write"
+                ) from cause
+            raise
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    async def check(self) -> None:
+        name = f"check/{secrets.token_hex(8)}"
+        await self.write(name, b"timeline")
+        await self.delete([name])
+
+    async def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        await self._run(lambda: _write_file(Path(path), data) if self._local else self._files.pipe_file(path, data))
+
+    async def read(self, name: str) -> bytes:
+        path = self._path(name)
+        try:
+            data: bytes = await self._run(lambda: self._files.cat_file(path))
+        except PayloadsUnavailable as trouble:
+            if isinstance(trouble.__cause__, FileNotFoundError):
+                raise PayloadGone(name) from trouble
+            raise
+        return data
+
+    async def delete(self, names: Sequence[str]) -> None:
+        def remove(path: str) -> None:
+            try:
+                self._files.rm_file(path)
+            except FileNotFoundError:
+                pass  # deleted before, by us or another broker
+
+        await asyncio.gather(*(self._run(remove, self._path(name)) for name in names))
+
+    async def names(self, folder: str) -> list[str]:
+        def find() -> list[str]:
+            try:
+                return [str(path) for path in self._files.find(self._path(folder))]
+            except FileNotFoundError:
+                return []
+
+        cut = len(self._root) + 1
+        return [path[cut:] for path in await self._run(find)]
+
+    async def delete_folder(self, folder: str) -> None:
+        def remove() -> None:
+            try:
+                self._files.rm(self._path(folder), recursive=True)
+            except FileNotFoundError:
+                pass  # nothing was ever written there
+
+        await self._run(remove)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """`work` in a thread; PayloadsUnavailable, caused by what went wrong."""
+        if self._threads is None:
+            raise PayloadsUnavailable(f"{self.described} is closed")
+        done = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        try:
+            return await asyncio.wait_for(done, self._deadline_s)
+        except TimeoutError as late:
+            raise PayloadsUnavailable(f"{self.described} did not answer within {self._deadline_s:g} s") from late
+        except Exception as trouble:  # filesystems raise whatever their libraries do
+            raise PayloadsUnavailable(f"{self.described}: {type(trouble).__name__}: {trouble}") from trouble
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """A file that is there whole and on the disk, or not at all."""
+    made = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    for folder in (path.parent, *(path.parents[1:4] if made else ())):
+        _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _scheme(url: str) -> str:
+    return f"{url.partition('://')[0]}://"

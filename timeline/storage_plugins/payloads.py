@@ -1,0 +1,127 @@
+"""Where payloads lie that are apart from their rows: a contract, and how such a payload is named.
+
+A payload in a place of its own is a file, written once under a name that nobody else ever uses, before its row, and
+deleted after it. What the row has in its stead is a *pointer* of a few bytes. A row's `payload_bytes` tells the
+payload's true size: where it is not the size of what the row has, that is a pointer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MARK = b"\x00timeline payload\x01"
+NONCE_BYTES = 8
+POINTER_BYTES = len(MARK) + NONCE_BYTES
+LEAST_OFFLOAD_BYTES = 1024
+"""Below, a pointer and a file cost more than they spare."""
+OFFLOAD_BYTES = 256 * 1024
+"""Payloads above lie apart, unless told otherwise: up to there databases are quick."""
+SHARDS = 256
+_PIECE = 200
+"""Hex digits of an id in one part of a name: file systems take 255 bytes."""
+
+
+class PayloadGone(Exception):
+    """There is no such payload."""
+
+
+class PayloadsUnavailable(Exception):
+    """The place cannot be asked now; whether a payload is there is not known."""
+
+
+class PayloadsRefused(Exception):
+    """The place cannot be used as configured; the text says what to change."""
+
+
+class PayloadStore(ABC):
+    """A place for payloads. Names are relative, parts separated by slashes; calls may run concurrently. But for what
+    `PayloadGone` says, each call raises PayloadsUnavailable when the place does not answer."""
+
+    durable: bool
+    """Whether what was written survives a kill -9 of this process."""
+    described: str
+    """The place in words, without secrets."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Proves that the place can be written to. Raises PayloadsRefused or PayloadsUnavailable."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Releases everything. Twice is harmless."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Whether a write would work now."""
+
+    @abstractmethod
+    async def write(self, name: str, data: bytes) -> None:
+        """Stores `data` whole or not at all; when it returns, `data` is as safe as the place makes it."""
+
+    @abstractmethod
+    async def read(self, name: str) -> bytes:
+        """What was written under `name`. Raises PayloadGone when nothing was, or was deleted."""
+
+    @abstractmethod
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these; those that are not there are no error."""
+
+    @abstractmethod
+    async def names(self, folder: str) -> list[str]:
+        """All names below `folder`, in any order."""
+
+    @abstractmethod
+    async def delete_folder(self, folder: str) -> None:
+        """Deletes all below `folder`, which may not be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which payload a file is: of the message `id`, born as `birth`, put under `nonce`."""
+
+    id: bytes
+    birth: int
+    nonce: bytes
+
+    @property
+    def pointer(self) -> bytes:
+        """What the row has in the payload's stead."""
+        return MARK + self.nonce
+
+    def name(self, topic_uid: int) -> str:
+        """Where the file lies."""
+        digits = self.id.hex()
+        pieces = [digits[at : at + _PIECE] for at in range(0, len(digits), _PIECE)]
+        folder = shard_folder(topic_uid, zlib.crc32(self.id) % SHARDS)
+        return f"{folder}/{'/'.join(pieces)}-{self.birth:016x}-{self.nonce.hex()}"
+
+
+def topic_folder(topic_uid: int) -> str:
+    """Where all payloads of a topic lie."""
+    return f"{topic_uid:016x}"
+
+
+def shard_folder(topic_uid: int, shard: int) -> str:
+    """Where a share of them lies, by the checksum of the id."""
+    return f"{topic_folder(topic_uid)}/{shard:02x}"
+
+
+def place_of_pointer(id: bytes, birth: int, pointer: bytes) -> Place | None:
+    """The place that a row's pointer means; None when it is no pointer."""
+    if len(pointer) != POINTER_BYTES or not pointer.startswith(MARK):
+        return None
+    return Place(id, birth, pointer[len(MARK) :])
+
+
+def place_of_name(name: str) -> Place | None:
+    """The place whose file is called `name`; None for a file that is not ours."""
+    parts = "".join(name.split("/")[2:]).split("-")
+    if len(parts) != 3 or len(parts[1]) != 16 or len(parts[2]) != 2 * NONCE_BYTES:
+        return None
+    try:
+        return Place(bytes.fromhex(parts[0]), int(parts[1], 16), bytes.fromhex(parts[2]))
+    except ValueError:
+        return None
