@@ -243,7 +243,7 @@ async def test_leased_messages_are_refused_or_copied_as_due_later(tmp_path: Path
         topic = await trial.topic()
         await trial.stored(topic, named(3))
         await trial.lease(topic, 1, lease_ms=50_000)
-        with pytest.raises(Exception, match="1 messages of .* are leased"):
+        with pytest.raises(Exception, match=r"1 messages of .* are leased"):
             await TopicCopy(trial.store, other.store, topic, lambda: T0).prepare()
         copying = TopicCopy(trial.store, other.store, topic, lambda: T0, leased=True)
         await copying.prepare()

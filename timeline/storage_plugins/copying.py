@@ -1,8 +1,8 @@
 """A topic with its payloads from one store into another, of whatever kind, and the proof that both have the same.
 
 Ids, births, due times, groups, tags, expiries, payloads, headers and dead letters go over; versions and deliveries
-begin anew, and so no token of the old store counts in the new one. What is in the target already is not read again: a copy
-that broke off goes on where it was. The target's topic is paused until the copy is proven.
+begin anew, and so no token of the old store counts in the new one. What is in the target already is not read again: a
+copy that broke off goes on where it was. The target's topic is paused until the copy is proven.
 """
 
 from __future__ import annotations
