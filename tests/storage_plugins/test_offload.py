@@ -336,7 +336,7 @@ def test_urls() -> None:
         ("memory://?payloads=file:///tmp/x&payload_offload_bytes=lots", "payload_offload_bytes: a size"),
         ("memory://?payloads=file:///tmp/x&payload_offload_bytes=10", "from 1024 to"),
         ("memory://?payloads=nofs://x", "fsspec knows no filesystem for nofs://"),
-        ("memory://?payloads=memory://", "no place by itself"),
+        ("memory://?payloads=memory://", "memory:// alone is no place"),
     ],
 )
 def test_bad_urls_are_refused(url: str, says: str) -> None:

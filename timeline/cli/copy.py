@@ -95,7 +95,7 @@ async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, ve
 
 
 def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:
-    reasons = {**done.reasons, **(compared.reasons if compared else {})}
+    reasons = {**(compared.reasons if compared else {}), **done.reasons}
     if as_json:
         print_json(_as_json(topic, done, compared, well, reasons))
         return
