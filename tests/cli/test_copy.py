@@ -47,11 +47,11 @@ async def furnished(trial: Trial, count: int = 2_500) -> Topic:
     more: dict[str, Any] = {"payload": payloads, "headers": headers, "tag": tags, "group": groups}
     await trial.stored(topic, ids, due_ms, expires_ms=expires, **more)
     await trial.stored(topic, [b"large", b"larger"], T0 + 900_000, payload=[b"l" * 300_000, b"L" * 2_000_000])
-    leased = await trial.lease(topic, 40, now_ms=T0 + 3)
-    reason = [f"reason {at}".encode() for at in range(40)]
-    await trial.settle(topic, Operation.BURY, leased.rows, now_ms=T0 + 9, reason=reason)
-    ran_out = await trial.lease(topic, 5, now_ms=T0 + 10, lease_ms=5)
-    assert len(ran_out.rows) == 5
+    leased = (await trial.lease(topic, 40, now_ms=T0 + 29)).rows
+    reason = [f"reason {at}".encode() for at in range(len(leased))]
+    await trial.settle(topic, Operation.BURY, leased, now_ms=T0 + 39, reason=reason)
+    ran_out = (await trial.lease(topic, 5, now_ms=T0 + 40, lease_ms=5)).rows
+    assert (len(leased), len(ran_out)) == (min(40, count // 2), 5)
     return topic
 
 
