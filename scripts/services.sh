@@ -12,6 +12,7 @@ while read -r program name; do
     [[ -z $program ]] || package[$program]=$name
 done <<'LIST'
 redis-server redis-server
+mariadbd mariadb-server
 LIST
 
 found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }

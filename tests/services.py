@@ -25,6 +25,12 @@ def _missing_program(name: str, package: str) -> str | None:
     return f"{name} is not installed; on Debian or Ubuntu: apt-get install {package}"
 
 
+def _missing_mariadb() -> str | None:
+    if shutil.which("mariadbd", path="/usr/sbin:/usr/bin"):
+        return None
+    return "mariadbd is not installed; on Debian or Ubuntu: apt-get install mariadb-server"
+
+
 def _missing_tmpfs() -> str | None:
     """Tries it for real: whether a mount is allowed depends on more than the user's id."""
     absent = _missing_program("mount", "mount")
@@ -50,6 +56,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "redis": lambda: _missing_program("redis-server", "redis-server"),
+    "mysql": _missing_mariadb,
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "tmpfs": _missing_tmpfs,
 }

@@ -1,0 +1,132 @@
+"""Topic records, and the schema they live in."""
+
+from __future__ import annotations
+
+import secrets
+
+from timeline.model import Topic
+from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.schema import ddl
+from timeline.storage_plugins.records import check_update, same_settings
+from timeline.storage_plugins.sql import MIGRATIONS, migrate, settings_text, topic_of
+
+OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
+LOCK = "CONCAT('timeline ', LEFT(MD5(DATABASE()), 16))"
+LOCK_S = 8
+
+
+def prepare(session: Session) -> str:
+    """Creates or migrates the schema, one process at a time; answers the cluster's uid. DDL commits by itself here, so
+    a creation that was cut short is made anew as long as it wrote no version."""
+    if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:
+        raise StoreRefused("another process is migrating this database's schema: start this one when it is done")
+    try:
+        made = session.rows("SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'meta'")
+        found = dict(session.rows("SELECT name, value FROM meta")) if made else {}
+        if b"schema" not in found:
+            tables = ("meta", "topic", "dropped", "message", "payload", "remembered")
+            for table in tables if made else ():
+                session.execute(f"DROP TABLE IF EXISTS `{table}`")
+            for statement in ddl():
+                session.execute(statement)
+            uid = secrets.token_hex(16)
+            session.execute(
+                f"INSERT INTO meta (name, value) VALUES ('cluster', '{uid}'), ('rows', '0'), "
+                f"('schema', '{1 + len(MIGRATIONS)}')"
+            )
+            return uid
+        version = int(found[b"schema"])
+        reached = migrate(session.execute, version, MIGRATIONS)
+        if reached != version:
+            session.execute("UPDATE meta SET value = %s WHERE name = 'schema'", (str(reached),))
+        return bytes(found[b"cluster"]).decode()
+    finally:
+        session.rows(f"SELECT RELEASE_LOCK({LOCK})")
+
+
+def server(session: Session) -> tuple[str, tuple[str, ...], int]:
+    """What the server is, sentences on settings that weaken durability, and max_allowed_packet in bytes. Raises
+    StoreRefused for one that is too old or may not be written."""
+    names = ("version", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
+    version, flush, sync, binlog, packet, read_only = session.rows(f"SELECT {', '.join(f'@@{name}' for name in names)}")[0]
+    kind = "MariaDB" if "mariadb" in version.lower() else "MySQL"
+    number = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
+    if number < OLDEST[kind]:
+        oldest = ".".join(map(str, OLDEST[kind]))
+        raise StoreRefused(f"{kind} {version} is too old: {kind} {oldest} is needed, for SKIP LOCKED and JSON_TABLE")
+    if read_only not in (0, "OFF"):
+        raise StoreRefused(f"{kind} {version} is read-only: name the primary in the URL, or SET GLOBAL read_only = OFF")
+    warnings = []
+    if flush != 1:
+        warnings.append(
+            f"innodb_flush_log_at_trx_commit = {flush}: what was acknowledged in the last second may be lost when the "
+            "server or its machine dies; set it to 1"
+        )
+    if binlog and sync != 1:
+        warnings.append(f"sync_binlog = {sync}: a replica may miss what was acknowledged when the machine dies; set it to 1")
+    return f"{kind} {version}", tuple(warnings), int(packet)
+
+
+def reserve(session: Session, count: int) -> int:
+    """The first of `count` row numbers that nobody else was or will be given."""
+    session.execute(f"UPDATE meta SET value = LAST_INSERT_ID(CAST(value AS UNSIGNED) + {count}) WHERE name = 'rows'")
+    return int(session.rows("SELECT LAST_INSERT_ID()")[0][0]) - count + 1
+
+
+_RECORD = "SELECT uid, name, settings, revision, created_ms FROM topic"
+
+
+def key_of(session: Session, topic: Topic, lock: bool = False) -> int | None:
+    """The number by which rows name the topic; None when it does not stand. `lock`: nobody drops it meanwhile."""
+    found = session.rows(f"SELECT `key` FROM topic WHERE uid = {topic.uid}{' LOCK IN SHARE MODE' if lock else ''}")
+    return int(found[0][0]) if found else None
+
+
+def all_topics(session: Session) -> list[Topic]:
+    """All records, by name."""
+    return [_topic(record) for record in session.rows(f"{_RECORD} ORDER BY name")]
+
+
+def _topic(record: tuple[int, bytes, bytes, int, int]) -> Topic:
+    uid, name, settings, revision, created_ms = record
+    return topic_of(uid, name.decode(), settings.decode(), revision, created_ms)
+
+
+def _standing(session: Session, name: str) -> Topic | None:
+    found = session.rows(f"{_RECORD} WHERE name = %s FOR UPDATE", (name.encode(),))
+    return _topic(found[0]) if found else None  # type: ignore[arg-type]
+
+
+def create(session: Session, topic: Topic) -> Topic:
+    """The record that stands."""
+    session.execute(
+        "INSERT INTO topic (uid, name, settings, revision, created_ms) VALUES (%s, %s, %s, %s, %s) "
+        "ON DUPLICATE KEY UPDATE name = name",
+        (topic.uid, topic.name.encode(), settings_text(topic.settings).encode(), topic.revision, topic.created_ms),
+    )
+    standing = _standing(session, topic.name)
+    assert standing is not None, "the record was inserted or stood"
+    return topic if standing.uid == topic.uid else same_settings(standing, topic)
+
+
+def update(session: Session, topic: Topic) -> Topic:
+    """The record with its next revision."""
+    changed = check_update(_standing(session, topic.name), topic)
+    session.execute(
+        "UPDATE topic SET settings = %s, revision = %s, created_ms = %s WHERE uid = %s",
+        (settings_text(changed.settings).encode(), changed.revision, changed.created_ms, changed.uid),
+    )
+    return changed
+
+
+def drop(session: Session, topic: Topic) -> bool:
+    """Removes the record; its rows are the sweep's. False when no such record stood."""
+    found = session.rows(
+        "SELECT `key` FROM topic WHERE name = %s AND uid = %s FOR UPDATE", (topic.name.encode(), topic.uid)
+    )
+    if not found:
+        return False
+    session.execute("DELETE FROM topic WHERE `key` = %s", found[0])
+    session.execute("INSERT INTO dropped (`key`) VALUES (%s)", found[0])
+    return True

@@ -1,0 +1,97 @@
+"""The sweep and the operations by tag: found along an index, changed by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from timeline.leases import Ask, decide
+from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins.contract import Swept, TagMutation, TagStep
+from timeline.storage_plugins.mysql import statements
+from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.messages import Changes
+from timeline.storage_plugins.mysql.reading import beyond
+from timeline.storage_plugins.mysql.statements import DEAD, FREE, SELECTED, WHOLE, columns_of, hexed
+from timeline.storage_plugins.sqlite.messages import Stored, stored_of
+from timeline.storage_plugins.sqlite.mutations import cursor_at
+
+
+def mutate_tag(
+    session: Session, topic: Topic, key: int, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
+) -> TagStep:
+    """`Store.mutate_tag`: a chunk of the walk over the tag's index, decided by the rules."""
+    limit = max(1, limit)
+    rows = session.rows(
+        f"SELECT m.bucket, m.put_ms, {SELECTED} FROM message AS m FORCE INDEX (message_tag) WHERE m.topic = {key} "
+        f"AND m.tag = {hexed(mutation.tag)} AND {beyond(cursor)} ORDER BY m.bucket, m.id LIMIT {limit} FOR UPDATE"
+    )
+    onward = cursor_at(rows[-1][0], rows[-1][2 + WHOLE.index("id")]) if len(rows) == limit else None
+    found = columns_of([row[2:] for row in rows if row[1] <= mutation.started_ms], WHOLE)
+    changes, counts, earliest = Changes(session, topic, key, now_ms), Counter[int](), []
+    moves = mutation.operation is Operation.MOVE
+    for id, stored in zip(found.strings["id"].tolist(), stored_of(found), strict=True):
+        due_ms = mutation.due_ms
+        if moves and due_ms == 0:
+            due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
+        if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
+            counts[Status.INVALID.code] += 1
+            continue
+        ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
+        decision = decide(stored.message, ask, now_ms, topic.settings)
+        counts[decision.status.code] += 1
+        if mutation.dry_run:
+            continue
+        changes.apply(stored, id, ask, decision)
+        if decision.status is Status.OK and decision.message is not None:
+            earliest.append(decision.message.due_ms)
+    changes.write()
+    return TagStep(dict(counts), onward, min(earliest, default=None))
+
+
+def sweep(session: Session, topic: Topic, key: int, now_ms: int, limit: int) -> Swept:
+    """`Store.sweep`. Contents go with their messages, in one transaction: there are no orphans."""
+    limit, settings = max(1, limit), topic.settings
+    changes = Changes(session, topic, key, now_ms)
+    expired = _found(
+        session,
+        f"FORCE INDEX (message_expires) WHERE m.topic = {key} AND m.expires_ms > 0 AND m.expires_ms <= {now_ms} "
+        f"AND (m.kind = {FREE} OR (m.kind <> {DEAD} AND m.due_ms <= {now_ms}))",
+        limit,
+    )
+    for id, stored in expired:
+        changes.remove(id, stored)
+    dead = []
+    if settings.dead_retention_ms:
+        until_ms = now_ms - settings.dead_retention_ms
+        where = f"FORCE INDEX (message_died) WHERE m.topic = {key} AND m.died_ms > 0 AND m.died_ms <= {until_ms}"
+        dead = _found(session, where, limit)
+        for id, stored in dead:
+            changes.remove(id, stored, remember=False)
+    changes.write()
+    forgotten = session.execute(
+        f"DELETE FROM remembered WHERE topic = {key} AND settled_ms <= {now_ms - settings.remember_ms} LIMIT {limit}"
+    )
+    removed = _remove_dropped(session, limit)
+    more = limit in (len(expired), len(dead), forgotten) or removed >= limit
+    return Swept(expired=len(expired), forgotten=forgotten, dead_purged=len(dead), more=more)
+
+
+def _found(session: Session, where: str, limit: int) -> list[tuple[bytes, Stored]]:
+    rows = session.rows(f"SELECT {SELECTED} FROM message AS m {where} LIMIT {limit} FOR UPDATE SKIP LOCKED")
+    found = columns_of(rows, WHOLE)
+    return list(zip(found.strings["id"].tolist(), stored_of(found), strict=True))
+
+
+def _remove_dropped(session: Session, limit: int) -> int:
+    """Removes rows of dropped topics, at most `limit`, and says how many."""
+    removed = 0
+    for (key,) in session.rows("SELECT `key` FROM dropped FOR UPDATE SKIP LOCKED"):
+        rows = [row for (row,) in session.rows(f"SELECT `row` FROM message WHERE topic = {key} LIMIT {limit - removed}")]
+        statements.delete(session, rows)
+        removed += len(rows)
+        if removed < limit:
+            removed += session.execute(f"DELETE FROM remembered WHERE topic = {key} LIMIT {limit - removed}")
+        if removed >= limit:
+            break
+        session.execute(f"DELETE FROM dropped WHERE `key` = {key}")
+    return removed
