@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 
+import pymysql
+
 from timeline.model import Topic
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.connections import Session, code_of
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.sql import MIGRATIONS, migrate, settings_text, topic_of
@@ -16,33 +18,52 @@ LOCK = "CONCAT('timeline ', LEFT(MD5(DATABASE()), 16))"
 LOCK_S = 8
 
 
+TABLES = ("dropped", "message", "meta", "payload", "remembered", "topic")
+SAME_INDEX = 1061
+
+
 def prepare(session: Session) -> str:
     """Creates or migrates the schema, one process at a time; answers the cluster's uid. DDL commits by itself here, so
-    a creation that was cut short is made anew as long as it wrote no version."""
+    that a creation may be cut short: it is gone on with, and tables of others are never touched."""
     if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:
         raise StoreRefused("another process is migrating this database's schema: start this one when it is done")
     try:
-        made = session.rows("SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'meta'")
-        found = dict(session.rows("SELECT name, value FROM meta")) if made else {}
-        if b"schema" not in found:
-            tables = ("meta", "topic", "dropped", "message", "payload", "remembered")
-            for table in tables if made else ():
-                session.execute(f"DROP TABLE IF EXISTS `{table}`")
-            for statement in ddl():
-                session.execute(statement)
-            uid = secrets.token_hex(16)
-            session.execute(
-                f"INSERT INTO meta (name, value) VALUES ('cluster', '{uid}'), ('rows', '0'), "
-                f"('schema', '{1 + len(MIGRATIONS)}')"
+        return _prepare(session)
+    finally:
+        session.rows(f"SELECT RELEASE_LOCK({LOCK})")
+
+
+def _prepare(session: Session) -> str:
+    there = {
+        bytes(name).decode() if isinstance(name, bytes) else name
+        for (name,) in session.rows("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
+    }.intersection(TABLES)
+    found = dict(session.rows("SELECT name, value FROM meta")) if "meta" in there else {}
+    if b"cluster" not in found:
+        if there - {"meta"} or found:
+            raise StoreRefused(
+                f"the database has tables named {', '.join(sorted(there))} that are not Timeline's: "
+                "give it a database of its own"
             )
-            return uid
+        for statement in ddl("meta"):
+            session.execute(statement)
+        uid = secrets.token_hex(16)
+        session.execute(f"INSERT INTO meta (name, value) VALUES ('cluster', '{uid}'), ('rows', '0')")
+        found[b"cluster"] = uid.encode()
+    if b"schema" not in found:
+        for statement in ddl(*(name for name in TABLES if name != "meta")):
+            try:
+                session.execute(statement)
+            except pymysql.MySQLError as error:
+                if code_of(error) != SAME_INDEX:
+                    raise
+        session.execute(f"INSERT INTO meta (name, value) VALUES ('schema', '{1 + len(MIGRATIONS)}')")
+    else:
         version = int(found[b"schema"])
         reached = migrate(session.execute, version, MIGRATIONS)
         if reached != version:
             session.execute("UPDATE meta SET value = %s WHERE name = 'schema'", (str(reached),))
-        return bytes(found[b"cluster"]).decode()
-    finally:
-        session.rows(f"SELECT RELEASE_LOCK({LOCK})")
+    return bytes(found[b"cluster"]).decode()
 
 
 def server(session: Session) -> tuple[str, tuple[str, ...], int]:
