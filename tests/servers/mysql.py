@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +56,7 @@ class MysqlServer(Server):
     def _made_user(self) -> bool:
         try:
             self.sql(f"GRANT ALL ON *.* TO 'timeline'@'%' IDENTIFIED BY '{PASSWORD}'")
-        except (RuntimeError, OSError, socket.timeout):
+        except (TimeoutError, RuntimeError, OSError):
             return False
         return True
 

@@ -82,7 +82,9 @@ class _Search:
         changes = self._changes
         joined = Part.concat(
             [
-                Part.of(statements.timeline_part(changes.session, changes.key, held, until_ms, after, left, self._buckets))
+                Part.of(
+                    statements.timeline_part(changes.session, changes.key, held, until_ms, after, left, self._buckets)
+                )
                 for held, until_ms in until
             ]
         )

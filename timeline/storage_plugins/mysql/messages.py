@@ -117,7 +117,9 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
     ids = puts.ids.tolist()
     buckets = buckets_of(puts.ids, topic.settings.buckets).tolist()
     special = _to_decide(session, topic, key, now_ms, puts, ids)
-    inserted = _insert(session, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve)
+    inserted = _insert(
+        session, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve
+    )
     answers.version[inserted] = 1
     answers.due_ms[inserted] = puts.due_ms[inserted]
     left = sorted(set(range(count)).difference(inserted))

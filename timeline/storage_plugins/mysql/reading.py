@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -136,7 +137,7 @@ def held_by(session: Session, key: int, now_ms: int, holder: bytes, cursor: byte
 def count_due(session: Session, key: int, edges_ms: Int64) -> Int64:
     """`Store.count_due`: a range of the index for each step."""
     edges: Sequence[int] = edges_ms.tolist()
-    steps = list(zip(edges[:-1], edges[1:], strict=True))
+    steps = list(itertools.pairwise(edges))
     counts: list[int] = []
     for start in range(0, len(steps), COUNTS_AT_ONCE):
         asked = ", ".join(

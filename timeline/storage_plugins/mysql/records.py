@@ -70,7 +70,9 @@ def server(session: Session) -> tuple[str, tuple[str, ...], int]:
     """What the server is, sentences on settings that weaken durability, and max_allowed_packet in bytes. Raises
     StoreRefused for one that is too old or may not be written."""
     names = ("version", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
-    version, flush, sync, binlog, packet, read_only = session.rows(f"SELECT {', '.join(f'@@{name}' for name in names)}")[0]
+    version, flush, sync, binlog, packet, read_only = session.rows(
+        f"SELECT {', '.join(f'@@{name}' for name in names)}"
+    )[0]
     kind = "MariaDB" if "mariadb" in version.lower() else "MySQL"
     number = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
     if number < OLDEST[kind]:
@@ -85,7 +87,9 @@ def server(session: Session) -> tuple[str, tuple[str, ...], int]:
             "server or its machine dies; set it to 1"
         )
     if binlog and sync != 1:
-        warnings.append(f"sync_binlog = {sync}: a replica may miss what was acknowledged when the machine dies; set it to 1")
+        warnings.append(
+            f"sync_binlog = {sync}: a replica may miss what was acknowledged when the machine dies; set it to 1"
+        )
     return f"{kind} {version}", tuple(warnings), int(packet)
 
 
@@ -116,7 +120,7 @@ def _topic(record: tuple[int, bytes, bytes, int, int]) -> Topic:
 
 def _standing(session: Session, name: str) -> Topic | None:
     found = session.rows(f"{_RECORD} WHERE name = %s FOR UPDATE", (name.encode(),))
-    return _topic(found[0]) if found else None  # type: ignore[arg-type]
+    return _topic(found[0]) if found else None
 
 
 def create(session: Session, topic: Topic) -> Topic:

@@ -39,9 +39,7 @@ def _column(column: Column[object]) -> Column[object]:
     kind: object = column.type
     if column.name in _BYTES:
         kind = mysql_dialect.VARBINARY(_BYTES[column.name])
-    elif column.name in ("payload", "headers"):
-        kind = mysql_dialect.LONGBLOB()
-    elif column.name == "settings":
+    elif column.name in ("payload", "headers") or column.name == "settings":
         kind = mysql_dialect.LONGBLOB()
     elif isinstance(column.type, BigInteger):
         kind = BigInteger()
@@ -61,7 +59,7 @@ def _tables() -> MetaData:
     for table in sql.schema.sorted_tables:
         columns = [_column(column) for column in table.columns]
         if table.name == "message":
-            columns.append(Column("kind", SmallInteger, Computed(_KIND, persisted=True)))
+            columns.append(Column("kind", SmallInteger(), Computed(_KIND, persisted=True)))
         indexes = []
         if table.name == "message":
             indexes = [Index(name, *on, unique=name == "message_id") for name, on in _INDEXES.items()]

@@ -1,4 +1,4 @@
-"""`mysql://`: the store. Each call is one transaction on a connection of the pool; the rules are asked on locked rows."""
+"""`mysql://`: the store. Each call is a transaction on a connection of the pool; the rules are asked on locked rows."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def _remove_dropped(session: Session, limit: int) -> int:
     """Removes rows of dropped topics, at most `limit`, and says how many."""
     removed = 0
     for (key,) in session.rows("SELECT `key` FROM dropped FOR UPDATE SKIP LOCKED"):
-        rows = [row for (row,) in session.rows(f"SELECT `row` FROM message WHERE topic = {key} LIMIT {limit - removed}")]
+        rows = [
+            row for (row,) in session.rows(f"SELECT `row` FROM message WHERE topic = {key} LIMIT {limit - removed}")
+        ]
         statements.delete(session, rows)
         removed += len(rows)
         if removed < limit:
