@@ -3,6 +3,8 @@ compare as bytes, and, since there are no partial indexes, a computed column tha
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Computed, Index, MetaData, SmallInteger, Table, text
 from sqlalchemy.dialects import mysql as mysql_dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -59,7 +61,8 @@ def _tables() -> MetaData:
     for table in sql.schema.sorted_tables:
         columns = [_column(column) for column in table.columns]
         if table.name == "message":
-            columns.append(Column("kind", SmallInteger(), Computed(_KIND, persisted=True)))
+            kind: Column[Any] = Column("kind", SmallInteger, Computed(_KIND, persisted=True))
+            columns.append(kind)
         indexes = []
         if table.name == "message":
             indexes = [Index(name, *on, unique=name == "message_id") for name, on in _INDEXES.items()]
