@@ -116,9 +116,9 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
     answers = Answers.blank(count)
     ids = puts.ids.tolist()
     buckets = buckets_of(puts.ids, topic.settings.buckets).tolist()
-    special = _to_decide(session, topic, key, now_ms, puts, ids)
+    special = _to_decide(puts, ids)
     inserted = _insert(
-        session, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve
+        session, topic, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve
     )
     answers.version[inserted] = 1
     answers.due_ms[inserted] = puts.due_ms[inserted]
@@ -129,26 +129,23 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         left = [left[at] for at in rest]
-        if left and _insert(session, key, now_ms, puts, ids, buckets, left[:1], reserve):
+        if left and _insert(session, topic, key, now_ms, puts, ids, buckets, left[:1], reserve):
             at = left.pop(0)
             answers.status[at], answers.version[at], answers.due_ms[at] = Status.OK.code, 1, puts.due_ms[at]
     return answers
 
 
-def _to_decide(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, ids: list[bytes]) -> set[int]:
-    """Puts that cannot just be inserted: due at or after their expiry, or under a remembered id."""
+def _to_decide(puts: Puts, ids: list[bytes]) -> set[int]:
+    """Puts that cannot just be inserted: due at or after their expiry."""
     doubtful = {ids[at] for at in np.flatnonzero((puts.expires_ms > 0) & (puts.expires_ms <= puts.due_ms)).tolist()}
-    if topic.settings.remember_ms:
-        after_ms = now_ms - topic.settings.remember_ms
-        doubtful.update(left[0] for left in statements.find_remembered(session, key, ids, after_ms))
     return {at for at, id in enumerate(ids) if id in doubtful} if doubtful else set()
 
 
 def _insert(
-    session: Session, key: int, now_ms: int, puts: Puts, ids: list[bytes], buckets: list[int], chosen: list[int],
-    reserve: Reserve,
+    session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, ids: list[bytes], buckets: list[int],
+    chosen: list[int], reserve: Reserve,
 ) -> list[int]:  # fmt: skip
-    """Inserts `chosen` puts with their contents; answers those whose id was not taken."""
+    """Inserts `chosen` puts with their contents; answers those whose id was neither taken nor remembered."""
     count = len(chosen)
     if not count:
         return []
@@ -174,9 +171,24 @@ def _insert(
     if stored < count:
         found = session.rows(f"SELECT `row` FROM message WHERE `row` >= {first} AND `row` < {first + count}")
         there = {row for (row,) in found}
+    if topic.settings.remember_ms:
+        inserted = [row[:3] for row in rows if row[0] in there]
+        there -= _take_back(session, key, now_ms - topic.settings.remember_ms, inserted)
     kept = [(row, index) for row, index in zip(range(first, first + count), chosen, strict=True) if row in there]
     statements.insert_payloads(session, [(row, puts.payloads[index], puts.headers[index]) for row, index in kept])
     return [index for _, index in kept]
+
+
+def _take_back(session: Session, key: int, after_ms: int, rows: list[tuple[int, int, bytes]]) -> set[int]:
+    """Removes those of the rows (row, bucket, id) just inserted whose id is remembered; answers their numbers.
+
+    Asked after the insert, never before: an insert waits for whoever is settling the same id, and what that one
+    remembered is seen only then. While our row stands nobody else settles the id."""
+    remembered = {left[0] for left in statements.find_remembered(session, key, [id for _, _, id in rows], after_ms)}
+    back = {row for row, _, id in rows if id in remembered}
+    if back:
+        statements.delete(session, sorted(back))
+    return back
 
 
 def _put_ask(puts: Puts, at: int) -> Ask:
