@@ -159,7 +159,7 @@ def _insert(
         puts.due_ms[at].tolist(),
         puts.expires_ms[at].tolist(),
         signed(puts.payload_sum[at]),
-        puts.payloads.sizes[at].tolist(),
+        puts.sizes[at].tolist(),
         puts.headers.sizes[at].tolist(),
         [puts.groups[index] for index in chosen],
         [puts.tags[index] for index in chosen],
