@@ -35,7 +35,8 @@ def test_requiring_one_service_leaves_the_others_optional(monkeypatch: pytest.Mo
 
 
 def test_mistyped_services_are_refused() -> None:
-    with pytest.raises(ValueError, match="flatcc: allowed are all, or any of atheris, flatc, mysql, prlimit, redis, tmpfs"):
+    known = "atheris, flatc, mysql, prlimit, redis, tmpfs"
+    with pytest.raises(ValueError, match=f"flatcc: allowed are all, or any of {known}"):
         services.required("flatcc")
     with pytest.raises(ValueError, match="no such service"):
         services.require_service("flatcc")
