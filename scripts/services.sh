@@ -13,6 +13,7 @@ while read -r program name; do
 done <<'LIST'
 redis-server redis-server
 mariadbd mariadb-server
+redis-cli redis-tools
 LIST
 
 found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }

@@ -57,6 +57,9 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "redis": lambda: _missing_program("redis-server", "redis-server"),
     "mysql": _missing_mariadb,
+    "redis_cluster": lambda: (
+        _missing_program("redis-cli", "redis-tools") or _missing_program("redis-server", "redis-server")
+    ),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "tmpfs": _missing_tmpfs,
 }

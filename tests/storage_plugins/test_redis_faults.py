@@ -1,0 +1,194 @@
+"""What a real Redis does to its store when it is set up badly, dies, fills up, or stops taking writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.redis import RedisServer
+from tests.services import require_service
+from timeline.model import Operation, Status
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.server import Server as Connections
+
+pytestmark = pytest.mark.servers
+
+Start = Callable[..., RedisServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start("--option", "value")`: a Redis of the test's own."""
+    require_service("redis")
+    started: list[RedisServer] = []
+
+    def make(*settings: str) -> RedisServer:
+        server = RedisServer(tmp_path / f"redis-{len(started)}", *settings)
+        started.append(server)
+        return server.start()
+
+    yield make
+    for server in started:
+        server.stop()
+
+
+async def _tell(server: RedisServer, *command: object) -> object:
+    """One command, past the store."""
+    location = Location.of(server.url)
+    connections = Connections(location)
+    try:
+        return await connections.ask(location.addresses[0], *command)
+    finally:
+        await connections.close()
+
+
+async def _refusal(url: str) -> str:
+    store = make_store(url)
+    with pytest.raises(StoreRefused) as refused:
+        await store.open()
+    await store.close()
+    return str(refused.value)
+
+
+async def test_wrong_password(start: Start) -> None:
+    server = start("--requirepass", "right")
+    for user in ("", ":wrong@"):
+        said = await _refusal(f"redis://{user}127.0.0.1:{server.port}/0")
+        assert "password" in said
+        assert "wrong@" not in said
+    store = make_store(f"redis://:right@127.0.0.1:{server.port}/0")
+    assert (await store.open()).server.startswith("redis 7")
+    await store.close()
+
+
+async def test_database_that_is_not_there(start: Start) -> None:
+    assert "no such database" in await _refusal(f"redis://127.0.0.1:{start().port}/99")
+
+
+async def test_evicting_server_is_refused(start: Start) -> None:
+    server = start("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    assert "CONFIG SET maxmemory-policy noeviction" in await _refusal(server.url)
+    await _tell(server, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    async with Trial(lambda: make_store(server.url)) as trial:
+        await trial.store.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "durable", "warned"),
+    [
+        (("--appendonly", "no"), False, "keeps no append-only file"),
+        (("--appendfsync", "no"), False, "30 seconds"),
+        (("--appendfsync", "everysec"), False, "everysec"),
+        (("--appendfsync", "always"), True, ""),
+    ],
+)
+async def test_what_may_be_lost_is_said(start: Start, settings: tuple[str, ...], durable: bool, warned: str) -> None:
+    server = start(*settings)
+    async with Trial(lambda: make_store(server.url)) as trial:
+        assert trial.store.capabilities.durable is durable
+        assert bool(trial.opened.warnings) is bool(warned)
+        assert all(warned in warning for warning in trial.opened.warnings)
+
+
+async def test_newer_schema_is_refused(start: Start) -> None:
+    server = start()
+    async with Trial(lambda: make_store(server.url)):
+        pass
+    await _tell(server, "HSET", "timeline:store", "schema_version", "99")
+    assert "install the newer version" in await _refusal(server.url)
+
+
+async def test_replica_is_refused_and_a_master_made_one_is_unavailable(start: Start) -> None:
+    master, other = start(), start()
+    async with Trial(lambda: make_store(master.url)) as trial:
+        topic = await trial.topic()
+        await _tell(master, "REPLICAOF", "127.0.0.1", str(other.port))
+        with pytest.raises(StoreUnavailable, match=r"READONLY|read only|LOADING|loading"):
+            await trial.put(topic, named(10))
+        assert "name its master" in await _refusal(master.url)
+        await _tell(master, "REPLICAOF", "NO", "ONE")
+        await trial.stored(topic, named(10))
+
+
+async def test_server_without_memory_takes_no_puts_but_acks(start: Start) -> None:
+    server = start()
+    async with Trial(lambda: make_store(server.url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(10))
+        leased = await trial.lease(topic)
+        await _tell(server, "CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnavailable, match=r"OOM|maxmemory"):
+            await trial.put(topic, named(5, "late"))
+        with pytest.raises(StoreUnavailable):
+            await trial.store.check()
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows))) == {Status.OK}
+        await _tell(server, "CONFIG", "SET", "maxmemory", "0")
+        await trial.stored(topic, named(5, "late"))
+        assert len(await trial.everything(topic)) == 5
+
+
+async def test_server_that_cannot_save_takes_nothing(start: Start) -> None:
+    server = start()
+    async with Trial(lambda: make_store(server.url)) as trial:
+        topic = await trial.topic()
+        (server.folder / "dump.rdb").mkdir()
+        await _tell(server, "CONFIG", "SET", "save", "3600 1")
+        await _tell(server, "BGSAVE")
+        while b"rdb_last_bgsave_status:err" not in await _tell(server, "INFO", "persistence"):  # type: ignore[operator]
+            assert server.accepts()
+        with pytest.raises(StoreUnavailable, match=r"MISCONF|snapshot"):
+            await trial.put(topic, named(3))
+        await _tell(server, "CONFIG", "SET", "save", "")
+        await trial.stored(topic, named(3))
+
+
+async def test_killed_server_comes_back_with_what_it_answered(start: Start) -> None:
+    server = start()
+    async with Trial(lambda: make_store(server.url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(5_000))
+        leased = await trial.lease(topic, 1_000)
+        server.kill()
+        for _ in range(3):
+            with pytest.raises((StoreUnavailable, StoreUnknown)):
+                await trial.put(topic, named(3, "n"))
+        with pytest.raises(StoreUnavailable):
+            await make_store(server.url).open()
+        server.start()
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows))) == {Status.OK}
+        assert len(await trial.everything(topic, now_ms=T0)) == 4_000
+
+
+async def test_settings_of_the_url_are_checked() -> None:
+    for url, said in (
+        ("redis://host/0?colour=blue", "no setting 'colour'"),
+        ("redis://host/zero", "number of a database"),
+        ("redis://host:port/0", "a host and a port"),
+        ("redis://host/0?timeout_ms=never", "timeout_ms must be a whole number"),
+        ("redis://host/0?prefix={a}", "without braces"),
+    ):
+        with pytest.raises(StoreRefused, match=said):
+            make_store(url)
+
+
+async def test_lease_passes_what_may_neither_be_let_nor_buried_in_a_few_calls(start: Start) -> None:
+    server = start()
+    async with Trial(lambda: make_store(server.url)) as trial:
+        topic = await trial.topic(max_deliveries=1)
+        await trial.stored(topic, named(1))
+        leased = await trial.lease(topic)
+        await trial.settle(topic, Operation.RELEASE, leased.rows, time_ms=T0 + 500)
+        await trial.stored(topic, named(5, "n"), T0 + 600)
+        await _tell(server, "CONFIG", "RESETSTAT")
+        ahead = await trial.lease(topic, 3, due_before_ms=T0 + 1_000)
+        assert len(ahead.rows) == 3
+        assert set(ahead.rows.ids.tolist()) < set(named(5, "n"))
+        said = await _tell(server, "INFO", "commandstats")
+        assert isinstance(said, bytes)
+        calls = int(said.split(b"cmdstat_evalsha:calls=")[1].split(b",")[0])
+        assert calls < 10

@@ -1,0 +1,10 @@
+"""`redis://`: the store on Redis 7 or later, a single server or a cluster.
+
+A topic's bucket is a handful of keys under one hash tag, so that one script changes them atomically wherever they are:
+`records.py` says what a message looks like there, `scripts.py` what the server does, `changes.py` how a call decides
+and writes by compare-and-set, `server.py` who is asked and what its settings promise.
+"""
+
+from timeline.storage_plugins.redis.store import RedisStore
+
+__all__ = ["RedisStore"]

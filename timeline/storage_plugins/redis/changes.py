@@ -1,0 +1,352 @@
+"""How a call changes messages: decided by the one table of rules on what stood, written by compare-and-set.
+
+A change names the whole value that it was decided on; the script writes it only where just that still stands, and
+answers what stands instead, on which the call decides again. Items of one call go to the server in parts, so that no
+script holds it up for long; on a cluster, a part a bucket, and what a part's failure leaves open is the answer of its
+items alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.leases import Ask, Decision, decide
+from timeline.leases.table import REMEMBERED
+from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable
+from timeline.storage_plugins.redis import queries, scripts
+from timeline.storage_plugins.redis.records import Stored, pack, unpack
+from timeline.storage_plugins.redis.server import Server
+
+ITEMS_AT_ONCE = 2_000
+BYTES_AT_ONCE = 4 * 1024 * 1024
+"""What one script takes at most: a few milliseconds, in which nobody else is served."""
+ROUNDS = 100
+"""So often a message may have changed between reading and writing it before the call gives up on it."""
+
+
+@dataclass(slots=True)
+class Items:
+    """Changes as columns: under `ids`, `old` (empty: nothing) becomes `new` (empty: nothing). `contents`: payload and
+    headers of what is new. `weights`: bytes that travel for each, besides."""
+
+    ids: list[bytes]
+    old: list[bytes]
+    new: list[bytes]
+    contents: list[bytes]
+    weights: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of `Items`: `stands` where something else stood, `failed` where a part failed, all others are
+    written. `gone`: the topic was dropped. `contents`, when asked for: of each item written, None where it is gone."""
+
+    stands: dict[int, bytes] = field(default_factory=dict)
+    failed: dict[int, StoreError] = field(default_factory=dict)
+    gone: bool = False
+    contents: dict[int, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Keys:
+    """The keys of a topic's buckets."""
+
+    server: Server
+    topic: Topic
+
+    def base(self, bucket: int) -> bytes:
+        """The key of a bucket; all others of the bucket begin with it."""
+        return f"{self.server.location.prefix}:{{{self.topic.uid:x}.{bucket}}}".encode()
+
+    def groups(self, buckets: Sequence[int] | None) -> list[list[int]]:
+        """Buckets as one script may take them: all at once, or, on a cluster, each by itself."""
+        chosen = sorted(set(buckets)) if buckets is not None else list(range(self.topic.settings.buckets))
+        return [[bucket] for bucket in chosen] if self.server.cluster else [chosen] if chosen else []
+
+    async def each(self, script: str, buckets: Sequence[int] | None, *args: Any) -> list[tuple[list[int], Any]]:
+        """A script that takes the same arguments for every bucket: its answer for each group."""
+        groups = self.groups(buckets)
+        calls = [([self.base(bucket) for bucket in group], args) for group in groups]
+        return list(zip(groups, all_of(await self.server.run_each(script, calls)), strict=True))
+
+    async def fetch(self, ids: Sequence[bytes]) -> list[bytes]:
+        """What stands under `ids`, empty where nothing does."""
+        found = [b""] * len(ids)
+        shares = self._share(list(ids), 0)
+        for places, values in zip(
+            shares.places, all_of(await self._run(queries.FETCH, (), shares, [ids])), strict=True
+        ):
+            for at, value in zip(places, values, strict=True):
+                found[at] = value or b""
+        return found
+
+    async def put(self, ids: list[bytes], values: list[bytes], contents: list[bytes], weight: int) -> Outcome:
+        """Stores these where nothing stands under their ids, of which no two are the same. `weight`: the bytes of all
+        contents."""
+        outcome = Outcome()
+        shares = self._share(ids, weight, contents)
+        answers = await self._run(scripts.PUT, (), shares, [ids, values, contents])
+        for places, answer in zip(shares.places, answers, strict=True):
+            _note(outcome, places, answer)
+        return outcome
+
+    async def change(self, items: Items, want: bool = False) -> Outcome:
+        """Writes what still stands as it was read."""
+        outcome = Outcome()
+        weights = items.weights or [len(content) for content in items.contents]
+        shares = self._share(items.ids, sum(weights), weights=weights)
+        columns = [items.ids, items.old, items.new, items.contents]
+        answers = await self._run(scripts.CHANGE, (b"1" if want else b"0",), shares, columns)
+        for places, answer in zip(shares.places, answers, strict=True):
+            if isinstance(answer, StoreError):
+                _note(outcome, places, answer)
+            else:
+                _note(outcome, places, answer[0])
+                outcome.contents.update(zip(places, answer[1], strict=False))
+        return outcome
+
+    async def ack(self, ids: list[bytes], tokens: list[bytes], now_ms: int) -> tuple[bytes, dict[int, StoreError]]:
+        """Removes what is held under these tokens; a digit for each as `scripts.ACK` says, and what failed."""
+        digits, failed = bytearray(b"2" * len(ids)), dict[int, StoreError]()
+        shares = self._share(ids, 0)
+        head = (now_ms, b"1" if self.topic.settings.remember_ms else b"0")
+        for places, answer in zip(
+            shares.places, await self._run(scripts.ACK, head, shares, [ids, tokens]), strict=True
+        ):
+            if isinstance(answer, StoreError):
+                failed.update(dict.fromkeys(places, answer))
+                continue
+            for at, digit in zip(places, answer, strict=True):
+                digits[at] = digit
+        return bytes(digits), failed
+
+    async def _run(
+        self, script: str, head: tuple[Any, ...], shares: _Shares, columns: Sequence[Sequence[bytes]]
+    ) -> list[Any]:
+        """A script that takes, for each bucket, how many items and then the columns' values item by item."""
+        ordered = [[column[at] for at in shares.order] for column in columns]
+        step = len(columns)
+        calls = []
+        for part in shares.parts:
+            args: list[Any] = list(head)
+            for _, start, stop in part:
+                args.append(stop - start)
+                flat = [b""] * (step * (stop - start))
+                for number, column in enumerate(ordered):
+                    flat[number::step] = column[start:stop]
+                args += flat
+            calls.append(([self.base(bucket) for bucket, _, _ in part], args))
+        return await self.server.run_each(script, calls)
+
+    def _share(
+        self, ids: list[bytes], weight: int, contents: list[bytes] | None = None, weights: list[int] | None = None
+    ) -> _Shares:
+        """Items in parts of a few thousand, by bucket; on a cluster a bucket a part. `weight`: the bytes of all."""
+        buckets = buckets_of(Ragged.of(ids), self.topic.settings.buckets)
+        order = np.argsort(buckets, kind="stable")
+        placed = buckets[order]
+        edges = [0, *(np.flatnonzero(placed[1:] != placed[:-1]) + 1).tolist(), len(ids)]
+        listed = order.tolist()
+        runs = [(int(placed[start]), start, stop) for start, stop in pairwise(edges) if stop > start]
+        loads = [0] * (len(ids) + 1)
+        if weight > BYTES_AT_ONCE:
+            sizes = weights or [len(content) for content in contents or ()]
+            loads = [0, *accumulate(sizes[at] for at in listed)]
+            runs = _by_weight(runs, loads)
+        parts: list[list[tuple[int, int, int]]] = []
+        room = spent = 0
+        for bucket, start, stop in runs:
+            while start < stop:
+                end = min(stop, start + (room or ITEMS_AT_ONCE))
+                load = loads[end] - loads[start]
+                if room == 0 or self.server.cluster or spent + load > BYTES_AT_ONCE:
+                    parts.append([])
+                    room, spent = ITEMS_AT_ONCE, 0
+                parts[-1].append((bucket, start, end))
+                room, spent, start = room - (end - start), spent + load, end
+        places = [listed[part[0][1] : part[-1][2]] for part in parts]
+        return _Shares(listed, parts, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """How the items of a call are dealt to scripts: `order`, by bucket; `parts`, each (bucket, start, stop) of that
+    order; `places`, the items of each part."""
+
+    order: list[int]
+    parts: list[list[tuple[int, int, int]]]
+    places: list[list[int]]
+
+
+def _by_weight(runs: list[tuple[int, int, int]], loads: list[int]) -> list[tuple[int, int, int]]:
+    """Runs cut where they carry too much for one script. `loads`: the bytes before each item."""
+    cut: list[tuple[int, int, int]] = []
+    for bucket, start, stop in runs:
+        for at in range(start + 1, stop):
+            if loads[at + 1] - loads[start] > BYTES_AT_ONCE:
+                cut.append((bucket, start, at))
+                start = at
+        cut.append((bucket, start, stop))
+    return cut
+
+
+def _note(outcome: Outcome, places: list[int], answer: Any) -> None:
+    """Writes down what a part's script answered: numbers and what stands, in turn; or its failure."""
+    if isinstance(answer, StoreError):
+        outcome.failed.update(dict.fromkeys(places, answer))
+        return
+    for number, stands in zip(answer[::2], answer[1::2], strict=True):
+        if number < 0:
+            outcome.gone = True
+        else:
+            outcome.stands[places[number]] = stands
+
+
+def all_of(answers: list[Any]) -> list[Any]:
+    """The answers; raises where one failed."""
+    for answer in answers:
+        if isinstance(answer, StoreError):
+            raise answer
+    return answers
+
+
+def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> Stored | None:
+    """What stands for the rules: nothing, too, where an id was remembered for its time and is not swept yet."""
+    if not packed:
+        return None
+    stored = unpack(packed)
+    faded = stored.message.remembered and stored.settled_ms <= now_ms - settings.remember_ms
+    return None if faded else stored
+
+
+def left_of(stored: Stored, ask: Ask, decision: Decision, now_ms: int, settings: TopicSettings) -> bytes | None:
+    """The value that `decision` leaves of `stored`; None: it is to stay as it is."""
+    message = decision.message
+    if message is not None:
+        return None if message is stored.message else pack(dataclasses.replace(stored, message=message))
+    if stored.message.remembered or decision.status not in (Status.OK, Status.EXPIRED):
+        return None
+    expired = decision.status is Status.EXPIRED
+    if not settings.remember_ms or not (expired or ask.operation in REMEMBERED):
+        return b""
+    return kept(stored, ask.op if ask.operation is Operation.CANCEL and not expired else 0, now_ms)
+
+
+def kept(stored: Stored, last_op: int, now_ms: int) -> bytes:
+    """The remembered id that is left of a message."""
+    old = stored.message
+    message = dataclasses.replace(
+        old, remembered=True, last_op=last_op, holder=b"", group=b"", dead=b"", due_ms=0, scheduled_ms=0, asked_ms=0,
+        deliveries=0, expires_ms=0, died_ms=0,
+    )  # fmt: skip
+    return pack(Stored(message, settled_ms=now_ms))
+
+
+@dataclass(slots=True)
+class Call:
+    """Items of one call decided one by one, each on what the ones before it left. `births`: for puts, what is stored
+    where nothing stands, and its content."""
+
+    keys: Keys
+    now_ms: int
+    ids: Sequence[bytes]
+    asks: Sequence[Ask]
+    answers: Answers
+    births: dict[int, tuple[Stored, bytes]] = field(default_factory=dict)
+    troubles: list[StoreError] = field(default_factory=list)
+    gone: bool = False
+
+    async def decide(self, chosen: Sequence[int], known: dict[int, bytes] | None = None) -> None:
+        """Decides and writes the items at `chosen`; `known`: what stands under some, as just read."""
+        waves: list[list[int]] = []
+        seen: dict[bytes, int] = {}
+        for at in chosen:
+            turn = seen.get(self.ids[at], -1) + 1
+            seen[self.ids[at]] = turn
+            if turn == len(waves):
+                waves.append([])
+            waves[turn].append(at)
+        for number, wave in enumerate(waves):
+            await self._decide_wave(wave, known if number == 0 and known else {})
+
+    async def _decide_wave(self, wave: list[int], known: dict[int, bytes]) -> None:
+        values = dict(known)
+        unread = [at for at in wave if at not in values]
+        if unread:
+            try:
+                found = await self.keys.fetch([self.ids[at] for at in unread])
+            except StoreUnavailable as error:
+                self.fail(dict.fromkeys(wave, error))
+                return
+            values.update(zip(unread, found, strict=True))
+        settings = self.keys.topic.settings
+        pending = wave
+        for _ in range(ROUNDS):
+            items, decisions, places = Items([], [], [], []), [], []
+            for at in pending:
+                stored = standing(values[at], self.now_ms, settings)
+                decision = decide(stored.message if stored else None, self.asks[at], self.now_ms, settings)
+                content = b""
+                if stored is None:
+                    born = decision.status is Status.OK and decision.message is not None
+                    new = pack(self.births[at][0]) if born else None
+                    content = self.births[at][1] if born else b""
+                else:
+                    new = None if decision.repeat else left_of(stored, self.asks[at], decision, self.now_ms, settings)
+                if new is None:
+                    fill(self.answers, at, decision)
+                    continue
+                places.append(at)
+                decisions.append(decision)
+                items.ids.append(self.ids[at])
+                items.old.append(values[at])
+                items.new.append(new)
+                items.contents.append(content)
+            if not places:
+                return
+            outcome = await self.keys.change(items)
+            self.gone |= outcome.gone
+            self.fail({places[number]: error for number, error in outcome.failed.items()})
+            for number, at in enumerate(places):
+                if number not in outcome.stands and number not in outcome.failed:
+                    fill(self.answers, at, decisions[number])
+            pending = [places[number] for number in outcome.stands]
+            values.update((places[number], stands) for number, stands in outcome.stands.items())
+            if not pending:
+                return
+        self.fail(dict.fromkeys(pending, StoreUnavailable("others change this message all the time")))
+
+    def fail(self, failed: dict[int, StoreError]) -> None:
+        """Answers the items that failed."""
+        for at, error in failed.items():
+            unavailable = isinstance(error, StoreUnavailable)
+            self.answers.status[at] = (Status.UNAVAILABLE if unavailable else Status.UNKNOWN).code
+            self.answers.details[at] = error.reason
+            self.troubles.append(error)
+
+    def finish(self) -> Answers:
+        """The answers; raises what failed where all of it did."""
+        if self.troubles and len(self.troubles) == len(self.answers):
+            raise next((error for error in self.troubles if not isinstance(error, StoreUnavailable)), self.troubles[0])
+        return self.answers
+
+
+def fill(answers: Answers, at: int, decision: Decision) -> None:
+    """Writes a decision down as the answer of item `at`."""
+    answers.status[at] = decision.status.code
+    answers.version[at] = decision.message.version if decision.message else 0
+    answers.due_ms[at] = decision.message.due_ms if decision.message else 0
+    answers.settled[at] = decision.settled
+    answers.late[at] = decision.late
+    answers.repeat[at] = decision.repeat
+
+
+__all__ = ["Call", "Items", "Keys", "Outcome", "all_of", "kept", "left_of", "standing"]

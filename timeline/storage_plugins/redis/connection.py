@@ -1,0 +1,183 @@
+"""One connection to a Redis server: commands out, answers in, in their order.
+
+Its bytes are packed and parsed by hiredis. One call at a time uses it; one that failed in the middle is closed, never
+used again, so that no call reads another's answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+from timeline.storage_plugins.redis.location import Location
+
+Address = tuple[str, int]
+
+
+class Refusal(Exception):
+    """A server's answer that is an error; `word` is its first, which says of what kind."""
+
+    @property
+    def word(self) -> str:
+        return str(self).partition(" ")[0]
+
+
+class Broken(Exception):
+    """The connection ended, or its server was silent for too long. `sent`: whether commands had been sent by then."""
+
+    def __init__(self, reason: str, sent: bool = True) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class Connection(asyncio.Protocol):
+    """Made by `connect`. A reply that is an error is a value, a `Refusal`."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(protocolError=Broken, replyError=Refusal)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._answers: list[Any] = []
+        self._wanted = 0
+        self._end = ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be used no more."""
+        return self._transport is None or self._transport.is_closing()
+
+    async def exchange(self, commands: Sequence[Sequence[Any]], timeout_s: float) -> list[Any]:
+        """Sends the commands and returns what each answers. Raises Broken."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise Broken(self._end or "the connection is closed", sent=False)
+        self._answers, self._wanted = [], len(commands)
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            transport.write(b"".join([hiredis.pack_command(tuple(command)) for command in commands]))
+            async with asyncio.timeout(timeout_s):
+                await self._waiting
+        except TimeoutError as error:
+            self.close()
+            raise Broken(f"no answer within {timeout_s:g} s") from error
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._waiting = None
+        return self._answers
+
+    def close(self) -> None:
+        """Closes it at once; what it still had to send is not sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ── asyncio's side ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        reader, answers = self._reader, self._answers
+        try:
+            reader.feed(data)
+            while (answer := reader.gets()) is not False:
+                answers.append(answer)
+        except Broken as error:
+            self._fail(f"it does not speak Redis' protocol: {error}")
+            self.close()
+            return
+        if self._waiting is not None and len(answers) >= self._wanted and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(str(error or "the server closed the connection"))
+
+    def _fail(self, reason: str) -> None:
+        self._end = self._end or reason
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(Broken(self._end))
+
+
+async def connect(location: Location, address: Address) -> Connection:
+    """A connection that has said who it is and chosen its database. Raises Broken, or Refusal."""
+    timeout_s = location.timeout_ms / 1000
+    context = ssl.create_default_context(cafile=location.ca or None) if location.tls else None
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, *address, ssl=context)
+    except TimeoutError as error:
+        raise Broken(f"no connection within {timeout_s:g} s", sent=False) from error
+    except OSError as error:
+        raise Broken(str(error) or type(error).__name__, sent=False) from error
+    hello: list[tuple[Any, ...]] = [("CLIENT", "SETNAME", "timeline")]
+    if location.password or location.user:
+        user = (location.user,) if location.user else ()
+        hello.insert(0, ("AUTH", *user, location.password))
+    if location.db:
+        hello.append(("SELECT", location.db))
+    try:
+        answers = await connection.exchange(hello, timeout_s)
+    except Broken as error:
+        raise Broken(str(error), sent=False) from error
+    for command, answer in zip(hello, answers, strict=True):
+        # A user without leave to name its connection is none the worse for it.
+        if isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.word == "NOPERM"):
+            connection.close()
+            raise answer
+    return connection
+
+
+class Pool:
+    """The connections to one server: at most so many at once, one call each; kept while they last."""
+
+    def __init__(self, location: Location, address: Address) -> None:
+        self._location, self._address = location, address
+        self._free = asyncio.Semaphore(location.connections)
+        self._idle: list[Connection] = []
+        self._used: set[Connection] = set()
+
+    async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Sends commands on a connection of its own and returns what each answers. Raises Broken, or Refusal where no
+        connection could be had."""
+        timeout_s = self._location.timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise Broken(
+                f"all {self._location.connections} connections were busy for {timeout_s:g} s; "
+                "connections=… in the URL allows more",
+                sent=False,
+            ) from error
+        connection: Connection | None = None
+        try:
+            while self._idle and connection is None:
+                kept = self._idle.pop()
+                connection = None if kept.closed else kept
+            connection = connection or await connect(self._location, self._address)
+            self._used.add(connection)
+            return await connection.exchange(commands, timeout_s)
+        finally:
+            if connection is not None:
+                self._used.discard(connection)
+                if not connection.closed:
+                    self._idle.append(connection)
+            self._free.release()
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for connection in (*self._idle, *self._used):
+            connection.close()
+        self._idle.clear()
+
+
+__all__ = ["Address", "Broken", "Connection", "Pool", "Refusal", "connect"]

@@ -1,0 +1,93 @@
+"""`redis://user:password@host:port,host:port/db?setting=value`: where the store is and how it is asked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote
+
+from timeline.storage_plugins.contract import StoreRefused
+
+PORT = 6379
+SETTINGS = {
+    "prefix": "the first part of every key, so that several clusters share a server (timeline)",
+    "connections": "most connections to each server (16)",
+    "timeout_ms": "how long a call may take (5000)",
+    "wait_replicas": "so many replicas must have a write before it is answered (0)",
+    "wait_ms": "how long to wait for them (1000)",
+    "tls": "1: with TLS (0)",
+    "ca": "the file of certificates that TLS trusts (the system's)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A URL's parts, checked."""
+
+    addresses: tuple[tuple[str, int], ...]
+    db: int = 0
+    user: str = ""
+    password: str = ""
+    prefix: str = "timeline"
+    connections: int = 16
+    timeout_ms: int = 5000
+    wait_replicas: int = 0
+    wait_ms: int = 1000
+    tls: bool = False
+    ca: str = ""
+
+    @classmethod
+    def of(cls, url: str) -> Location:
+        """The location `url` names. Raises StoreRefused, which never repeats a password."""
+        rest, _, query = url.removeprefix("redis://").partition("?")
+        authority, _, path = rest.partition("/")
+        userinfo, _, hosts = authority.rpartition("@")
+        user, _, password = userinfo.partition(":")
+        given = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = [name for name in given if name not in SETTINGS]
+        if unknown:
+            raise StoreRefused(f"redis:// knows no setting {unknown[0]!r}; it knows {', '.join(SETTINGS)}")
+        if path and not path.isdigit():
+            raise StoreRefused("redis://host:port/NUMBER: what follows the slash is the number of a database")
+        numbers = {
+            name: _number(name, given[name], low, high)
+            for name, low, high in (
+                ("connections", 1, 1000),
+                ("timeout_ms", 1, 600_000),
+                ("wait_replicas", 0, 100),
+                ("wait_ms", 1, 600_000),
+            )
+            if name in given
+        }
+        prefix = given.get("prefix", "timeline")
+        if not prefix or "{" in prefix or "}" in prefix:
+            raise StoreRefused("redis://: prefix must be some text without braces, which place keys in a cluster")
+        return cls(
+            addresses=tuple(_address(host) for host in hosts.split(",")),
+            db=int(path or 0),
+            user=unquote(user) or os.environ.get("TIMELINE_REDIS_USER", ""),
+            password=unquote(password) or os.environ.get("TIMELINE_REDIS_PASSWORD", ""),
+            prefix=prefix,
+            tls=bool(_number("tls", given.get("tls", "0"), 0, 1)),
+            ca=given.get("ca", ""),
+            **numbers,
+        )
+
+
+def _number(name: str, text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise StoreRefused(f"redis://: {name} must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        host, port = text, str(PORT)
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise StoreRefused("redis:// needs a host and a port: redis://127.0.0.1:6379/0")
+    return host, int(port)
+
+
+__all__ = ["SETTINGS", "Location"]

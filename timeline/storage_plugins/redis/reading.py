@@ -1,0 +1,326 @@
+"""Walks over (bucket, id), what a holder has, counts, and sweeps. A cursor is the bucket (4 bytes) and the last id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from timeline.columns import Int64
+from timeline.leases import Ask, Message, decide, state_of
+from timeline.model import Operation, Rows, State, Status, Topic, bucket_of
+from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, Swept, TagMutation, TagStep
+from timeline.storage_plugins.redis import queries
+from timeline.storage_plugins.redis.changes import Items, Keys, all_of, left_of, standing
+from timeline.storage_plugins.redis.records import heads_of, rows_of, unpack
+from timeline.storage_plugins.redis.server import Server
+
+PAGE_BYTES = 1024 * 1024
+WALKED_AT_ONCE = 64
+"""Buckets that a walk asks for together."""
+ORDERED_AT_ONCE = 2_000
+"""So many ids of a bucket one script puts in order, a few milliseconds."""
+ORDER_KEPT_MS = 600_000
+"""So long after a walk its order is kept up."""
+LOOKED_AT = 1_000
+"""So many leases one script looks through for a holder's."""
+_LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
+
+
+def place_of(cursor: bytes) -> tuple[int, bytes]:
+    """Where a walk goes on."""
+    return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (0, b"")
+
+
+def cursor_at(bucket: int, id: bytes) -> bytes:
+    """The cursor of a walk that has passed (bucket, id)."""
+    return bucket.to_bytes(4, "big") + id
+
+
+async def _walk(keys: Keys, tag: bytes, cursor: bytes, limit: int) -> tuple[list[bytes], list[bytes], bytes | None]:
+    """The next at most `limit` ids of the walk with their values, and where it goes on."""
+    bucket, last = place_of(cursor)
+    buckets = keys.topic.settings.buckets
+    ids: list[bytes] = []
+    values: list[bytes] = []
+    # What is asked of several buckets by calls of their own may come several times over: few first, then more.
+    width = 1 if tag or keys.server.cluster else WALKED_AT_ONCE
+    while bucket < buckets and len(ids) < limit:
+        chosen = range(bucket, min(buckets, bucket + width))
+        width = min(4 * width, WALKED_AT_ONCE)
+        read = _read_tagged if tag else _read_bucket
+        for listed, packed in await read(keys, chosen, tag, last, limit - len(ids)):
+            room = limit - len(ids)
+            ids += listed[:room]
+            values += packed[:room]
+            if len(listed) >= room:
+                return ids, values, cursor_at(bucket, ids[-1])
+            bucket, last = bucket + 1, b""
+    return ids, values, None
+
+
+async def _read_tagged(
+    keys: Keys, buckets: Sequence[int], tag: bytes, last: bytes, limit: int
+) -> list[tuple[list[bytes], list[bytes]]]:
+    """What carries the tag, of each bucket; `last`: the id after which to go on in the first."""
+    start = bytes([len(tag)]) + tag
+    calls = [
+        ([keys.base(bucket)], (start, last if bucket == buckets[0] else b"", limit)) for bucket in buckets
+    ]  # fmt: skip
+    return [(ids, packed) for ids, packed in all_of(await keys.server.run_each(queries.TAGGED, calls))]
+
+
+async def _read_bucket(
+    keys: Keys, buckets: Sequence[int], _: bytes, last: bytes, limit: int
+) -> list[tuple[list[bytes], list[bytes]]]:
+    """The ids of the first of the buckets, and of as many behind it as come with it."""
+    found: list[tuple[list[bytes], list[bytes]]] = []
+    while not found:
+        # On a cluster each bucket is asked by itself; of what overlaps the limit the caller takes its part.
+        groups = keys.groups(buckets)
+        args = (limit, ORDERED_AT_ONCE, ORDER_KEPT_MS)
+        calls = [
+            ([keys.base(bucket) for bucket in group], (*args, last if group[0] == buckets[0] else b""))
+            for group in groups
+        ]
+        for answer in all_of(await keys.server.run_each(queries.WALK, calls)):
+            done = [(ids, values) for ordered, ids, values in answer if ordered]
+            found += done
+            if len(done) < len(answer):
+                break
+    return found
+
+
+def _matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> bool:
+    return (
+        state_of(message, now_ms) in (where.states or _LIVING)
+        and (not where.tag or tag == where.tag)
+        and message.due_ms >= where.due_from_ms
+        and (not where.due_to_ms or message.due_ms < where.due_to_ms)
+    )
+
+
+async def _page(keys: Keys, ids: list[bytes], values: list[bytes], payload: bool, onward: bytes | None) -> Page:
+    """A page of these rows; with payloads it ends where they are too much."""
+    if not ids:
+        return Page(Rows.empty(payload), onward)
+    if not payload:
+        return Page(rows_of(ids, values), onward)
+    heads = heads_of(values)
+    sizes = np.cumsum(heads["payload_bytes"].astype(np.int64) + heads["headers_bytes"])
+    count = max(1, int(np.searchsorted(sizes, PAGE_BYTES, "right")))
+    if count < len(ids):
+        ids, values = ids[:count], values[:count]
+        onward = cursor_at(bucket_of(ids[-1], keys.topic.settings.buckets), ids[-1])
+    return Page(rows_of(ids, values, await _contents(keys, ids)), onward)
+
+
+async def _contents(keys: Keys, ids: list[bytes]) -> list[bytes]:
+    """Payload and headers of each, back to back; empty where they are gone."""
+    places: dict[int, list[int]] = {}
+    for at, id in enumerate(ids):
+        places.setdefault(bucket_of(id, keys.topic.settings.buckets), []).append(at)
+    found = [b""] * len(ids)
+
+    async def read(bucket: int, members: list[int]) -> None:
+        base = keys.base(bucket)
+        fields = [ids[at] for at in members]
+        for at, content in zip(members, await keys.server.at(base, "HMGET", base + b":p", *fields), strict=True):
+            found[at] = content or b""
+
+    await asyncio.gather(*(read(bucket, members) for bucket, members in places.items()))
+    return found
+
+
+async def scan(
+    server: Server, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+) -> Page:
+    """`Store.scan`."""
+    keys, limit = Keys(server, topic), max(1, limit)
+    if where.ids is not None:
+        places = sorted((bucket_of(id, topic.settings.buckets), id) for id in set(where.ids.tolist()))
+        places = [place for place in places if not cursor or place > place_of(cursor)]
+        ids = [id for _, id in places[:limit]]
+        values = await keys.fetch(ids) if ids else []
+        onward = cursor_at(*places[limit - 1]) if len(places) > limit else None
+    else:
+        ids, values, onward = await _walk(keys, where.tag, cursor, limit)
+    chosen = []
+    for at, value in enumerate(values):
+        if value:
+            stored = unpack(value)
+            if not stored.message.remembered and _matches(where, stored.message, stored.tag, now_ms):
+                chosen.append(at)
+    return await _page(keys, [ids[at] for at in chosen], [values[at] for at in chosen], payload, onward)
+
+
+async def held_by(server: Server, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+    """`Store.held_by`: through the leases of a bucket by their ends. An extend carries one back, so that it may come
+    twice, never not at all. The cursor is the bucket, the end (8 bytes) and the id."""
+    keys, limit = Keys(server, topic), max(1, limit)
+    bucket, rest = place_of(cursor)
+    due, last = (str(int.from_bytes(rest[:8], "big")).encode(), rest[8:]) if rest else (b"", b"")
+    ids: list[bytes] = []
+    values: list[bytes] = []
+    while holder and bucket < topic.settings.buckets and len(ids) < limit:
+        if not last:
+            bucket = await _next_with_leases(keys, bucket, now_ms)
+            if bucket == topic.settings.buckets:
+                break
+        args = (now_ms, holder, due, last, LOOKED_AT, limit - len(ids))
+        found, packed, due, last = await server.run(queries.HELD, [keys.base(bucket)], args)
+        ids += found
+        values += packed
+        bucket += not last
+    onward = None
+    if last:
+        onward = _held_cursor(bucket, int(float(due)), last)
+    elif holder and bucket < topic.settings.buckets:
+        onward = cursor_at(bucket, b"")
+    page = await _page(keys, ids, values, True, onward)
+    if len(page.rows) < len(ids):
+        cut = len(page.rows) - 1
+        at = bucket_of(ids[cut], topic.settings.buckets)
+        return Page(page.rows, _held_cursor(at, int(page.rows.due_ms[cut]), ids[cut]))
+    return page
+
+
+def _held_cursor(bucket: int, due_ms: int, id: bytes) -> bytes:
+    return cursor_at(bucket, due_ms.to_bytes(8, "big") + id)
+
+
+async def _next_with_leases(keys: Keys, bucket: int, now_ms: int) -> int:
+    """The first bucket from this one on in which something is leased; the number of buckets where none is."""
+    rest = range(bucket, keys.topic.settings.buckets)
+    calls = [([keys.base(at)], (now_ms,)) for at in rest]
+    counts = all_of(await keys.server.run_each(queries.LEASES, calls))
+    return next((at for at, count in zip(rest, counts, strict=True) if count), keys.topic.settings.buckets)
+
+
+async def count_due(server: Server, topic: Topic, edges_ms: Int64) -> Int64:
+    """`Store.count_due`."""
+    counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
+    if len(counts):
+        for _, part in await Keys(server, topic).each(queries.COUNT, None, *edges_ms.tolist()):
+            counts += np.array(part, dtype=np.int64)
+    return counts
+
+
+async def next_due(server: Server, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+    """`Store.next_due`."""
+    answers = await Keys(server, topic).each(queries.SOONEST, buckets, b"(%d" % after_ms)
+    return min((int(float(time)) for _, times in answers for time in times if time), default=None)
+
+
+async def mutate_tag(
+    server: Server, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
+) -> TagStep:
+    """`Store.mutate_tag`."""
+    if not mutation.tag:
+        return TagStep({}, None)
+    keys, counts = Keys(server, topic), Counter[int]()
+    ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
+    pending = {id: value for id, value in zip(ids, values, strict=True) if value}
+    earliest: list[int] = []
+    moves = mutation.operation is Operation.MOVE
+    while pending:
+        items, decided = Items([], [], [], []), []
+        for id, value in pending.items():
+            stored = standing(value, now_ms, topic.settings)
+            if stored is None or stored.tag != mutation.tag or stored.put_ms > mutation.started_ms:
+                continue
+            due_ms = mutation.due_ms
+            if moves and due_ms == 0:
+                due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
+            if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
+                counts[Status.INVALID.code] += 1
+                continue
+            ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
+            decision = decide(stored.message, ask, now_ms, topic.settings)
+            new = (
+                None if decision.repeat or mutation.dry_run else left_of(stored, ask, decision, now_ms, topic.settings)
+            )
+            if new is None:
+                counts[decision.status.code] += 1
+                if decision.status is Status.OK and decision.message is not None and not mutation.dry_run:
+                    earliest.append(decision.message.due_ms)
+                continue
+            items.ids.append(id)
+            items.old.append(value)
+            items.new.append(new)
+            items.contents.append(b"")
+            decided.append(decision)
+        if not items.ids:
+            break
+        outcome = await keys.change(items)
+        if outcome.failed:
+            errors = list(outcome.failed.values())
+            raise next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
+        for at, decision in enumerate(decided):
+            if at not in outcome.stands and not outcome.gone:
+                counts[decision.status.code] += 1
+                if decision.status is Status.OK and decision.message is not None:
+                    earliest.append(decision.message.due_ms)
+        pending = {items.ids[at]: value for at, value in outcome.stands.items() if value}
+    return TagStep(dict(counts), onward, min(earliest, default=None))
+
+
+async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
+    """`Store.sweep`. Payloads without metadata cannot be: one script writes and removes both."""
+    keys, limit, settings = Keys(server, topic), max(1, limit), topic.settings
+    wanted = {b":e": now_ms}
+    if settings.remember_ms:
+        wanted[b":k"] = now_ms - settings.remember_ms
+    else:
+        wanted[b":k"] = now_ms
+    if settings.dead_retention_ms:
+        wanted[b":x"] = now_ms - settings.dead_retention_ms
+    removed: Counter[bytes] = Counter()
+    more = False
+    for suffix, until_ms in wanted.items():
+        items = Items([], [], [], [])
+        # Some that are past their expiry are held: what is looked at grows until enough is found.
+        look, full = limit // settings.buckets + 16, True
+        while full and len(items.ids) < limit:
+            items, full = Items([], [], [], []), False
+            for _, answer in await keys.each(queries.RANGE, None, suffix, until_ms, look):
+                for ids, values in answer:
+                    full |= len(ids) == look
+                    for id, value, new in _to_remove(suffix, ids, values, now_ms, topic):
+                        items.ids.append(id)
+                        items.old.append(value)
+                        items.new.append(new)
+            look *= 2
+        more |= full or len(items.ids) > limit
+        if items.ids:
+            del items.ids[limit:], items.old[limit:], items.new[limit:]
+            items.contents = [b""] * len(items.ids)
+            outcome = await keys.change(items)
+            if outcome.failed:
+                raise next(iter(outcome.failed.values()))
+            removed[suffix] = 0 if outcome.gone else len(items.ids) - len(outcome.stands)
+    return Swept(removed[b":e"], removed[b":k"], removed[b":x"], 0, more)
+
+
+def _to_remove(
+    suffix: bytes, ids: list[bytes], values: list[bytes | None], now_ms: int, topic: Topic
+) -> list[tuple[bytes, bytes, bytes]]:
+    """What of these a sweep removes: id, value, what is left."""
+    found: list[tuple[bytes, bytes, bytes]] = []
+    for id, value in zip(ids, values, strict=True):
+        if not value:
+            continue
+        if suffix != b":e":
+            found.append((id, value, b""))
+            continue
+        stored = unpack(value)
+        ask = Ask(Operation.CANCEL, group=stored.message.group)
+        decision = decide(stored.message, ask, now_ms, topic.settings)
+        if decision.status is Status.EXPIRED:
+            found.append((id, value, left_of(stored, ask, decision, now_ms, topic.settings) or b""))
+    return found
+
+
+__all__ = ["count_due", "held_by", "mutate_tag", "next_due", "scan", "sweep"]

@@ -1,0 +1,263 @@
+"""Who is asked: one Redis or the masters of a cluster, each by a bounded pool of connections, with a deadline a call.
+
+Calls for the same server travel together. Nothing is sent twice: what was sent and not answered is `StoreUnknown`
+where it writes; what a server refuses or cannot be reached for is `StoreUnavailable`. A cluster's redirects are
+followed, as the one that redirects has done nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.redis.connection import Address, Broken, Pool, Refusal
+from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.scripts import WRITING
+
+REDIRECTS = 5
+SLOTS = 16_384
+_SHA: dict[str, str] = {}
+
+
+def _sha(script: str) -> str:
+    if script not in _SHA:
+        _SHA[script] = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+    return _SHA[script]
+
+
+def slot_of(key: bytes) -> int:
+    """The slot of a key: the CRC-16 of what stands between its first braces, or of all of it."""
+    start = key.find(b"{") + 1
+    end = key.find(b"}", start) if start else -1
+    return binascii.crc_hqx(key[start:end] if end > start else key, 0) % SLOTS
+
+
+@dataclass(slots=True)
+class _Command:
+    """A command on its way: where its key is, and whether its next sending asks for what is being moved there."""
+
+    words: Sequence[Any]
+    key: bytes
+    whole: Sequence[Any] | None = None
+    """The same with its script written out, for a server that does not know it."""
+    address: Address | None = None
+    asking: bool = False
+
+
+class Server:
+    """Runs scripts and commands at the node that has a key. `cluster` is known once `connect` was called."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.cluster = False
+        self.serving = False
+        """Whether the store is open: what a server refuses from then on is its trouble, not the URL's."""
+        self._pools: dict[Address, Pool] = {}
+        self._slots: dict[int, Address] = {}
+        self._first: Address = location.addresses[0]
+
+    # ── servers ──
+
+    async def connect(self) -> None:
+        """Finds the first address that answers, and the masters where it is a cluster's."""
+        trouble: StoreError | None = None
+        for address in self.location.addresses:
+            try:
+                info = await self.ask(address, "INFO", "cluster")
+            except StoreUnavailable as error:
+                trouble = error
+                continue
+            self._first = address
+            self.cluster = b"cluster_enabled:1" in info
+            if self.cluster:
+                await self._learn()
+            return
+        raise trouble or StoreUnavailable("no Redis was named")
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            pool.close()
+
+    @property
+    def masters(self) -> list[Address]:
+        """The servers that hold keys."""
+        return sorted(set(self._slots.values())) if self.cluster else [self._first]
+
+    async def _learn(self) -> None:
+        """Reads which node has which slot."""
+        trouble: StoreError | None = None
+        for address in dict.fromkeys([self._first, *self._slots.values(), *self.location.addresses]):
+            try:
+                listed = await self.ask(address, "CLUSTER", "SLOTS")
+            except StoreUnavailable as error:
+                trouble = error
+                continue
+            slots: dict[int, Address] = {}
+            for first, last, master, *_ in listed:
+                host = master[0].decode() or address[0]
+                slots.update(dict.fromkeys(range(first, last + 1), (host, int(master[1]))))
+            if slots:
+                self._slots = slots
+                return
+        raise trouble or StoreUnavailable("no node of the cluster knows who has which slots")
+
+    def _address(self, key: bytes) -> Address:
+        return self._slots.get(slot_of(key), self._first) if self.cluster else self._first
+
+    # ── calls ──
+
+    async def ask(self, address: Address, *command: Any) -> Any:
+        """One command that only reads, at one server."""
+        answer = (await self._exchange(address, [command], False))[0]
+        if isinstance(answer, Refusal):
+            raise self._answered(answer, False) from answer
+        return answer
+
+    async def at(self, key: bytes, *command: Any) -> Any:
+        """A command that only reads, where `key` is."""
+        return _raised((await self._send([_Command(command, key)], False))[0])
+
+    async def run(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
+        """Runs a script where `keys` are: on a cluster, all of one slot."""
+        return _raised((await self.run_each(script, [(keys, args)]))[0])
+
+    async def run_each(self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]]) -> list[Any]:
+        """Runs a script for each of `calls` (keys, arguments), those of one server in one go. Answers what each
+        answered, a StoreError where it failed."""
+        sha = _sha(script)
+        commands = [
+            _Command(
+                ("EVALSHA", sha, len(keys), *keys, *args), keys[0], ("EVAL", script, len(keys), *keys, *args)
+            )
+            for keys, args in calls
+        ]  # fmt: skip
+        return await self._send(commands, script in WRITING)
+
+    async def _send(self, commands: list[_Command], writes: bool) -> list[Any]:
+        """Sends each to where its key is, follows where it is sent on; what each answered, or its StoreError."""
+        answers: list[Any] = [None] * len(commands)
+        pending = list(range(len(commands)))
+        for _ in range(REDIRECTS):
+            places: dict[Address, list[int]] = {}
+            for at in pending:
+                places.setdefault(commands[at].address or self._address(commands[at].key), []).append(at)
+            done = await asyncio.gather(
+                *(self._send_to(address, [commands[at] for at in chosen], writes) for address, chosen in places.items())
+            )
+            pending, down = [], False
+            for (address, chosen), replies in zip(places.items(), done, strict=True):
+                for at, reply in zip(chosen, replies, strict=True):
+                    answers[at] = reply
+                    if isinstance(reply, Refusal):
+                        answers[at] = self._answered(reply, writes)
+                        if self._again(commands[at], reply, address):
+                            pending.append(at)
+                    elif isinstance(reply, StoreUnavailable) and self.cluster:
+                        down = True
+                        commands[at].address, commands[at].asking = None, False
+                        pending.append(at)
+            if down:
+                before = dict(self._slots)
+                try:
+                    await self._learn()
+                except StoreUnavailable:
+                    break
+                if before == self._slots:
+                    break
+            if not pending:
+                break
+        return answers
+
+    def _answered(self, refusal: Refusal, writes: bool) -> StoreError:
+        error = _answered(refusal, writes)
+        return StoreUnavailable(error.reason) if self.serving and isinstance(error, StoreRefused) else error
+
+    def _again(self, command: _Command, refusal: Refusal, address: Address) -> bool:
+        """Whether a command that was refused is to be sent again, and if so, where and how."""
+        if refusal.word == "NOSCRIPT" and command.whole is not None and command.words is not command.whole:
+            command.words, command.address = command.whole, address
+            return True
+        if refusal.word not in ("MOVED", "ASK"):
+            return False
+        host, _, port = str(refusal).split()[2].rpartition(":")
+        command.address = (host or address[0], int(port))
+        command.asking = refusal.word == "ASK"
+        if not command.asking:
+            self._slots[slot_of(command.key)] = command.address
+        return True
+
+    async def _send_to(self, address: Address, commands: list[_Command], writes: bool) -> list[Any]:
+        """Sends these on one connection; the reply of each, which may be a Refusal, or the StoreError of all."""
+        words: list[Sequence[Any]] = []
+        places: list[int] = []
+        for command in commands:
+            if command.asking:
+                words.append(("ASKING",))
+            places.append(len(words))
+            words.append(command.words)
+        wait = self.location.wait_replicas if writes else 0
+        if wait:
+            words.append(("WAIT", wait, self.location.wait_ms))
+        try:
+            replies = await self._exchange(address, words, writes)
+        except StoreError as error:
+            return [error] * len(commands)
+        chosen = [replies[place] for place in places]
+        if wait and replies[-1] < wait:
+            missed = StoreUnknown(
+                f"written, but only {replies[-1]} of {wait} replicas have it after {self.location.wait_ms} ms"
+            )
+            return [reply if isinstance(reply, Refusal) else missed for reply in chosen]
+        return chosen
+
+    async def _exchange(self, address: Address, commands: Sequence[Sequence[Any]], writes: bool) -> list[Any]:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = Pool(self.location, address)
+        where = f"{address[0]}:{address[1]}"
+        try:
+            return await pool.exchange(commands)
+        except Refusal as refusal:
+            raise self._answered(refusal, False) from refusal
+        except Broken as broken:
+            if not broken.sent:
+                raise StoreUnavailable(f"no connection to Redis at {where}: {broken}") from broken
+            kind = StoreUnknown if writes else StoreUnavailable
+            raise kind(f"Redis at {where} did not answer: {broken}") from broken
+
+
+def _raised(answer: Any) -> Any:
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+_PASSWORD = "give them in the URL (redis://user:password@host) or in TIMELINE_REDIS_USER and TIMELINE_REDIS_PASSWORD"
+_NOTHING = frozenset(
+    ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED",
+     "ASK", "NOSCRIPT")
+)  # fmt: skip
+"""With these words a server says that it did not even begin."""
+_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS", "No permissions", "without any password configured", "AUTH failed")
+
+
+def _answered(refusal: Refusal, writes: bool) -> StoreError:
+    """What an error that the server answered means for the call."""
+    text = str(refusal)
+    if any(words in text for words in _RIGHTS):
+        return StoreRefused(f"Redis refuses user or password: {text}; {_PASSWORD}")
+    if "DB index is out of range" in text or "SELECT is not allowed" in text:
+        return StoreRefused(f"Redis has no such database: {text}; a cluster has only 0, others what `databases` says")
+    if refusal.word in _NOTHING or not writes:
+        return StoreUnavailable(f"Redis: {text}")
+    return StoreUnknown(f"Redis failed in the middle: {text}")
+
+
+__all__ = ["Address", "Server", "slot_of"]

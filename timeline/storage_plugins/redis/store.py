@@ -1,0 +1,140 @@
+"""`redis://host:port/db`: the store on Redis or Valkey, one server or a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from timeline.columns import Int64
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+)
+from timeline.storage_plugins.redis import leasing, messages, promises, reading, scripts, topics
+from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.server import Server
+
+
+class RedisStore(Store):
+    """The store of `redis://`; see `location.Location` for the URL. Each message of a batch is decided by
+    compare-and-set; where only a part of a batch could be written, its other messages answer UNAVAILABLE or UNKNOWN."""
+
+    capabilities = Capabilities(
+        durable=True,
+        survives_failover=False,
+        shared=True,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=True,
+        exact_counts=True,
+    )
+
+    def __init__(self, url: str) -> None:
+        self._location = Location.of(url)
+        self._server: Server | None = None
+        self._opened: Opened | None = None
+
+    async def open(self) -> Opened:
+        if self._opened is None:
+            server = Server(self._location)
+            try:
+                await server.connect()
+                promised = await promises.read(server)
+                uid = await promises.cluster_uid(server)
+            except BaseException:
+                await server.close()
+                raise
+            self._server = server
+            server.serving = True
+            self.capabilities = dataclasses.replace(type(self).capabilities, durable=promised.durable)
+            self._opened = Opened(uid, promised.server, promised.warnings)
+        return self._opened
+
+    async def close(self) -> None:
+        server, self._server, self._opened = self._server, None, None
+        if server is not None:
+            await server.close()
+
+    def _running(self) -> Server:
+        if self._server is None:
+            raise StoreUnavailable("the store is not open")
+        return self._server
+
+    async def check(self) -> None:
+        server = self._running()
+        key = f"{self._location.prefix}:check".encode()
+        await server.run(scripts.SWAP, [key], (b"written", b"", b"1"))
+        await server.run(scripts.SWAP, [key], (b"written", b"1", b""))
+
+    async def clock_ms(self) -> float | None:
+        server = self._running()
+        seconds, micros = await server.ask(server.masters[0], "TIME")
+        return int(seconds) * 1000 + int(micros) / 1000
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        return await topics.all_topics(self._running())
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        return await topics.create(self._running(), topic)
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        return await topics.update(self._running(), topic)
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        return await topics.drop(self._running(), topic)
+
+    # ── messages ──
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        return await messages.put(self._running(), topic, now_ms, puts)
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
+    ) -> Leased:
+        return await leasing.lease_due(self._running(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        return await messages.settle(self._running(), topic, now_ms, settles)
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        return await messages.mutate(self._running(), topic, now_ms, mutations)
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        return await reading.mutate_tag(self._running(), topic, now_ms, mutation, cursor, limit)
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        return await reading.held_by(self._running(), topic, now_ms, holder, cursor, limit)
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        return await reading.scan(self._running(), topic, now_ms, where, cursor, limit, payload)
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        return await reading.count_due(self._running(), topic, edges_ms)
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        return await reading.next_due(self._running(), topic, buckets, after_ms)
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        return await reading.sweep(self._running(), topic, now_ms, limit)
