@@ -32,7 +32,7 @@ def _values(puts: Puts, now_ms: int) -> list[bytes]:
     heads["put_ms"] = heads["asked_ms"] = now_ms
     heads["expires_ms"] = puts.expires_ms
     heads["payload_sum"] = puts.payload_sum
-    heads["payload_bytes"] = puts.payloads.sizes
+    heads["payload_bytes"] = puts.sizes
     heads["headers_bytes"] = puts.headers.sizes
     heads["group_size"] = puts.groups.sizes
     heads["tag_size"] = puts.tags.sizes
@@ -116,7 +116,7 @@ def _born(puts: Puts, at: int, now_ms: int) -> Stored:
         expires_ms=int(puts.expires_ms[at]),
         payload_sum=int(puts.payload_sum[at]),
     )
-    return Stored(message, now_ms, puts.tags[at], int(puts.payloads.sizes[at]), int(puts.headers.sizes[at]))
+    return Stored(message, now_ms, puts.tags[at], int(puts.sizes[at]), int(puts.headers.sizes[at]))
 
 
 async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) -> Answers:

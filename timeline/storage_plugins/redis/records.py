@@ -152,7 +152,9 @@ def rows_of(ids: list[bytes], values: list[bytes], contents: list[bytes] | None 
     if contents is not None and not heads["headers_bytes"].any():
         rows.payloads, rows.headers = Ragged.of(contents), Ragged.repeat(b"", len(contents))
     elif contents is not None:
-        cuts = heads["payload_bytes"].tolist()
+        # Counted from the end: of a payload that lies apart there is only its place, whatever `payload_bytes` says.
+        sizes = heads["headers_bytes"].tolist()
+        cuts = [len(content) - size for content, size in zip(contents, sizes, strict=True)]
         rows.payloads = Ragged.of([content[:cut] for content, cut in zip(contents, cuts, strict=True)])
         rows.headers = Ragged.of([content[cut:] for content, cut in zip(contents, cuts, strict=True)])
     return rows
