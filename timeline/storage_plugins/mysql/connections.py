@@ -117,7 +117,8 @@ class Connections:
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         wait_s = max(1, at.timeout_s // TRIES)
         session.execute(
-            f"SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = {wait_s}"
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+            f"innodb_lock_wait_timeout = {wait_s}, group_concat_max_len = {1 << 30}"
         )
         with self._lock:
             self._all.add(connection)

@@ -1,110 +1,47 @@
-"""Messages by id inside a transaction: locked, decided by the one table of rules, changed. Puts and settles."""
+"""Changes of messages inside a transaction, locked and decided by the rules; puts and settles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from timeline.leases import Ask, Decision, Message, decide
-from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Mutations, Puts, Settles
+from timeline.storage_plugins.contract import Puts, Settles
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sqlite.messages import Stored, fill, stored_of
+from timeline.storage_plugins.sql.changes import decide_each, put_ask, settle_ask
+from timeline.storage_plugins.sql.rows import Stored, remembered_of, stored_of
 
 Reserve = Callable[[int], int]
-_UNSIGNED = (1 << 64) - 1
 
 
-@dataclass(slots=True)
-class Changes:
-    """What a call changes, gathered, then written in a few statements."""
+class Changes(sql.Changes):
+    """What a call changes of this store; what it looks up is locked."""
 
-    session: Session
-    topic: Topic
-    key: int
-    now_ms: int
-    updated: dict[int, Message] = field(default_factory=dict)
-    removed: list[int] = field(default_factory=list)
-    remembered: list[tuple[bytes, Message]] = field(default_factory=list)
+    __slots__ = ("session",)
 
-    def remove(self, id: bytes, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
-        """Removes a message; answers what is left of it on a topic that remembers."""
-        self.updated.pop(stored.row, None)
-        self.removed.append(stored.row)
-        if not remember or not self.topic.settings.remember_ms:
-            return None
-        old = stored.message
-        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
-        self.remembered.append((id, left))
-        return Stored(0, left)
+    def __init__(self, session: Session, topic: Topic, key: int, now_ms: int) -> None:
+        super().__init__(topic, key, now_ms)
+        self.session = session
 
-    def apply(self, stored: Stored | None, id: bytes, ask: Ask, decision: Decision) -> Stored | None:
-        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
-        if stored is None or not stored.row:
-            return stored
-        if decision.message is None:
-            if decision.status not in (Status.OK, Status.EXPIRED):
-                return stored
-            last_op = ask.op if ask.operation is Operation.CANCEL and decision.status is Status.OK else 0
-            return self.remove(id, stored, last_op, decision.status is Status.EXPIRED or ask.operation in REMEMBERED)
-        if decision.message is not stored.message:
-            self.updated[stored.row] = decision.message
-            return Stored(stored.row, decision.message, stored.size_bytes)
-        return stored
+    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
+        standing: dict[bytes, Stored] = {}
+        for found in statements.find(self.session, self.key, buckets, ids, lock=True):
+            for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
+                standing[ids[n]] = stored
+        if remember_ms := self.topic.settings.remember_ms:
+            for id, *left in statements.find_remembered(self.session, self.key, ids, self.now_ms - remember_ms):
+                standing.setdefault(id, remembered_of(*left))
+        return standing
 
     def write(self) -> None:
-        """Writes all that was noted, and starts afresh."""
         statements.update_messages(self.session, sorted(self.updated.items(), key=lambda item: item[0]))
-        statements.delete(self.session, self.removed)
+        statements.delete(self.session, [stored.row for stored in self.removed])
         statements.remember(self.session, self.key, self.now_ms, self.remembered)
-        self.updated, self.removed, self.remembered = {}, [], []
-
-
-def load(changes: Changes, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
-    """What stands under `ids`, locked: messages, and remembered ids within the topic's time."""
-    session, remember_ms = changes.session, changes.topic.settings.remember_ms
-    standing: dict[bytes, Stored] = {}
-    for found in statements.find(session, changes.key, buckets, ids, lock=True):
-        for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
-            standing[ids[n]] = stored
-    if remember_ms:
-        left = statements.find_remembered(session, changes.key, ids, changes.now_ms - remember_ms)
-        for id, birth, version, payload_sum, last_op in left:
-            old = Message(
-                birth & _UNSIGNED,
-                version,
-                last_op=last_op & _UNSIGNED,
-                payload_sum=payload_sum & _UNSIGNED,
-                remembered=True,
-            )
-            standing.setdefault(id, Stored(0, old))
-    return standing
-
-
-def decide_each(
-    changes: Changes, ids: Sequence[bytes], buckets: Sequence[int], asks: Sequence[Ask], answers: Answers,
-    places: Sequence[int],
-) -> list[int]:  # fmt: skip
-    """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
-    Answers the indexes where a put met nothing: the caller stores those (and only a put can)."""
-    standing = load(changes, ids, buckets)
-    for at, (id, ask) in enumerate(zip(ids, asks, strict=True)):
-        stored = standing.get(id)
-        decision = decide(stored.message if stored else None, ask, changes.now_ms, changes.topic.settings)
-        if stored is None and decision.status is Status.OK:
-            return list(range(at, len(ids)))
-        left = changes.apply(stored, id, ask, decision)
-        if left is None:
-            standing.pop(id, None)
-        else:
-            standing[id] = left
-        fill(answers, places[at], decision)
-    return []
+        self.clear()
 
 
 # ── put ──
@@ -125,7 +62,7 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
     left = sorted(set(range(count)).difference(inserted))
     while left:
         changes = Changes(session, topic, key, now_ms)
-        asks = [_put_ask(puts, at) for at in left]
+        asks = [put_ask(puts, at) for at in left]
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         left = [left[at] for at in rest]
@@ -174,6 +111,7 @@ def _insert(
     if topic.settings.remember_ms:
         inserted = [row[:3] for row in rows if row[0] in there]
         there -= _take_back(session, key, now_ms - topic.settings.remember_ms, inserted)
+    statements.mark(session, key, [(*row[:3], row[5], row[10]) for row in rows if row[0] in there])
     kept = [(row, index) for row, index in zip(range(first, first + count), chosen, strict=True) if row in there]
     statements.insert_payloads(session, [(row, puts.payloads[index], puts.headers[index]) for row, index in kept])
     return [index for _, index in kept]
@@ -186,91 +124,75 @@ def _take_back(session: Session, key: int, after_ms: int, rows: list[tuple[int, 
     remembered is seen only then. While our row stands nobody else settles the id."""
     remembered = {left[0] for left in statements.find_remembered(session, key, [id for _, _, id in rows], after_ms)}
     back = {row for row, _, id in rows if id in remembered}
-    if back:
-        statements.delete(session, sorted(back))
+    statements.delete(session, sorted(back), marked=False)
     return back
 
 
-def _put_ask(puts: Puts, at: int) -> Ask:
-    return Ask(
-        Operation.PUT,
-        time_ms=int(puts.due_ms[at]),
-        birth=int(puts.birth[at]),
-        group=puts.groups[at],
-        payload_sum=int(puts.payload_sum[at]),
-        expires_ms=int(puts.expires_ms[at]),
-        move=bool(puts.move[at]),
-    )
-
-
-# ── settle, mutate ──
+# ── settle ──
 
 
 def settle(session: Session, topic: Topic, key: int, now_ms: int, settles: Settles) -> Answers:
-    """`Store.settle`. Acks whose token matches are done by columns, everything else by the rules."""
+    """`Store.settle`. Acks and extends whose token matches are done by columns, everything else by the rules."""
     count = len(settles)
     answers = Answers.blank(count)
     ids = settles.ids.tolist()
     buckets = buckets_of(settles.ids, topic.settings.buckets).tolist()
+    changes = Changes(session, topic, key, now_ms)
     left = list(range(count))
-    if len(set(ids)) == count and not topic.settings.remember_ms:
-        acks = np.flatnonzero(settles.operation == Operation.ACK).tolist()
-        done = _ack_plain(session, key, now_ms, settles, ids, buckets, acks, answers)
-        left = sorted(set(left).difference(done))
+    if len(set(ids)) == count:
+        plain = (settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND)
+        done = _settle_plain(changes, settles, ids, buckets, np.flatnonzero(plain).tolist(), answers)
+        left = sorted(set(left).difference(done)) if len(done) < count else []
     if left:
-        changes = Changes(session, topic, key, now_ms)
-        asks = [_settle_ask(settles, at) for at in left]
+        asks = [settle_ask(settles, at) for at in left]
         decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
     return answers
 
 
-def _ack_plain(
-    session: Session, key: int, now_ms: int, settles: Settles, ids: list[bytes], buckets: list[int], acks: list[int],
-    answers: Answers,
-) -> list[int]:  # fmt: skip
-    """Acks of living messages whose token and holder match, where nothing is remembered. Answers which were done."""
+def _settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], chosen: list[int], answers: Answers
+) -> list[int]:
+    """Acks and extends of living messages whose token and holder match. Answers which were done."""
+    session, now_ms = changes.session, changes.now_ms
     birth, version, holders = signed(settles.birth), settles.version.tolist(), settles.holders.tolist()
-    asked = sorted((buckets[at], ids[at].hex(), at) for at in acks)
-    columns = [(at, bucket, id, birth[at], version[at], holders[at].hex()) for bucket, id, at in asked if holders[at]]
+    asked = [
+        (at, buckets[at], ids[at].hex(), birth[at], version[at], holders[at].hex())
+        for at in sorted(chosen, key=lambda at: (buckets[at], ids[at]))
+        if holders[at]
+    ]
     done: list[int] = []
-    rows: list[int] = []
-    for found in statements.find_held(session, key, now_ms, columns):
-        place = found.numbers["n"]
-        answers.late[place] = np.array(found.numbers["late"], dtype=np.bool_)
-        done += place
-        rows += found.numbers["row"]
-    statements.delete(session, rows)
+    acked: list[int] = []
+    marked = False
+    for found in statements.find_held(session, changes.key, asked):
+        columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
+        place, late = columns["n"], columns["due_ms"] <= now_ms
+        acks = settles.operation[place] == Operation.ACK
+        answers.late[place[acks]] = late[acks]
+        acked += columns["row"][acks].tolist()
+        marked |= bool(columns["marked"].any())
+        if changes.topic.settings.remember_ms:
+            _note_acked(changes, settles, ids, place[acks].tolist(), columns["payload_sum"][acks].tolist())
+        extends = ~acks & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
+        where = place[extends]
+        until_ms = np.maximum(columns["due_ms"][extends], settles.time_ms[where])
+        statements.extend(session, list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True)))
+        answers.version[where] = settles.version[where]
+        answers.due_ms[where] = until_ms
+        done += place[acks | extends].tolist()
+    statements.delete(session, acked, marked)
+    statements.remember(session, changes.key, now_ms, changes.remembered)
+    changes.clear()
     return done
 
 
-def _settle_ask(settles: Settles, at: int) -> Ask:
-    return Ask(
-        Operation(int(settles.operation[at])),
-        time_ms=int(settles.time_ms[at]),
-        birth=int(settles.birth[at]),
-        version=int(settles.version[at]),
-        holder=settles.holders[at],
-        op=int(settles.op[at]),
-        unseen=bool(settles.unseen[at]),
-        reason=settles.reasons[at],
-    )
+def _note_acked(
+    changes: Changes, settles: Settles, ids: list[bytes], places: list[int], payload_sums: list[int]
+) -> None:
+    """Notes what is left of acknowledged messages."""
+    for at, payload_sum in zip(places, payload_sums, strict=True):
+        left = remembered_of(int(settles.birth[at]), int(settles.version[at]), payload_sum, 0)
+        changes.remembered.append((ids[at], left.message))
 
 
-def mutate(session: Session, topic: Topic, key: int, now_ms: int, mutations: Mutations) -> Answers:
-    """`Store.mutate`."""
-    count = len(mutations)
-    answers = Answers.blank(count)
-    changes = Changes(session, topic, key, now_ms)
-    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
-    asks = [
-        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
-        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    ids, buckets = mutations.ids.tolist(), buckets_of(mutations.ids, topic.settings.buckets).tolist()
-    decide_each(changes, ids, buckets, asks, answers, range(count))
-    changes.write()
-    return answers
-
-
-__all__ = ["Changes", "mutate", "put", "settle"]
+__all__ = ["Changes", "put", "settle"]

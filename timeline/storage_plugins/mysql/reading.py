@@ -12,9 +12,8 @@ from timeline.model import Rows, State, Topic, buckets_of
 from timeline.storage_plugins.contract import Page, ScanFilter
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
-from timeline.storage_plugins.mysql.statements import DEAD, FREE, HELD, SELECTED, WHOLE, columns_of, hexed
-from timeline.storage_plugins.sqlite.leasing import Part
-from timeline.storage_plugins.sqlite.mutations import cursor_at, place_after
+from timeline.storage_plugins.mysql.statements import DEAD, FREE, HELD, WHOLE, hexed
+from timeline.storage_plugins.sql.rows import Part, cursor_at, place_after
 
 LOOKED_AT = 20_000
 """Rows that one page of a filtered scan looks at, at most: it may be empty and not the last."""
@@ -44,43 +43,46 @@ def conditions(where: ScanFilter, now_ms: int) -> str:
     return text
 
 
-def fitting(part: Part) -> Part:
-    """The first messages of `part` whose content stays near PAGE_BYTES, at least one."""
-    count = int(np.searchsorted(np.cumsum(part.sizes), PAGE_BYTES, "right"))
-    return part if count >= len(part) else part.take(np.arange(max(1, count)))
-
-
 def page(session: Session, part: Part, payload: bool) -> Rows:
     """The rows of a page, with their content when asked for."""
     if payload:
-        part.rows.payloads, part.rows.headers, _ = statements.contents(session, part.numbers)
+        part.rows.payloads, part.rows.headers, _ = statements.contents(session, part.numbers, part.sizes.tolist())
     return part.rows
 
 
-def beyond(cursor: bytes) -> str:
-    """The condition of what a walk over (bucket, id) has still before it."""
+def walk(key: int, tag: bytes, cursor: bytes) -> str:
+    """What a walk over (bucket, id) has still before it, as all that follows FROM: of one tag, or of all messages."""
     bucket, id = place_after(cursor)
-    return f"m.bucket >= {bucket} AND (m.bucket > {bucket} OR m.id > {hexed(id)})"
+    w = walked(tag)
+    beyond = f"{w}.bucket >= {bucket} AND ({w}.bucket > {bucket} OR {w}.id > {hexed(id)})"
+    if tag:
+        joined = "tagged AS w FORCE INDEX (PRIMARY) STRAIGHT_JOIN message AS m ON m.`row` = w.`row`"
+        return f"{joined} WHERE w.topic = {key} AND w.tag = {hexed(tag)} AND {beyond}"
+    return f"message AS m FORCE INDEX (message_id) WHERE m.topic = {key} AND {beyond}"
+
+
+def walked(tag: bytes) -> str:
+    """The table that says where a walk is; `message` itself is m."""
+    return "w" if tag else "m"
 
 
 def scan(
     session: Session, topic: Topic, key: int, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
 ) -> Page:
     """`Store.scan`: a page of the walk over (bucket, id), along the tag's index where that serves."""
-    limit = max(1, limit)
+    limit = min(max(1, limit), statements.LEASED_AT_ONCE)
     if where.ids is not None:
         return _scan_ids(session, topic, key, now_ms, where, cursor, limit, payload)
-    index, walked = "message_id", f"m.topic = {key}"
-    if where.tag:
-        index, walked = "message_tag", f"{walked} AND m.tag = {hexed(where.tag)}"
-    source = f"message AS m FORCE INDEX ({index}) WHERE {walked} AND {beyond(cursor)}"
-    edge = session.rows(f"SELECT m.bucket, m.id FROM {source} ORDER BY m.bucket, m.id LIMIT 1 OFFSET {LOOKED_AT - 1}")
+    source, w = walk(key, where.tag, cursor), walked(where.tag)
+    edge = session.rows(
+        f"SELECT {w}.bucket, {w}.id FROM {source} ORDER BY {w}.bucket, {w}.id LIMIT 1 OFFSET {LOOKED_AT - 1}"
+    )
     if edge:
         bucket, id = edge[0]
-        source += f" AND m.bucket <= {bucket} AND (m.bucket < {bucket} OR m.id <= {hexed(id)})"
-    filtered = f"{source} AND {conditions(where, now_ms)} ORDER BY m.bucket, m.id LIMIT {limit}"
-    whole = Part.of(columns_of(session.rows(f"SELECT {SELECTED} FROM {filtered}"), WHOLE))
-    part = fitting(whole) if payload else whole
+        source += f" AND {w}.bucket <= {bucket} AND ({w}.bucket < {bucket} OR {w}.id <= {hexed(id)})"
+    filtered = f"{source} AND {conditions(where, now_ms)} ORDER BY {w}.bucket, {w}.id LIMIT {limit}"
+    whole = Part.of(WHOLE.read(session, WHOLE.first(filtered)))
+    part = whole.fitting(PAGE_BYTES) if payload else whole
     onward: bytes | None = cursor_at(*edge[0]) if edge else None
     if len(part) < len(whole) or len(whole) == limit:
         onward = _cursor(topic, part.rows.ids[-1])
@@ -103,8 +105,8 @@ def _scan_ids(
     for found in statements.find(session, key, [bucket for bucket, _ in asked], [id for _, id in asked], lock=False):
         rows += found.numbers["row"]
     chosen = f"m.`row` IN ({statements.listed(rows)}) AND {conditions(where, now_ms)} ORDER BY m.bucket, m.id"
-    whole = Part.of(columns_of(session.rows(f"SELECT {SELECTED} FROM message AS m WHERE {chosen}"), WHOLE))
-    part = fitting(whole) if payload else whole
+    whole = Part.of(WHOLE.read(session, WHOLE.first(f"message AS m WHERE {chosen} LIMIT {limit}")))
+    part = whole.fitting(PAGE_BYTES) if payload else whole
     onward: bytes | None = None
     if len(part) < len(whole):
         onward = _cursor(topic, part.rows.ids[-1])
@@ -120,14 +122,14 @@ def held_by(session: Session, key: int, now_ms: int, holder: bytes, cursor: byte
     due_ms, id = now_ms, b"\xff" * 256
     if cursor:
         due_ms, id = max((due_ms, id), (int.from_bytes(cursor[:8], "big"), cursor[8:]))
-    limit = max(1, limit)
-    rows = session.rows(
-        f"SELECT {SELECTED} FROM message AS m FORCE INDEX (message_due) WHERE m.topic = {key} AND m.kind = {HELD} "
-        f"AND m.due_ms >= {due_ms} AND (m.due_ms > {due_ms} OR m.id > {hexed(id)}) AND m.holder = {hexed(holder)} "
-        f"ORDER BY m.due_ms, m.id LIMIT {limit}"
+    limit = min(max(1, limit), statements.LEASED_AT_ONCE)
+    source = (
+        f"message AS m FORCE INDEX (message_due) WHERE m.topic = {key} AND m.kind = {HELD} "
+        f"AND m.place_ms >= {due_ms} AND (m.place_ms > {due_ms} OR m.id > {hexed(id)}) AND m.holder = {hexed(holder)} "
+        f"ORDER BY m.place_ms, m.id LIMIT {limit}"
     )
-    whole = Part.of(columns_of(rows, WHOLE))
-    part = fitting(whole)
+    whole = Part.of(WHOLE.read(session, WHOLE.first(source)))
+    part = whole.fitting(PAGE_BYTES)
     onward = None
     if len(part) < len(whole) or len(whole) == limit:
         onward = int(part.rows.due_ms[-1]).to_bytes(8, "big") + part.rows.ids[-1]
@@ -142,7 +144,7 @@ def count_due(session: Session, key: int, edges_ms: Int64) -> Int64:
     for start in range(0, len(steps), COUNTS_AT_ONCE):
         asked = ", ".join(
             f"(SELECT COUNT(*) FROM message FORCE INDEX (message_due) WHERE topic = {key} AND kind = {FREE} "
-            f"AND due_ms >= {low} AND due_ms < {high})"
+            f"AND place_ms >= {low} AND place_ms < {high})"
             for low, high in steps[start : start + COUNTS_AT_ONCE]
         )
         counts += session.rows(f"SELECT {asked}")[0]

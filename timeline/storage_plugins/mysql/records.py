@@ -18,7 +18,7 @@ LOCK = "CONCAT('timeline ', LEFT(MD5(DATABASE()), 16))"
 LOCK_S = 8
 
 
-TABLES = ("dropped", "message", "meta", "payload", "remembered", "topic")
+TABLES = ("dropped", "expiring", "message", "meta", "payload", "remembered", "tagged", "topic")
 SAME_INDEX = 1061
 
 

@@ -13,6 +13,7 @@ from timeline.model import MAX_GROUP_BYTES, MAX_HOLDER_BYTES, MAX_ID_BYTES, MAX_
 from timeline.storage_plugins import sql
 
 DIALECT = mysql_dialect.dialect()
+OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 FREE, HELD, DEAD = 0, 1, 2
 """Values of `kind`: living without a holder, living with one (whose lease runs or has run out), dead letter."""
 
@@ -26,14 +27,28 @@ _BYTES = {
     "name": 1020,
     "value": 255,
 }
+_PLACE = "CASE WHEN died_ms <> 0 THEN died_ms ELSE due_ms END"
 _INDEXES = {
     "message_id": ("topic", "bucket", "id"),
-    "message_due": ("topic", "kind", "due_ms", "id", "bucket"),
-    "message_tag": ("topic", "tag", "bucket", "id"),
-    "message_expires": ("topic", "expires_ms"),
-    "message_died": ("topic", "died_ms"),
+    "message_due": ("topic", "kind", "place_ms", "id", "bucket"),
 }
-"""`message_due` carries the bucket, so that the next due of some buckets is found without looking at rows."""
+"""`message_due` is the timeline of each kind, by the due of what lives and by the time at which dead letters died. It
+carries the bucket, so that the next due of some buckets is found without looking at rows."""
+
+
+def _number(name: str) -> Column[int]:
+    return Column(name, BigInteger(), primary_key=True, autoincrement=False)
+
+
+def _key_bytes(name: str) -> Column[bytes]:
+    return Column(name, mysql_dialect.VARBINARY(_BYTES[name]), primary_key=True)
+
+
+def _beside(made: MetaData) -> None:
+    """What few messages have stands in tables beside: an index of `message` would have an entry for each of them."""
+    row: Column[int] = Column("row", BigInteger(), nullable=False)
+    Table("tagged", made, _number("topic"), _key_bytes("tag"), _number("bucket"), _key_bytes("id"), row, **OPTIONS)
+    Table("expiring", made, _number("topic"), _number("expires_ms"), _number("row"), **OPTIONS)
 
 
 def _column(column: Column[object]) -> Column[object]:
@@ -62,13 +77,15 @@ def _tables() -> MetaData:
         columns = [_column(column) for column in table.columns]
         if table.name == "message":
             kind: Column[Any] = Column("kind", SmallInteger, Computed(_KIND, persisted=True))
-            columns.append(kind)
+            place: Column[Any] = Column("place_ms", BigInteger(), Computed(_PLACE, persisted=True))
+            columns += [kind, place]
         indexes = []
         if table.name == "message":
             indexes = [Index(name, *on, unique=name == "message_id") for name, on in _INDEXES.items()]
         elif table.name == "remembered":
             indexes = [Index("remembered_settled", "topic", "settled_ms")]
-        Table(table.name, made, *columns, *indexes, mysql_engine="InnoDB", mysql_charset="utf8mb4")
+        Table(table.name, made, *columns, *indexes, **OPTIONS)
+    _beside(made)
     return made
 
 

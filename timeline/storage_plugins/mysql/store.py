@@ -32,7 +32,8 @@ from timeline.storage_plugins.mysql import leasing, messages, reading, records, 
 from timeline.storage_plugins.mysql.connections import Connections, Session
 from timeline.storage_plugins.mysql.location import Location
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sqlite.parts import cut, joined, whole
+from timeline.storage_plugins.sql.calls import cut, joined, whole
+from timeline.storage_plugins.sql.changes import mutate
 
 Result = TypeVar("Result")
 
@@ -205,7 +206,7 @@ class MysqlStore(Store):
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         def act(session: Session, key: int) -> Answers:
-            return messages.mutate(session, topic, key, now_ms, mutations)
+            return mutate(messages.Changes(session, topic, key, now_ms), mutations)
 
         return await self._on(topic, act, lambda: dropped(topic, len(mutations)))
 

@@ -10,26 +10,28 @@ from timeline.storage_plugins.contract import Swept, TagMutation, TagStep
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
 from timeline.storage_plugins.mysql.messages import Changes
-from timeline.storage_plugins.mysql.reading import beyond
-from timeline.storage_plugins.mysql.statements import DEAD, FREE, SELECTED, WHOLE, columns_of, hexed
-from timeline.storage_plugins.sqlite.messages import Stored, stored_of
-from timeline.storage_plugins.sqlite.mutations import cursor_at
+from timeline.storage_plugins.mysql.reading import walk
+from timeline.storage_plugins.mysql.statements import DEAD, FREE, HELD, WHOLE
+from timeline.storage_plugins.sql import STRINGS
+from timeline.storage_plugins.sql.rows import Stored, cursor_at, stored_of
+
+_CHUNK = statements.Aggregate(("bucket", *WHOLE.numbers), tuple(STRINGS.values()))
 
 
 def mutate_tag(
     session: Session, topic: Topic, key: int, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
 ) -> TagStep:
     """`Store.mutate_tag`: a chunk of the walk over the tag's index, decided by the rules."""
-    limit = max(1, limit)
-    rows = session.rows(
-        f"SELECT m.bucket, m.put_ms, {SELECTED} FROM message AS m FORCE INDEX (message_tag) WHERE m.topic = {key} "
-        f"AND m.tag = {hexed(mutation.tag)} AND {beyond(cursor)} ORDER BY m.bucket, m.id LIMIT {limit} FOR UPDATE"
+    limit = min(max(1, limit), statements.LEASED_AT_ONCE)
+    found = _CHUNK.read(
+        session, _CHUNK.first(f"{walk(key, mutation.tag, cursor)} ORDER BY w.bucket, w.id LIMIT {limit} FOR UPDATE")
     )
-    onward = cursor_at(rows[-1][0], rows[-1][2 + WHOLE.index("id")]) if len(rows) == limit else None
-    found = columns_of([row[2:] for row in rows if row[1] <= mutation.started_ms], WHOLE)
+    onward = cursor_at(found.numbers["bucket"][-1], found.strings["id"][-1]) if found.count == limit else None
     changes, counts, earliest = Changes(session, topic, key, now_ms), Counter[int](), []
     moves = mutation.operation is Operation.MOVE
-    for id, stored in zip(found.strings["id"].tolist(), stored_of(found), strict=True):
+    for id, put_ms, stored in zip(found.strings["id"], found.numbers["put_ms"], stored_of(found), strict=True):
+        if put_ms > mutation.started_ms:
+            continue
         due_ms = mutation.due_ms
         if moves and due_ms == 0:
             due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
@@ -50,12 +52,13 @@ def mutate_tag(
 
 def sweep(session: Session, topic: Topic, key: int, now_ms: int, limit: int) -> Swept:
     """`Store.sweep`. Contents go with their messages, in one transaction: there are no orphans."""
-    limit, settings = max(1, limit), topic.settings
+    limit, settings = min(max(1, limit), statements.LEASED_AT_ONCE), topic.settings
     changes = Changes(session, topic, key, now_ms)
     expired = _found(
         session,
-        f"FORCE INDEX (message_expires) WHERE m.topic = {key} AND m.expires_ms > 0 AND m.expires_ms <= {now_ms} "
-        f"AND (m.kind = {FREE} OR (m.kind <> {DEAD} AND m.due_ms <= {now_ms}))",
+        "expiring AS e FORCE INDEX (PRIMARY) STRAIGHT_JOIN message AS m ON m.`row` = e.`row` "
+        f"WHERE e.topic = {key} AND e.expires_ms <= {now_ms} "
+        f"AND (m.kind = {FREE} OR (m.kind = {HELD} AND m.due_ms <= {now_ms}))",
         limit,
     )
     for id, stored in expired:
@@ -63,8 +66,8 @@ def sweep(session: Session, topic: Topic, key: int, now_ms: int, limit: int) -> 
     dead = []
     if settings.dead_retention_ms:
         until_ms = now_ms - settings.dead_retention_ms
-        where = f"FORCE INDEX (message_died) WHERE m.topic = {key} AND m.died_ms > 0 AND m.died_ms <= {until_ms}"
-        dead = _found(session, where, limit)
+        where = f"m.topic = {key} AND m.kind = {DEAD} AND m.place_ms <= {until_ms}"
+        dead = _found(session, f"message AS m FORCE INDEX (message_due) WHERE {where}", limit)
         for id, stored in dead:
             changes.remove(id, stored, remember=False)
     changes.write()
@@ -76,9 +79,8 @@ def sweep(session: Session, topic: Topic, key: int, now_ms: int, limit: int) -> 
     return Swept(expired=len(expired), forgotten=forgotten, dead_purged=len(dead), more=more)
 
 
-def _found(session: Session, where: str, limit: int) -> list[tuple[bytes, Stored]]:
-    rows = session.rows(f"SELECT {SELECTED} FROM message AS m {where} LIMIT {limit} FOR UPDATE SKIP LOCKED")
-    found = columns_of(rows, WHOLE)
+def _found(session: Session, source: str, limit: int) -> list[tuple[bytes, Stored]]:
+    found = WHOLE.read(session, WHOLE.first(f"{source} LIMIT {limit} FOR UPDATE SKIP LOCKED"))
     return list(zip(found.strings["id"].tolist(), stored_of(found), strict=True))
 
 

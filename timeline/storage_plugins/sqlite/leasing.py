@@ -5,89 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged, UInt32
-from timeline.leases import Ask, Message, deal, decide
-from timeline.leases.table import DELIVERED_OUT
-from timeline.model import Answers, Operation, Rows, Status, Topic, buckets_of
+from timeline.leases import deal
+from timeline.model import Answers, Operation, Rows, Topic, buckets_of
 from timeline.storage_plugins.contract import Grant, Leased, Settles
-from timeline.storage_plugins.sql import rows_of, signed, signed_one
+from timeline.storage_plugins.sql import signed, signed_one
+from timeline.storage_plugins.sql.changes import decide_each, settle_ask
+from timeline.storage_plugins.sql.rows import Columns, Part
+from timeline.storage_plugins.sql.search import Search
 from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.messages import Changes, Stored, decide_each
-from timeline.storage_plugins.sqlite.statements import Columns
+from timeline.storage_plugins.sqlite.messages import Changes
 from timeline.storage_plugins.sqlite.writer import Transaction
 
 MANY_GRANTS = 8
 """Up to so many grants each is written by a statement of its own, beyond by one with a due and holder for each row."""
-MOST_REMOVED = 10_000
-"""Expired and delivered-out messages that one call removes before it stops looking further, so that it does not hold up
-everybody; what is left is due at once (`next_due_ms`)."""
-
-
-@dataclass(slots=True)
-class Part:
-    """Messages with their row numbers and the bytes of their content."""
-
-    rows: Rows
-    numbers: list[int]
-    sizes: Int64
-
-    @classmethod
-    def of(cls, found: Columns) -> Part:
-        """Aggregated columns as a part."""
-        rows = rows_of_columns(found)
-        headers_bytes = np.array(found.numbers["headers_bytes"], dtype=np.int64)
-        return cls(rows, found.numbers["row"], rows.payload_bytes.astype(np.int64) + headers_bytes)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def stored(self) -> Stored:
-        """Its only message, for the rules."""
-        rows = self.rows
-        seen = Message(
-            birth=int(rows.birth[0]),
-            version=int(rows.version[0]),
-            due_ms=int(rows.due_ms[0]),
-            scheduled_ms=int(rows.scheduled_ms[0]),
-            asked_ms=int(rows.asked_ms[0]),
-            holder=rows.holders[0],
-            deliveries=int(rows.deliveries[0]),
-            last_op=int(rows.last_op[0]),
-            group=rows.groups[0],
-            expires_ms=int(rows.expires_ms[0]),
-            payload_sum=int(rows.payload_sum[0]),
-            died_ms=int(rows.died_ms[0]),
-            dead=rows.dead[0],
-        )
-        return Stored(self.numbers[0], seen, int(self.sizes[0]))
-
-    def take(self, indexes: Indexes) -> Part:
-        """The messages at `indexes`, in that order."""
-        return Part(self.rows.take(indexes), [self.numbers[at] for at in indexes.tolist()], self.sizes[indexes])
-
-    @classmethod
-    def concat(cls, parts: list[Part]) -> Part:
-        """The parts one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return cls(Rows.empty(), [], np.zeros(0, dtype=np.int64))
-        return cls(
-            Rows.concat([part.rows for part in parts]),
-            [number for part in parts for number in part.numbers],
-            np.concatenate([part.sizes for part in parts]),
-        )
-
-
-def rows_of_columns(found: Columns) -> Rows:
-    """Aggregated columns of whole messages as `Rows`."""
-    named = {"id": "ids", "grp": "groups", "holder": "holders", "tag": "tags", "dead": "dead"}
-    return rows_of(found.numbers, {named[name]: column for name, column in found.strings.items()})
 
 
 def lease_due(
@@ -120,106 +55,19 @@ def _next_lease_ms(transaction: Transaction, topic: Topic, key: int, buckets: Se
     return min((time for time in (free, held) if time is not None), default=None)
 
 
-class _Search:
-    """Looks for what may be leased, and removes or buries what it meets that has expired or was delivered out."""
+class _Search(Search[Changes]):
+    """The search for what may be leased, along this store's indexes."""
 
-    def __init__(self, changes: Changes, buckets: Sequence[int] | None, due_before_ms: int, overdue_ms: int) -> None:
-        self._changes = changes
-        self._buckets = buckets
-        self._overdue_ms = overdue_ms
-        self._due_before_ms = due_before_ms
-        self.expired = 0
-        self.buried: list[Rows] = []
-
-    def first(self, wanted: int) -> Part:
-        """The first `wanted` eligible messages by (due, id). What nobody holds comes from one index, what a lease
-        that ran out left from another; both are read in order and merged."""
-        changes, settings = self._changes, self._changes.topic.settings
-        connection, now_ms = changes.transaction.connection, changes.now_ms
-        until: tuple[tuple[bool, int], ...] = (
-            (False, now_ms - self._overdue_ms if self._overdue_ms else max(now_ms, self._due_before_ms)),
-            (True, now_ms - max(settings.redelivery_backoff_ms, self._overdue_ms)),
-        )
-        ran_out_ms = statements.first_due(connection, changes.key, True, -1, self._buckets)
-        if ran_out_ms is None or ran_out_ms > until[1][1]:
-            until = until[:1]  # No lease ran out, as is most often so: asking for all of their columns costs more.
-        eligible: list[Part] = []
-        after: tuple[int, bytes] | None = None
-        left, removed = wanted, 0
-        while left and removed < MOST_REMOVED:
-            found = [
-                Part.of(columns)
-                for held, until_ms in until
-                if (
-                    columns := statements.timeline_part(
-                        connection, changes.key, held, until_ms, after, left, self._buckets
-                    )
-                ).count
-            ]
-            if not found:
-                break
-            part = _merged(found, left)
-            after = (int(part.rows.due_ms[-1]), part.rows.ids[-1])
-            chosen = self._chosen(part)
-            if len(chosen):
-                eligible.append(chosen)
-            removed += len(part) - len(chosen)
-            exhausted = len(part) < left
-            left -= len(chosen)
-            if exhausted:
-                break
-        changes.write()
-        return Part.concat(eligible)
-
-    def _chosen(self, part: Part) -> Part:
-        """What of `part` may be leased. Plain messages by a glance at the columns, the others by the rules."""
-        now_ms, most = self._changes.now_ms, self._changes.topic.settings.max_deliveries
-        rows = part.rows
-        plain = (rows.expires_ms == 0) | (rows.expires_ms > now_ms)
-        if most:
-            plain &= rows.deliveries < most
-        if plain.all():
-            return part
-        for at in np.flatnonzero(~plain).tolist():
-            plain[at] = self._by_rules(part, at)
-        return part.take(np.flatnonzero(plain))
-
-    def _by_rules(self, part: Part, at: int) -> bool:
-        """Whether one message may be leased; removes it when it expired, buries it when it was delivered out."""
-        changes, settings = self._changes, self._changes.topic.settings
-        one = part.take(np.array([at], dtype=np.intp))
-        stored = one.stored()
-        ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=self._due_before_ms)
-        status = decide(stored.message, ask, changes.now_ms, settings).status
-        if status is Status.EXPIRED:
-            changes.remove(one.rows.ids[0], stored)
-            self.expired += 1
-        elif status is Status.DEAD:
-            message = stored.message
-            bury = Ask(
-                Operation.BURY,
-                birth=message.birth,
-                version=message.version,
-                holder=message.holder,
-                reason=DELIVERED_OUT,
+    def look(self, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int) -> Part:
+        changes = self.changes
+        return Part.of(
+            statements.timeline_part(
+                changes.transaction.connection, changes.key, held, until_ms, after, limit, self.buckets
             )
-            decision = decide(message, bury, changes.now_ms, settings)
-            if decision.status is Status.OK and decision.message is not None:
-                changes.apply(stored, one.rows.ids[0], bury, decision)
-                buried = dataclasses.replace(one.rows, dead=Ragged.of([decision.message.dead]))
-                buried.died_ms = np.array([decision.message.died_ms], dtype=np.int64)
-                self.buried.append(buried)
-        return status is Status.OK
+        )
 
-
-def _merged(parts: list[Part], limit: int) -> Part:
-    """The first `limit` of the parts together, by (due, id)."""
-    if len(parts) == 1:
-        return parts[0]
-    joined = Part.concat(parts)
-    due_ms, ids = joined.rows.due_ms.tolist(), joined.rows.ids.tolist()
-    order = sorted(range(len(joined)), key=lambda at: (due_ms[at], ids[at]))
-    return joined.take(np.array(order[:limit], dtype=np.intp))
+    def first_held_ms(self) -> int | None:
+        return statements.first_due(self.changes.transaction.connection, self.changes.key, True, -1, self.buckets)
 
 
 def _lease(transaction: Transaction, now_ms: int, grants: Sequence[Grant], eligible: Part) -> Leased:
@@ -277,7 +125,7 @@ def settle(transaction: Transaction, topic: Topic, key: int, now_ms: int, settle
             done = _settle_plain(changes, settles, ids, buckets, chosen, answers)
             left = [] if len(done) == count else sorted(set(left).difference(done))
     if left:
-        asks = [_ask(settles, at) for at in left]
+        asks = [settle_ask(settles, at) for at in left]
         decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
     return answers
@@ -355,16 +203,3 @@ def _remove_acked(changes: Changes, settles: Settles, ids: list[bytes], found: C
                 [changes.now_ms] * count,
             ),
         )
-
-
-def _ask(settles: Settles, at: int) -> Ask:
-    return Ask(
-        Operation(int(settles.operation[at])),
-        time_ms=int(settles.time_ms[at]),
-        birth=int(settles.birth[at]),
-        version=int(settles.version[at]),
-        holder=settles.holders[at],
-        op=int(settles.op[at]),
-        unseen=bool(settles.unseen[at]),
-        reason=settles.reasons[at],
-    )

@@ -1,108 +1,50 @@
-"""Messages by id inside a transaction: found, decided by the one table of rules, changed. And put, which finds nothing
-in the plain case."""
+"""Changes of messages inside a transaction, and put, which finds nothing in the plain case."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.leases import Ask, Decision, Message, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.model import Answers, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Puts
+from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed, signed_one
+from timeline.storage_plugins.sql.changes import decide_each, put_ask
+from timeline.storage_plugins.sql.rows import CHANGING, Stored, remembered_of, stored_of
 from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.statements import Columns
 from timeline.storage_plugins.sqlite.writer import Transaction
 
-_UNSIGNED = (1 << 64) - 1
-_FIELDS = (
-    *("row", "headers_bytes", "payload_bytes", "birth", "last_op", "payload_sum", "version", "due_ms"),
-    *("scheduled_ms", "asked_ms", "deliveries", "expires_ms", "died_ms"),
-)
 
+class Changes(sql.Changes):
+    """What a call changes of this store."""
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A message as the rules see it, its row (0: only its id is remembered) and what its content takes."""
+    __slots__ = ("transaction",)
 
-    row: int
-    message: Message
-    size_bytes: int = 0
+    def __init__(self, transaction: Transaction, topic: Topic, key: int, now_ms: int) -> None:
+        super().__init__(topic, key, now_ms)
+        self.transaction = transaction
 
-
-def stored_of(found: Columns) -> Iterable[Stored]:
-    """Aggregated columns as messages."""
-    numbers, strings = found.numbers, found.strings
-    fields = zip(*(numbers[name] for name in _FIELDS), strings["holder"], strings["grp"], strings["dead"], strict=True)
-    for row, headers_bytes, payload_bytes, birth, last_op, payload_sum, *rest in fields:
-        version, due_ms, scheduled_ms, asked_ms, deliveries, expires_ms, died_ms, holder, group, dead = rest
-        seen = Message(
-            birth=birth & _UNSIGNED,
-            version=version,
-            due_ms=due_ms,
-            scheduled_ms=scheduled_ms,
-            asked_ms=asked_ms,
-            holder=holder,
-            deliveries=deliveries,
-            last_op=last_op & _UNSIGNED,
-            group=group,
-            expires_ms=expires_ms,
-            payload_sum=payload_sum & _UNSIGNED,
-            died_ms=died_ms,
-            dead=dead,
-        )
-        yield Stored(row, seen, payload_bytes + headers_bytes)
-
-
-@dataclass(slots=True)
-class Changes:
-    """What a call changes, gathered, then written in a few statements."""
-
-    transaction: Transaction
-    topic: Topic
-    key: int
-    now_ms: int
-    updated: dict[int, Message] = field(default_factory=dict)
-    removed: list[Stored] = field(default_factory=list)
-    remembered: list[tuple[bytes, Message]] = field(default_factory=list)
-
-    def remove(self, id: bytes, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
-        """Removes a message; answers what is left of it on a topic that remembers."""
-        self.updated.pop(stored.row, None)
-        self.removed.append(stored)
-        if not remember or not self.topic.settings.remember_ms:
-            return None
-        old = stored.message
-        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
-        self.remembered.append((id, left))
-        return Stored(0, left)
-
-    def apply(self, stored: Stored | None, id: bytes, ask: Ask, decision: Decision) -> Stored | None:
-        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
-        if stored is None or not stored.row:
-            return stored
-        if decision.message is None:
-            if decision.status not in (Status.OK, Status.EXPIRED):
-                return stored
-            last_op = ask.op if ask.operation is Operation.CANCEL else 0
-            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
-            return self.remove(id, stored, last_op if decision.status is Status.OK else 0, keeps)
-        if decision.message is not stored.message:
-            self.updated[stored.row] = decision.message
-            return Stored(stored.row, decision.message, stored.size_bytes)
-        return stored
+    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
+        connection, settings = self.transaction.connection, self.topic.settings
+        standing: dict[bytes, Stored] = {}
+        if settings.remember_ms:
+            for found in statements.find_remembered(connection, self.key, ids, self.now_ms - settings.remember_ms):
+                columns = (found.numbers[name] for name in ("n", "birth", "version", "payload_sum", "last_op"))
+                for n, birth, version, payload_sum, last_op in zip(*columns, strict=True):
+                    standing[ids[n]] = remembered_of(birth, version, payload_sum, last_op)
+        for found in statements.find(connection, self.key, buckets, ids):
+            for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
+                standing[ids[n]] = stored
+        return standing
 
     def write(self) -> None:
-        """Writes all that was noted, and starts afresh."""
         connection = self.transaction.connection
         if self.updated:
             rows, after = list(self.updated), list(self.updated.values())
             columns: list[list[object]] = [list(rows)]
-            for name in statements.CHANGING:
+            for name in CHANGING:
                 values: list[object] = [getattr(message, name) for message in after]
                 columns.append([signed_one(m.last_op) for m in after] if name == "last_op" else values)
             statements.update_messages(connection, columns)
@@ -125,62 +67,7 @@ class Changes:
                     [self.now_ms] * count,
                 ),
             )
-        self.updated, self.removed, self.remembered = {}, [], []
-
-
-def load(changes: Changes, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
-    """What stands under `ids`: messages, and remembered ids within the topic's time."""
-    connection, settings = changes.transaction.connection, changes.topic.settings
-    standing: dict[bytes, Stored] = {}
-    if settings.remember_ms:
-        for found in statements.find_remembered(connection, changes.key, ids, changes.now_ms - settings.remember_ms):
-            columns = (found.numbers[name] for name in ("n", "birth", "version", "payload_sum", "last_op"))
-            for n, birth, version, payload_sum, last_op in zip(*columns, strict=True):
-                left = Message(
-                    birth & _UNSIGNED,
-                    version,
-                    last_op=last_op & _UNSIGNED,
-                    payload_sum=payload_sum & _UNSIGNED,
-                    remembered=True,
-                )
-                standing[ids[n]] = Stored(0, left)
-    for found in statements.find(connection, changes.key, buckets, ids):
-        for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
-            standing[ids[n]] = stored
-    return standing
-
-
-def decide_each(
-    changes: Changes, ids: Sequence[bytes], buckets: Sequence[int], asks: Sequence[Ask], answers: Answers,
-    places: Sequence[int],
-) -> list[int]:  # fmt: skip
-    """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
-    Answers the indexes where a put met nothing: the caller stores those (and only a put can)."""
-    standing = load(changes, ids, buckets)
-    settings, now_ms = changes.topic.settings, changes.now_ms
-    for at, (id, ask) in enumerate(zip(ids, asks, strict=True)):
-        stored = standing.get(id)
-        decision = decide(stored.message if stored else None, ask, now_ms, settings)
-        if stored is None and decision.status is Status.OK:
-            return list(range(at, len(ids)))
-        left = changes.apply(stored, id, ask, decision)
-        if left is None:
-            standing.pop(id, None)
-        else:
-            standing[id] = left
-        fill(answers, places[at], decision)
-    return []
-
-
-def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision as answer `at`."""
-    answers.status[at] = decision.status.code
-    if decision.message is not None:
-        answers.version[at] = decision.message.version
-        answers.due_ms[at] = decision.message.due_ms
-    answers.settled[at] = decision.settled
-    answers.late[at] = decision.late
-    answers.repeat[at] = decision.repeat
+        self.clear()
 
 
 def put(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Puts) -> Answers:
@@ -201,7 +88,7 @@ def put(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Put
     left = sorted(set(range(count)).difference(inserted))
     while left:
         changes = Changes(transaction, topic, key, now_ms)
-        asks = [_ask(puts, at) for at in left]
+        asks = [put_ask(puts, at) for at in left]
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         if rest:  # A message before it in this very batch was found expired, and is gone.
@@ -271,15 +158,3 @@ def _insert(
     if kept:
         statements.insert_payloads(connection, [[column[index] for index in kept] for column in contents])
     return [chosen[index] for index in kept]
-
-
-def _ask(puts: Puts, at: int) -> Ask:
-    return Ask(
-        Operation.PUT,
-        time_ms=int(puts.due_ms[at]),
-        birth=int(puts.birth[at]),
-        group=puts.groups[at],
-        payload_sum=int(puts.payload_sum[at]),
-        expires_ms=int(puts.expires_ms[at]),
-        move=bool(puts.move[at]),
-    )

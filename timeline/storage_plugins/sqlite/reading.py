@@ -15,10 +15,8 @@ from timeline.columns import Int64, Ragged
 from timeline.model import Rows, State, Topic, buckets_of
 from timeline.storage_plugins.contract import Page, ScanFilter
 from timeline.storage_plugins.sql import DEAD, FREE, HELD, TAGGED, compiled, filter_of, message
+from timeline.storage_plugins.sql.rows import Columns, Part, cursor_at, place_after
 from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.leasing import Part
-from timeline.storage_plugins.sqlite.mutations import cursor_at, place_after
-from timeline.storage_plugins.sqlite.statements import Columns
 
 DIALECT = sqlite_dialect.dialect()
 LOOKED_AT = 20_000
@@ -33,12 +31,6 @@ def _page(connection: sqlite3.Connection, part: Part, payload: bool) -> Rows:
     rows = part.rows
     rows.payloads, rows.headers, _ = statements.contents(connection, part.numbers, part.sizes.tolist())
     return rows
-
-
-def _fitting(part: Part) -> Part:
-    """The first messages of `part` whose content stays near PAGE_BYTES, at least one."""
-    count = int(np.searchsorted(np.cumsum(part.sizes), PAGE_BYTES, "right"))
-    return part if count >= len(part) else part.take(np.arange(max(1, count)))
 
 
 def scan(
@@ -82,7 +74,7 @@ def scan(
     part = Part.of(found)
     whole = part
     if payload:
-        part = _fitting(whole)
+        part = whole.fitting(PAGE_BYTES)
     if len(part) < len(whole) or found.count == limit:
         after_id = part.rows.ids[-1]
         onward: bytes | None = cursor_at(int(buckets_of(Ragged.of([after_id]), topic.settings.buckets)[0]), after_id)
@@ -112,7 +104,7 @@ def _scan_ids(
     places = sorted(zip(buckets_of(distinct, topic.settings.buckets).tolist(), distinct, strict=True))
     places = [place for place in places if place > place_after(cursor)]
     whole = _of_places(connection, key, conditions, places[:limit])
-    part = _fitting(whole) if payload else whole
+    part = whole.fitting(PAGE_BYTES) if payload else whole
     onward: bytes | None = None
     if len(part) < len(whole):
         last = part.rows.ids[-1]
@@ -152,7 +144,7 @@ def held_by(connection: sqlite3.Connection, key: int, now_ms: int, holder: bytes
     limit = max(1, limit)
     found: Columns = statements.WHOLE.read(connection, _HELD_ROWS, (key, *after, holder, limit))
     whole = Part.of(found)
-    part = _fitting(whole)
+    part = whole.fitting(PAGE_BYTES)
     onward = None
     if len(part) < len(whole) or found.count == limit:
         onward = int(part.rows.due_ms[-1]).to_bytes(8, "big") + part.rows.ids[-1]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.storage_plugins.sql import FREE, HELD, NUMBERS, STRINGS
+from timeline.storage_plugins.sql.rows import CHANGING, Columns
 
 MOST_ROWS = 1024
 """Rows of one VALUES list: 15 columns each stay below SQLite's 32,766 variables."""
@@ -74,9 +74,6 @@ def insert_payloads(connection: sqlite3.Connection, columns: Sequence[Sequence[A
             f"INSERT INTO payload (row, payload, headers) SELECT * FROM {values} WHERE column1 IS NOT NULL", parameters
         )
 
-
-CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "deliveries", "last_op", "died_ms", "holder", "dead")
-"""Columns that an operation may change."""
 
 _SET = ", ".join(f"{name} = a.column{at}" for at, name in enumerate(CHANGING, start=2))
 
@@ -137,15 +134,6 @@ def extend(connection: sqlite3.Connection, columns: Sequence[Sequence[Any]]) -> 
 
 
 # ── reading ──
-
-
-@dataclass(slots=True)
-class Columns:
-    """What one aggregated row says: numbers and byte strings by column name."""
-
-    numbers: dict[str, list[int]]
-    strings: dict[str, Ragged]
-    count: int
 
 
 class Aggregate:

@@ -36,10 +36,11 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sqlite import leasing, messages, mutations, reading, records, sweeping, tags
+from timeline.storage_plugins.sql.calls import cut, joined, whole
+from timeline.storage_plugins.sql.changes import mutate
+from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location
-from timeline.storage_plugins.sqlite.parts import cut, joined, whole
 from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
 
 Result = TypeVar("Result")
@@ -243,14 +244,14 @@ class SqliteStore(Store):
 
         return await self._write(act, FIRST, len(settles))
 
-    async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         def act(transaction: Transaction) -> Answers:
             key = self._topics.key(topic)
             if key is None:
-                return dropped(topic, len(mutations_))
-            return mutations.mutate(transaction, topic, key, now_ms, mutations_)
+                return dropped(topic, len(mutations))
+            return mutate(messages.Changes(transaction, topic, key, now_ms), mutations)
 
-        return await self._write(act, LATER, len(mutations_))
+        return await self._write(act, LATER, len(mutations))
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         key, done = self._topics.key(topic), tags.Done()

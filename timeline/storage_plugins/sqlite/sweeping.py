@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from timeline.model import Topic
 from timeline.storage_plugins.contract import Swept
 from timeline.storage_plugins.sql import DEAD, EXPIRES
+from timeline.storage_plugins.sql.rows import stored_of
 from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.messages import Changes, stored_of
+from timeline.storage_plugins.sqlite.messages import Changes
 from timeline.storage_plugins.sqlite.writer import Transaction
 
 PAYLOADS_LOOKED_AT = 10_000

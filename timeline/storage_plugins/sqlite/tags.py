@@ -17,9 +17,9 @@ from timeline.leases import Ask, decide
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import TagMutation, TagStep
 from timeline.storage_plugins.sql import TAGGED, signed_one
+from timeline.storage_plugins.sql.rows import cursor_at, place_after, stored_of
 from timeline.storage_plugins.sqlite import statements
-from timeline.storage_plugins.sqlite.messages import Changes, stored_of
-from timeline.storage_plugins.sqlite.mutations import cursor_at, place_after
+from timeline.storage_plugins.sqlite.messages import Changes
 from timeline.storage_plugins.sqlite.writer import Transaction
 
 

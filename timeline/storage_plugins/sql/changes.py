@@ -1,0 +1,143 @@
+"""Messages by id inside a transaction: found, decided by the one table of rules, changed. Each store of the family says
+how it looks them up and writes what became of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from timeline.leases import Ask, Decision, Message, decide
+from timeline.leases.table import REMEMBERED
+from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.contract import Mutations, Puts, Settles
+from timeline.storage_plugins.sql.rows import Stored
+
+
+class Changes(ABC):
+    """What a call changes, gathered, then written in a few statements. `key`: the number that rows carry for the
+    topic."""
+
+    __slots__ = ("key", "now_ms", "remembered", "removed", "topic", "updated")
+
+    def __init__(self, topic: Topic, key: int, now_ms: int) -> None:
+        self.topic = topic
+        self.key = key
+        self.now_ms = now_ms
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was noted: by row what is changed, what is removed, and what is left of it by id."""
+        self.updated: dict[int, Message] = {}
+        self.removed: list[Stored] = []
+        self.remembered: list[tuple[bytes, Message]] = []
+
+    @abstractmethod
+    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
+        """What stands under `ids` and stays so until the transaction ends: messages, and remembered ids within the
+        topic's time."""
+
+    @abstractmethod
+    def write(self) -> None:
+        """Writes all that was noted, and starts afresh."""
+
+    def remove(self, id: bytes, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
+        """Removes a message; answers what is left of it on a topic that remembers."""
+        self.updated.pop(stored.row, None)
+        self.removed.append(stored)
+        if not remember or not self.topic.settings.remember_ms:
+            return None
+        old = stored.message
+        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
+        self.remembered.append((id, left))
+        return Stored(0, left)
+
+    def apply(self, stored: Stored | None, id: bytes, ask: Ask, decision: Decision) -> Stored | None:
+        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
+        if stored is None or not stored.row:
+            return stored
+        if decision.message is None:
+            if decision.status not in (Status.OK, Status.EXPIRED):
+                return stored
+            last_op = ask.op if ask.operation is Operation.CANCEL else 0
+            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
+            return self.remove(id, stored, last_op if decision.status is Status.OK else 0, keeps)
+        if decision.message is not stored.message:
+            self.updated[stored.row] = decision.message
+            return Stored(stored.row, decision.message, stored.size_bytes)
+        return stored
+
+
+def decide_each(
+    changes: Changes, ids: Sequence[bytes], buckets: Sequence[int], asks: Sequence[Ask], answers: Answers,
+    places: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
+    Answers the indexes where a put met nothing: the caller stores those (and only a put can)."""
+    standing = changes.load(ids, buckets)
+    settings, now_ms = changes.topic.settings, changes.now_ms
+    for at, (id, ask) in enumerate(zip(ids, asks, strict=True)):
+        stored = standing.get(id)
+        decision = decide(stored.message if stored else None, ask, now_ms, settings)
+        if stored is None and decision.status is Status.OK:
+            return list(range(at, len(ids)))
+        left = changes.apply(stored, id, ask, decision)
+        if left is None:
+            standing.pop(id, None)
+        else:
+            standing[id] = left
+        fill(answers, places[at], decision)
+    return []
+
+
+def fill(answers: Answers, at: int, decision: Decision) -> None:
+    """Writes a decision as answer `at`."""
+    answers.status[at] = decision.status.code
+    if decision.message is not None:
+        answers.version[at] = decision.message.version
+        answers.due_ms[at] = decision.message.due_ms
+    answers.settled[at] = decision.settled
+    answers.late[at] = decision.late
+    answers.repeat[at] = decision.repeat
+
+
+def mutate(changes: Changes, mutations: Mutations) -> Answers:
+    """`Store.mutate`."""
+    count = len(mutations)
+    answers = Answers.blank(count)
+    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
+    asks = [
+        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
+        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    ids = mutations.ids.tolist()
+    buckets = buckets_of(mutations.ids, changes.topic.settings.buckets).tolist()
+    decide_each(changes, ids, buckets, asks, answers, range(count))
+    changes.write()
+    return answers
+
+
+def put_ask(puts: Puts, at: int) -> Ask:
+    """One of the puts as the rules ask it."""
+    return Ask(
+        Operation.PUT,
+        time_ms=int(puts.due_ms[at]),
+        birth=int(puts.birth[at]),
+        group=puts.groups[at],
+        payload_sum=int(puts.payload_sum[at]),
+        expires_ms=int(puts.expires_ms[at]),
+        move=bool(puts.move[at]),
+    )
+
+
+def settle_ask(settles: Settles, at: int) -> Ask:
+    """One of the settles as the rules ask it."""
+    return Ask(
+        Operation(int(settles.operation[at])),
+        time_ms=int(settles.time_ms[at]),
+        birth=int(settles.birth[at]),
+        version=int(settles.version[at]),
+        holder=settles.holders[at],
+        op=int(settles.op[at]),
+        unseen=bool(settles.unseen[at]),
+        reason=settles.reasons[at],
+    )

@@ -1,0 +1,163 @@
+"""What statements answer: whole columns, as `Rows` for the broker and as messages for the rules; and the cursors of
+walks over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Indexes, Int64, Ragged
+from timeline.leases import Message
+from timeline.model import Rows
+from timeline.storage_plugins.sql import rows_of
+
+UNSIGNED_BITS = (1 << 64) - 1
+_FIELDS = (
+    *("row", "headers_bytes", "payload_bytes", "birth", "last_op", "payload_sum", "version", "due_ms"),
+    *("scheduled_ms", "asked_ms", "deliveries", "expires_ms", "died_ms"),
+)
+CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "deliveries", "last_op", "died_ms", "holder", "dead")
+"""Columns of `message` that an operation may change."""
+
+
+@dataclass(slots=True)
+class Columns:
+    """What a statement found: numbers and byte strings by column name, all `count` long."""
+
+    numbers: dict[str, list[int]]
+    strings: dict[str, Ragged]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as the rules see it, its row (0: only its id is remembered) and what its content takes."""
+
+    row: int
+    message: Message
+    size_bytes: int = 0
+
+
+def stored_of(found: Columns) -> Iterable[Stored]:
+    """Columns of whole messages as messages."""
+    numbers, strings = found.numbers, found.strings
+    fields = zip(*(numbers[name] for name in _FIELDS), strings["holder"], strings["grp"], strings["dead"], strict=True)
+    for row, headers_bytes, payload_bytes, birth, last_op, payload_sum, *rest in fields:
+        version, due_ms, scheduled_ms, asked_ms, deliveries, expires_ms, died_ms, holder, group, dead = rest
+        seen = Message(
+            birth=birth & UNSIGNED_BITS,
+            version=version,
+            due_ms=due_ms,
+            scheduled_ms=scheduled_ms,
+            asked_ms=asked_ms,
+            holder=holder,
+            deliveries=deliveries,
+            last_op=last_op & UNSIGNED_BITS,
+            group=group,
+            expires_ms=expires_ms,
+            payload_sum=payload_sum & UNSIGNED_BITS,
+            died_ms=died_ms,
+            dead=dead,
+        )
+        yield Stored(row, seen, payload_bytes + headers_bytes)
+
+
+def remembered_of(birth: int, version: int, payload_sum: int, last_op: int) -> Stored:
+    """What is left of a settled id, from its columns."""
+    left = Message(
+        birth & UNSIGNED_BITS,
+        version,
+        last_op=last_op & UNSIGNED_BITS,
+        payload_sum=payload_sum & UNSIGNED_BITS,
+        remembered=True,
+    )
+    return Stored(0, left)
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages with their row numbers and the bytes of their content."""
+
+    rows: Rows
+    numbers: list[int]
+    sizes: Int64
+
+    @classmethod
+    def of(cls, found: Columns) -> Part:
+        """Columns of whole messages as a part."""
+        rows = rows_of_columns(found)
+        headers_bytes = np.array(found.numbers["headers_bytes"], dtype=np.int64)
+        return cls(rows, found.numbers["row"], rows.payload_bytes.astype(np.int64) + headers_bytes)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def stored(self) -> Stored:
+        """Its only message, for the rules."""
+        rows = self.rows
+        seen = Message(
+            birth=int(rows.birth[0]),
+            version=int(rows.version[0]),
+            due_ms=int(rows.due_ms[0]),
+            scheduled_ms=int(rows.scheduled_ms[0]),
+            asked_ms=int(rows.asked_ms[0]),
+            holder=rows.holders[0],
+            deliveries=int(rows.deliveries[0]),
+            last_op=int(rows.last_op[0]),
+            group=rows.groups[0],
+            expires_ms=int(rows.expires_ms[0]),
+            payload_sum=int(rows.payload_sum[0]),
+            died_ms=int(rows.died_ms[0]),
+            dead=rows.dead[0],
+        )
+        return Stored(self.numbers[0], seen, int(self.sizes[0]))
+
+    def take(self, indexes: Indexes) -> Part:
+        """The messages at `indexes`, in that order."""
+        return Part(self.rows.take(indexes), [self.numbers[at] for at in indexes.tolist()], self.sizes[indexes])
+
+    def fitting(self, most_bytes: int) -> Part:
+        """The first messages whose content stays near `most_bytes`, at least one."""
+        count = int(np.searchsorted(np.cumsum(self.sizes), most_bytes, "right"))
+        return self if count >= len(self) else self.take(np.arange(max(1, count)))
+
+    @classmethod
+    def concat(cls, parts: list[Part]) -> Part:
+        """The parts one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls(Rows.empty(), [], np.zeros(0, dtype=np.int64))
+        return cls(
+            Rows.concat([part.rows for part in parts]),
+            [number for part in parts for number in part.numbers],
+            np.concatenate([part.sizes for part in parts]),
+        )
+
+    @classmethod
+    def merged(cls, parts: list[Part], limit: int) -> Part:
+        """The first `limit` of the parts together, by (due, id)."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls.concat(parts)
+        due_ms, ids = joined.rows.due_ms.tolist(), joined.rows.ids.tolist()
+        order = sorted(range(len(joined)), key=lambda at: (due_ms[at], ids[at]))
+        return joined.take(np.array(order[:limit], dtype=np.intp))
+
+
+def rows_of_columns(found: Columns) -> Rows:
+    """Columns of whole messages as `Rows`."""
+    named = {"id": "ids", "grp": "groups", "holder": "holders", "tag": "tags", "dead": "dead"}
+    return rows_of(found.numbers, {named[name]: column for name, column in found.strings.items()})
+
+
+def place_after(cursor: bytes) -> tuple[int, bytes]:
+    """Where a walk over (bucket, id) goes on; before everything for an empty cursor."""
+    return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (-1, b"")
+
+
+def cursor_at(bucket: int, id: bytes) -> bytes:
+    """The cursor of a walk that has passed (bucket, id)."""
+    return bucket.to_bytes(4, "big") + id
