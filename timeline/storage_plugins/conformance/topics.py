@@ -193,7 +193,7 @@ async def check_durable_store_keeps_everything(trial: Trial) -> None:
     expect_equal(trial.opened.cluster_uid, uid, "the cluster's uuid")
     expect_equal(await _find(trial.store, topic.name), topic, "the topic's record")
     expect_equal(await trial.everything(topic), before, "rows after opening again")
-    again = await trial.put(topic, ids[:1])
+    again = await trial.put(topic, part.ids.tolist()[:1])
     expect(again.settled[0], "an id that was remembered before is not any more")
 
 

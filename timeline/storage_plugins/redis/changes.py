@@ -113,14 +113,18 @@ class Keys:
                 outcome.contents.update(zip(places, answer[1], strict=False))
         return outcome
 
-    async def ack(self, ids: list[bytes], tokens: list[bytes], now_ms: int) -> tuple[bytes, dict[int, StoreError]]:
-        """Removes what is held under these tokens; a digit for each as `scripts.ACK` says, and what failed."""
+    async def ack(
+        self, ids: list[bytes], births: list[bytes], tokens: list[tuple[bytes, bytes]], now_ms: int
+    ) -> tuple[bytes, dict[int, StoreError]]:
+        """Removes what is held under these births and (version, holder); a digit for each as `scripts.ACK` says, and
+        what failed."""
         digits, failed = bytearray(b"2" * len(ids)), dict[int, StoreError]()
+        numbers = {token: b"%d" % number for number, token in enumerate(dict.fromkeys(tokens), 1)}
+        remembers = b"1" if self.topic.settings.remember_ms else b"0"
+        head = (now_ms, remembers, len(numbers), *(part for token in numbers for part in token))
         shares = self._share(ids, 0)
-        head = (now_ms, b"1" if self.topic.settings.remember_ms else b"0")
-        for places, answer in zip(
-            shares.places, await self._run(scripts.ACK, head, shares, [ids, tokens]), strict=True
-        ):
+        answers = await self._run(scripts.ACK, head, shares, [ids, births, [numbers[token] for token in tokens]])
+        for places, answer in zip(shares.places, answers, strict=True):
             if isinstance(answer, StoreError):
                 failed.update(dict.fromkeys(places, answer))
                 continue

@@ -114,16 +114,17 @@ async def _lease_at_once(search: _Search, left: list[Grant], taken: _Taken, tell
     when to look again."""
     turn, removed = 1, 0
     while True:
-        ids, values, contents, turns, odd, odds, more, turn, free, held = await search.lease(left, turn, tell_next)
-        if ids:
-            dealt = np.array(turns, dtype=np.uint32)
+        answer, odd, odds, more, turn, free, held = await search.lease(left, turn, tell_next)
+        if answer:
+            ids, values, contents, turns = ([item for part in answer for item in part[at]] for at in range(4))
+            dealt = np.array(turns, dtype=np.uint32) if len(left) > 1 else np.zeros(len(ids), dtype=np.uint32)
             rows = taken.add(ids, values, contents, dealt)
             assert rows.headers is not None
             left = _left(left, dealt, rows.payload_bytes.astype(np.int64) + rows.headers.sizes)
         if odd:
             removed += len(odd)
             await search.sort_out(Candidates(odd, odds, False), taken)
-        if not (odd or (more and ids)) or removed >= MOST_REMOVED or not any(grant.count for grant in left):
+        if not (odd or (more and answer)) or removed >= MOST_REMOVED or not any(grant.count for grant in left):
             break
     if odd and tell_next:
         return await search.next_lease_ms()
@@ -187,7 +188,7 @@ class _Search:
         """What `scripts.LEASE` answers."""
         groups = self._keys.groups(self._buckets)
         if not groups:
-            return [[], [], [], [], [], [], 0, turn, b"", b""]
+            return [[], [], [], 0, turn, b"", b""]
         args: list[Any] = [self._now_ms, self._free_until_ms, self._held_until_ms]
         args += [self._keys.topic.settings.max_deliveries, int(tell_next), turn]
         for grant in grants:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from timeline.columns import Int64, UInt64
 from timeline.leases import Ask, Message
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
@@ -135,12 +136,10 @@ async def _ack(call: Call, settles: Settles) -> list[int]:
     acks = np.flatnonzero(settles.operation == Operation.ACK)
     if not len(acks):
         return list(range(len(settles)))
-    heads = np.empty(len(acks), dtype=[("version", "<i8"), ("birth", "<u8")])
-    heads["birth"], heads["version"] = settles.birth[acks], settles.version[acks]
-    packed, holders = heads.tobytes(), settles.holders.tolist()
-    places = acks.tolist()
-    tokens = [packed[16 * n : 16 * n + 16] + holders[at] for n, at in enumerate(places)]
-    digits, failed = await call.keys.ack([call.ids[at] for at in places], tokens, call.now_ms)
+    places, births = acks.tolist(), _eights(settles.birth[acks])
+    holders = settles.holders.tolist()
+    tokens = list(zip(_eights(settles.version[acks]), [holders[at] for at in places], strict=True))
+    digits, failed = await call.keys.ack([call.ids[at] for at in places], births, tokens, call.now_ms)
     call.fail({places[n]: error for n, error in failed.items()})
     found = np.frombuffer(digits, dtype=np.uint8) - ord("0")
     done = acks[found < 2]
@@ -148,6 +147,12 @@ async def _ack(call: Call, settles: Settles) -> list[int]:
     call.answers.late[done] = found[found < 2]
     passed = set(done.tolist()).union(places[n] for n in failed)
     return [at for at in range(len(settles)) if at not in passed] if len(passed) < len(settles) else []
+
+
+def _eights(numbers: Int64 | UInt64) -> list[bytes]:
+    """Each number as the eight bytes of it that stand in a value."""
+    packed: list[bytes] = np.ascontiguousarray(numbers.astype("<u8")).view("V8").tolist()
+    return packed
 
 
 class _LazySettles(list[Ask]):

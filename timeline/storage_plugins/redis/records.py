@@ -28,12 +28,12 @@ HEAD = np.dtype(
         ("deliveries", "<u4"),
         ("holder_size", "u1"),
         ("kind", "u1"),
+        ("expires_ms", "<i8"),
         ("birth", "<u8"),
         ("scheduled_ms", "<i8"),
         ("put_ms", "<i8"),
         ("asked_ms", "<i8"),
         ("last_op", "<u8"),
-        ("expires_ms", "<i8"),
         ("payload_sum", "<u8"),
         ("died_ms", "<i8"),
         ("payload_bytes", "<u4"),
@@ -46,7 +46,7 @@ HEAD = np.dtype(
 """What a lease changes comes first, so that a script makes the new value of two pieces, the first of them the same for
 most of a batch."""
 HEAD_BYTES = HEAD.itemsize
-_PACK = struct.Struct("<qqIBBQqqqQqQqIIHBB")
+_PACK = struct.Struct("<qqIBBqQqqqQQqIIHBB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ def pack(stored: Stored) -> bytes:
         message.deliveries,
         len(message.holder),
         kind_of(message),
+        message.expires_ms,
         message.birth,
         message.scheduled_ms,
         stored.put_ms,
         message.asked_ms,
         message.last_op,
-        message.expires_ms,
         message.payload_sum,
         stored.settled_ms if message.remembered else message.died_ms,
         stored.payload_bytes,
@@ -105,8 +105,8 @@ def pack(stored: Stored) -> bytes:
 def unpack(packed: bytes) -> Stored:
     """The reverse of `pack`."""
     numbers = _PACK.unpack_from(packed)
-    version, due_ms, deliveries, holder_size, kind, birth, scheduled_ms, put_ms, asked_ms = numbers[:9]
-    last_op, expires_ms, payload_sum, died_ms, payload_bytes, headers_bytes = numbers[9:15]
+    version, due_ms, deliveries, holder_size, kind, expires_ms, birth, scheduled_ms, put_ms = numbers[:9]
+    asked_ms, last_op, payload_sum, died_ms, payload_bytes, headers_bytes = numbers[9:15]
     reason_size, group_size, tag_size = numbers[15:]
     if kind == KEPT:
         kept = Message(birth, version, last_op=last_op, payload_sum=payload_sum, remembered=True)

@@ -44,7 +44,7 @@ for n, base in ipairs(KEYS) do
         times[last + 1], times[last + 2] = text(value:sub(9, 16)), id
         if walks then walked[last + 1], walked[last + 2] = 0, id end
         last = last + 2
-        local size, expires = value:byte(98), value:sub(63, 70)
+        local size, expires = value:byte(98), value:sub(23, 30)
         if size > 0 then
           tags[#tags + 1] = 0
           tags[#tags + 1] = value:sub(98, 98 + size) .. id
@@ -140,7 +140,7 @@ for n, base in ipairs(KEYS) do
           end
           local aged, ages = was == 1 or was == 2, is == 1 or is == 2
           if aged ~= ages then
-            local expires = (aged and old or new):sub(63, 70)
+            local expires = (aged and old or new):sub(23, 30)
             if expires ~= ZERO and aged then
               edel[#edel + 1] = id
             elseif expires ~= ZERO then
@@ -178,25 +178,29 @@ return {conflicts, contents}
 ACK = (
     PRELUDE
     + """
--- ARGV: now, '1' to remember. Then for each key: how many items, and id and token for each: version, birth (8 bytes
--- each), holder. Removes what is held under just that token. Answers a digit an item: 0 removed, 1 removed late, 2 to
--- be decided.
-local digits, at = {}, 3
-local now, keep = tonumber(ARGV[1]), ARGV[2] == '1'
-local lates = {}
+-- ARGV: now, '1' to remember, how many kinds of token, and of each version (8 bytes) and holder; then for each key: how
+-- many items, and id, birth (8 bytes) and kind of token for each. Removes what is held under just that token. Answers a
+-- digit an item: 0 removed, 1 removed late, 2 to be decided.
+local digits, lates, versions, holders = {}, {}, {}, {}
+local now, keep, at = tonumber(ARGV[1]), ARGV[2] == '1', 4
+for number = 1, tonumber(ARGV[3]) do
+  versions[tostring(number)], holders[tostring(number)], at = ARGV[at], ARGV[at + 1], at + 2
+end
 for _, base in ipairs(KEYS) do
   local count = tonumber(ARGV[at])
   local ids, held, tags, ages, kept, times = {}, {}, {}, {}, {}, {}
-  for i = 1, count do ids[i] = ARGV[at + 2 * i - 1] end
+  for i = 1, count do ids[i] = ARGV[at + 3 * i - 2] end
   local stand = redis.call('HMGET', base, unpack(ids))
+  local expire = redis.call('EXISTS', base .. ':e') == 1
   for i = 1, count do
-    local id, value, token = ids[i], stand[i], ARGV[at + 2 * i]
-    local digit = '2'
-    if value and value:byte(22) == 2 and value:sub(1, 8) == token:sub(1, 8)
-        and value:sub(23, 30) == token:sub(9, 16) then
-      local group, tag = value:byte(97, 98)
-      if value:sub(99 + tag + group) == token:sub(17) then
-        local due = value:sub(9, 16)
+    local id, value, digit = ids[i], stand[i], '2'
+    if value then
+      local size, kind = value:byte(21, 22)
+      local token = ARGV[at + 3 * i]
+      local holder = holders[token]
+      if kind == 2 and size == #holder and value:sub(1, 8) == versions[token] and value:sub(-size) == holder
+          and value:sub(31, 38) == ARGV[at + 3 * i - 1] then
+        local due, tag = value:sub(9, 16), value:byte(98)
         digit = lates[due]
         if not digit then
           digit = struct.unpack('<i8', due) <= now and '1' or '0'
@@ -204,11 +208,11 @@ for _, base in ipairs(KEYS) do
         end
         held[#held + 1] = id
         if tag > 0 then tags[#tags + 1] = value:sub(98, 98 + tag) .. id end
-        if value:sub(63, 70) ~= ZERO then ages[#ages + 1] = id end
+        if expire and value:sub(23, 30) ~= ZERO then ages[#ages + 1] = id end
         if keep then
           kept[#kept + 1] = id
-          kept[#kept + 1] = value:sub(1, 8) .. string.rep('\\0', 13) .. '\\4' .. value:sub(23, 30)
-            .. string.rep('\\0', 40) .. value:sub(71, 78) .. struct.pack('<i8', now) .. string.rep('\\0', 12)
+          kept[#kept + 1] = value:sub(1, 8) .. string.rep('\\0', 13) .. '\\4' .. ZERO .. value:sub(31, 38)
+            .. string.rep('\\0', 32) .. value:sub(71, 78) .. struct.pack('<i8', now) .. string.rep('\\0', 12)
           times[#times + 1] = ARGV[1]
           times[#times + 1] = id
         end
@@ -227,7 +231,7 @@ for _, base in ipairs(KEYS) do
   else
     spread('HDEL', base, held)
   end
-  at = at + 1 + 2 * count
+  at = at + 1 + 3 * count
 end
 return table.concat(digits)
 """
