@@ -38,6 +38,7 @@ COMMANDS = {
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
     "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
+    "outbox": ("timeline.cli.outbox", "Send what a transaction added, once it has committed"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
     "copy": ("timeline.cli.copy", "Move house: topics from one store into another"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),

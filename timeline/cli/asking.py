@@ -38,7 +38,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def asking(**given: Any) -> Any:
         address, timeout = given["address"], given["timeout"]
-        _check_address(address)
+        check_addresses(address)
         try:
             return function(**given)
         except (Unavailable, Closed) as error:
@@ -84,7 +84,7 @@ def topic_names(context: click.Context, parameter: click.Parameter, begun: str) 
         return []
 
 
-def _check_address(addresses: str) -> None:
+def check_addresses(addresses: str) -> None:
     """Raises Failed for what is no list of addresses, with the one that was probably meant."""
     try:
         parse_addresses(addresses)

@@ -1,0 +1,287 @@
+"""The relay's side of the outbox's table: takes what waits, and deletes or sets aside what was answered.
+
+Calls block; the relay makes them in one thread. Where the database has SKIP LOCKED, what was taken stays locked until
+it is settled, so that several relays share a table and none sends what another has in hand; a relay that dies lets go
+of it with its connection. SQLite has none: there one relay at a time holds a lock beside the database's file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from timeline.clock import Clock
+from timeline.errors import Unavailable
+from timeline.outbox.address import OutboxRefused, outbox_url
+from timeline.outbox.ddl import TABLE, check_table
+from timeline.outbox.rows import REASON_CHARS, Refused, Row, Waiting
+from timeline.storage_plugins import shown
+
+TAKEN_BYTES = 16 * 1024 * 1024
+"""Payload bytes that are taken at once; one payload may be more."""
+COUNTED = 100_000
+"""Rows that wait are counted up to so many."""
+CONNECT_S = 10
+ANSWER_S = 60
+"""A statement that takes longer is given up."""
+OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
+"""The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
+
+
+class Outbox:
+    """The table `table` of the database at `url`. `idle_s`: after how long the server may let go of rows whose relay
+    says nothing any more, where it can. Raises as `outbox_url`."""
+
+    def __init__(self, url: str, table: str = TABLE, idle_s: int = 60, clock: Clock | None = None) -> None:
+        self.url = outbox_url(url)
+        self.shown = shown(url)
+        self.table = check_table(table)
+        self.dialect = self.url.get_backend_name()
+        self._clock = clock or Clock()
+        self._idle_s = idle_s
+        self._engine = sa.create_engine(self.url, pool_size=1, max_overflow=0, **self._options())
+        sa.event.listen(self._engine, "connect", self._prepare)
+        self._connection: sa.Connection | None = None
+        self._lock: int | None = None
+        self._table = _table(self.table)
+
+    def _options(self) -> dict[str, Any]:
+        if self.dialect == "mysql":
+            # Under REPEATABLE READ a locking read also locks the gap behind the last row, where others insert.
+            limits = {"connect_timeout": CONNECT_S}
+            if self.url.get_driver_name() == "pymysql":
+                limits |= {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+            return {"isolation_level": "READ COMMITTED", "connect_args": limits}
+        if self.dialect == "postgresql":
+            known = {"psycopg": "connect_timeout", "psycopg2": "connect_timeout", "pg8000": "timeout"}
+            return {
+                "isolation_level": "READ COMMITTED",
+                "connect_args": {known[self.url.get_driver_name()]: CONNECT_S},
+            }
+        return {"connect_args": {"timeout": ANSWER_S, "check_same_thread": False}}
+
+    def _prepare(self, raw: Any, record: object) -> None:
+        """Settings of a new connection: rows of a relay that fell silent are not locked for ever."""
+        orders = {
+            "postgresql": [
+                f"SET idle_in_transaction_session_timeout = '{self._idle_s}s'",
+                f"SET statement_timeout = '{ANSWER_S}s'",
+            ],
+            "mysql": [f"SET SESSION wait_timeout = {self._idle_s}"],
+        }
+        cursor = raw.cursor()
+        try:
+            for order in orders.get(self.dialect, []):
+                cursor.execute(order)
+        finally:
+            cursor.close()
+        if orders.get(self.dialect):
+            raw.commit()
+
+    # ── opening ──
+
+    def open(self) -> None:
+        """Connects and looks whether the table is there. Raises Unavailable when no database answers, OutboxRefused,
+        with what to do about it, for everything else."""
+        try:
+            with self._engine.connect() as connection:
+                self._check_version(connection)
+                self._check_columns(connection)
+        except (OperationalError, InterfaceError) as trouble:
+            raise self.explained(trouble) from trouble
+        except DBAPIError as refused:
+            raise OutboxRefused(f"{self.shown}: {reason_of(refused)}") from refused
+
+    def explained(self, trouble: DBAPIError) -> Unavailable | OutboxRefused:
+        """The error for a database that cannot be asked."""
+        said = reason_of(trouble)
+        words = ("authentication", "denied", "does not exist", "unknown database", "no such table", "readonly")
+        if any(word in said.lower() for word in words):
+            return OutboxRefused(f"{self.shown}: {said}")
+        return Unavailable(f"the database at {self.shown} cannot be asked: {said}")
+
+    def _check_version(self, connection: sa.Connection) -> None:
+        if self.dialect != "mysql":
+            return
+        mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        oldest = OLDEST_MYSQL[mariadb]
+        found = getattr(connection.dialect, "_mariadb_normalized_version_info", None) if mariadb else None
+        found = found or connection.dialect.server_version_info or ()
+        if tuple(found) < oldest:
+            name, wanted = "MariaDB" if mariadb else "MySQL", ".".join(map(str, oldest))
+            raise OutboxRefused(
+                f"the relay needs {name} {wanted} or newer (SKIP LOCKED); this is {'.'.join(map(str, found))}"
+            )
+
+    def _check_columns(self, connection: sa.Connection) -> None:
+        looked = sa.inspect(connection)
+        schema = self._table.schema
+        if not looked.has_table(self._table.name, schema=schema):
+            raise OutboxRefused(
+                f"there is no table {self.table} in {self.shown}; "
+                f"'timeline outbox ddl --dialect {self.dialect}' prints what creates it"
+            )
+        found = {column["name"] for column in looked.get_columns(self._table.name, schema=schema)}
+        missing = [column.name for column in self._table.columns if column.name not in found]
+        if missing:
+            raise OutboxRefused(
+                f"the table {self.table} in {self.shown} has no column {', '.join(missing)}: "
+                f"'timeline outbox ddl --dialect {self.dialect}' prints how it must be"
+            )
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self.give_back()
+        self._engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether several relays may take from the table at once."""
+        return self.dialect != "sqlite"
+
+    def hold(self) -> bool:
+        """Whether this relay may take now: always where relays share; else only one may, until it closes or dies."""
+        if self.shares or self._lock is not None:
+            return True
+        lock = os.open(f"{self.url.database}-{self.table}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    # ── sending ──
+
+    def take(self, most: int, without: Sequence[str] = ()) -> list[Row]:
+        """Up to `most` rows that wait, in the order of `seq`, none of the topics `without`; as many as TAKEN_BYTES
+        allow. They are this relay's until `settle` or `give_back`."""
+        self.give_back()
+        at = self._table.c
+        waiting = [at.refused_ms.is_(None)]
+        if without:
+            waiting.append(at.topic.not_in(without))
+        sized = (
+            sa.select(at.seq, sa.func.octet_length(at.payload))
+            if self.shares
+            else sa.select(at.seq, sa.func.length(at.payload))
+        )
+        look = sized.where(*waiting).order_by(at.seq).limit(most)
+        self._connection = self._engine.connect()
+        try:
+            found = self._connection.execute(look.with_for_update(skip_locked=True) if self.shares else look).all()
+            sizes = list(accumulate(int(size or 0) for _, size in found))
+            fit = max(1, sum(total <= TAKEN_BYTES for total in sizes))
+            chosen = [seq for seq, _ in found[:fit]]
+            columns = [at[name] for name in Row.__slots__]
+            read = sa.select(*columns).where(at.seq.in_(chosen)).order_by(at.seq)
+            rows = [_row(row) for row in self._connection.execute(read)] if chosen else []
+        except BaseException:
+            self.give_back()
+            raise
+        if not rows or not self.shares:  # a transaction of SQLite would keep its log from being cut short
+            self.give_back()
+        return rows
+
+    def settle(self, sent: Sequence[int], refused: Mapping[int, str]) -> None:
+        """Deletes the rows `sent`, sets aside those `refused` with the reason, and gives back the rest of what was
+        taken; all of it or nothing."""
+        connection = self._connection = self._connection or self._engine.connect()
+        at, now_ms = self._table.c, self._clock.now_ms()
+        try:
+            if sent:
+                connection.execute(sa.delete(self._table).where(at.seq.in_(sent)))
+            for seq, reason in refused.items():
+                values = {"refused_ms": now_ms, "refused": reason.replace("\0", "")[:REASON_CHARS]}
+                connection.execute(sa.update(self._table).where(at.seq == seq).values(values))
+            connection.commit()
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Lets go of what was taken and not settled. Harmless when there is nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.close()
+        except DBAPIError:  # it is dead, and with it its locks
+            connection.invalidate()
+            connection.close()
+
+    def let_go(self) -> None:
+        """After trouble: the connection is not used again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+        self._engine.dispose()
+
+    # ── looking ──
+
+    def waiting(self) -> Waiting:
+        """How much waits and is set aside now, each counted up to COUNTED."""
+        at = self._table.c
+        with self._engine.connect() as connection:
+
+            def count(condition: sa.ColumnElement[bool]) -> int:
+                some = sa.select(at.seq).where(condition).limit(COUNTED).subquery()
+                return connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one()
+
+            first = sa.select(at.added_ms).where(at.refused_ms.is_(None)).order_by(at.seq).limit(1)
+            oldest_ms = connection.execute(first).scalar_one_or_none()
+            return Waiting(count(at.refused_ms.is_(None)), count(at.refused_ms.is_not(None)), int(oldest_ms or 0))
+
+    def set_aside(self, most: int) -> list[Refused]:
+        """Up to `most` rows that were set aside, in the order of `seq`."""
+        at = self._table.c
+        wanted = sa.select(at.seq, at.topic, at.grp, at.id, at.due_ms, at.refused_ms, sa.func.coalesce(at.refused, ""))
+        look = wanted.where(at.refused_ms.is_not(None)).order_by(at.seq).limit(most)
+        with self._engine.connect() as connection:
+            return [Refused(*list(row)) for row in connection.execute(look)]
+
+    def retry(self, seqs: Sequence[int] | None) -> int:
+        """Has rows that were set aside wait again: those of `seqs`, or all (None). Answers how many there were."""
+        return self._change(sa.update(self._table).values(refused_ms=None, refused=None), seqs)
+
+    def purge(self, seqs: Sequence[int] | None) -> int:
+        """Deletes rows that were set aside: those of `seqs`, or all (None). Answers how many there were."""
+        return self._change(sa.delete(self._table), seqs)
+
+    def _change(self, change: sa.Update | sa.Delete, seqs: Sequence[int] | None) -> int:
+        at = self._table.c
+        change = change.where(at.refused_ms.is_not(None))
+        with self._engine.begin() as connection:
+            done = connection.execute(change if seqs is None else change.where(at.seq.in_(seqs)))
+            return int(done.rowcount)
+
+
+def _table(name: str) -> sa.Table:
+    """The table as SQLAlchemy has it."""
+    schema, _, own_name = name.rpartition(".")
+    kinds: dict[str, sa.types.TypeEngine[Any]] = {"payload": sa.LargeBinary()}
+    kinds |= dict.fromkeys(("topic", "grp", "id", "tag", "headers", "refused"), sa.Text())
+    columns = [*Row.__slots__, "added_ms", "refused_ms", "refused"]
+    made = (sa.Column(column, kinds.get(column, sa.BigInteger())) for column in columns)
+    return sa.Table(own_name, sa.MetaData(), *made, schema=schema or None)
+
+
+def _row(row: sa.Row[Any]) -> Row:
+    values = dict(row._mapping)
+    values["payload"] = bytes(values["payload"] or b"")
+    return Row(**values)
+
+
+def reason_of(trouble: DBAPIError) -> str:
+    """What the database said, on one line."""
+    return " ".join(str(trouble.orig).split()) or type(trouble.orig).__name__

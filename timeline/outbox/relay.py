@@ -1,0 +1,277 @@
+"""The relay: takes what waits in the outbox, sends it by the ordinary driver, and settles it.
+
+A message keeps the id that `add` gave it. Whoever takes a row again, since a relay died between sending and settling,
+sends the very same message: the broker answers DUPLICATE, and the row is done. After the message was delivered and
+settled, that holds as long as the topic remembers ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random as randomness
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+import timeline
+from timeline.clock import Clock
+from timeline.driver.handlers import Backoff
+from timeline.errors import Closed, Invalid, TimelineError, TooLarge
+from timeline.model import Status
+from timeline.outbox.database import Outbox, reason_of
+from timeline.outbox.rows import Row, Waiting
+
+BATCH = 1_000
+EVERY_MS = 200.0
+COUNT_EVERY_MS = 5_000.0
+WAITING = Backoff(first="200ms", factor=2, cap="5s")
+NOT_NOW = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED, Status.NOT_FOUND)
+"""Answers that say nothing against the message: it waits. NOT_FOUND: there is no such topic, yet."""
+
+T = TypeVar("T")
+
+
+class Audience(Protocol):
+    """Who is told what the relay does."""
+
+    def sent(self, topic: str, status: Status, count: int) -> None:
+        """`count` messages of `topic` are on their timeline: OK, or DUPLICATE (they were before)."""
+
+    def refused(self, row: Row, status: Status, reason: str) -> None:
+        """A row was set aside."""
+
+    def trouble(self, reason: str) -> None:
+        """What keeps the relay from going on now, each time that it changes; empty: nothing any more."""
+
+    def warned(self, sentence: str) -> None:
+        """Something that its owner should know."""
+
+    def counted(self, waiting: Waiting, oldest_s: float) -> None:
+        """How much there is now, and how long the oldest row has waited."""
+
+
+@dataclass
+class _Answer:
+    """What became of the rows that were taken."""
+
+    sent: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    left: int = 0
+
+
+@dataclass
+class _Hold:
+    """A topic that is left alone for a while. `count`: how often in a row it could not be sent to."""
+
+    count: int = 0
+    until_ms: float = 0.0
+    reason: str = ""
+
+
+class Relay:
+    """Sends what waits in `outbox` through `tl` until it is told to stop. `every_ms`: how often it looks when nothing
+    waits; `batch`: how many rows it takes at once."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        tl: timeline.Timeline,
+        audience: Audience,
+        every_ms: float = EVERY_MS,
+        batch: int = BATCH,
+        clock: Clock | None = None,
+    ) -> None:
+        self._outbox, self._tl, self._audience = outbox, tl, audience
+        self._every_ms, self._batch = every_ms, batch
+        self._clock = clock or Clock()
+        self._random = randomness.SystemRandom()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
+        self._holds: dict[str, _Hold] = {}
+        self._producers: dict[tuple[str, str], timeline.Producer] = {}
+        self._looked_at: set[str] = set()
+        self._failures = 0
+        self._told = ""
+        self._counted_ms = float("-inf")
+        self._once = False
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Settles what is in hand and ends."""
+        self._stopping.set()
+
+    async def run(self, once: bool = False) -> None:
+        """Relays until `stop`. `once`: returns when nothing waits any more; then trouble with the database is raised,
+        and with the broker, too (Unavailable)."""
+        self._once = once
+        try:
+            while not self._stopping.is_set():
+                try:
+                    idle = await self._round()
+                except DBAPIError as trouble:
+                    await self._asked(self._outbox.let_go)
+                    if once:
+                        raise self._outbox.explained(trouble) from trouble
+                    self._failures += 1
+                    self._tell(f"the database at {self._outbox.shown} cannot be asked: {reason_of(trouble)}")
+                    await self._wait(float(WAITING.delay_ms(self._failures, self._random)))
+                    continue
+                self._failures = 0
+                self._tell_of_holds()
+                if once and idle:
+                    self._raise_holds()
+                    return
+                if idle:
+                    await self._wait(self._every_ms)
+        finally:
+            await self._asked(self._outbox.close)
+            self._thread.shutdown()
+
+    async def _round(self) -> bool:
+        """Takes, sends and settles once; whether there was nothing to send."""
+        if not await self._asked(self._outbox.hold):
+            if self._once:
+                raise timeline.Unavailable("another relay has this outbox: SQLite takes one at a time")
+            self._audience.warned("another relay has this outbox: waiting until it ends")
+            while not await self._asked(self._outbox.hold):
+                await self._wait(self._every_ms)
+                if self._stopping.is_set():
+                    return True
+        now_ms = self._clock.monotonic_ms()
+        held = [topic for topic, hold in self._holds.items() if hold.until_ms > now_ms]
+        rows = await self._asked(lambda: self._outbox.take(self._batch, held))
+        if rows:
+            answer = await self._send(rows)
+            await self._asked(lambda: self._outbox.settle(answer.sent, answer.refused))
+        else:
+            self._holds = {topic: self._holds[topic] for topic in held}  # of the others nothing waits any more
+        await self._count()
+        return not rows
+
+    async def _count(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._counted_ms < COUNT_EVERY_MS:
+            return
+        self._counted_ms = now_ms
+        found = await self._asked(self._outbox.waiting)
+        oldest_s = max(0.0, (self._clock.now_ms() - found.oldest_ms) / 1000) if found.oldest_ms else 0.0
+        self._audience.counted(found, oldest_s)
+
+    # ── sending ──
+
+    async def _send(self, rows: Sequence[Row]) -> _Answer:
+        answer = _Answer()
+        groups: dict[tuple[str, str], list[tuple[Row, timeline.Message]]] = {}
+        for row in rows:
+            try:
+                groups.setdefault((row.topic, row.grp), []).append((row, row.message()))
+            except (Invalid, TooLarge) as bad:
+                self._refuse(answer, row, Status(bad.code), bad.reason)
+        await asyncio.gather(*(self._send_group(answer, *key, some) for key, some in groups.items()))
+        return answer
+
+    async def _send_group(
+        self, answer: _Answer, topic: str, group: str, some: list[tuple[Row, timeline.Message]]
+    ) -> None:
+        try:
+            producer = self._producer(topic, group)
+            await self._look_at(topic)
+            receipts = await producer.produce_many([message for _, message in some])
+        except Invalid as bad:
+            if len(some) == 1:
+                self._refuse(answer, some[0][0], Status.INVALID, bad.reason)
+                return
+            for one in some:  # one of them is at fault, not all
+                await self._send_group(answer, topic, group, [one])
+            return
+        except (timeline.Unavailable, timeline.Unknown, timeline.Throttled, timeline.NotFound, Closed) as trouble:
+            answer.left += len(some)
+            self._hold(topic, trouble.reason or trouble.advice, trouble.retry_after_ms)
+            return
+        self._settle(answer, topic, [row for row, _ in some], receipts)
+
+    def _settle(self, answer: _Answer, topic: str, rows: list[Row], receipts: timeline.Receipts) -> None:
+        done: Counter[Status] = Counter()
+        waits: list[timeline.Receipt] = []
+        for row, receipt in zip(rows, receipts, strict=True):
+            if receipt.ok:
+                answer.sent.append(row.seq)
+                done[receipt.status] += 1
+            elif receipt.status in NOT_NOW:
+                waits.append(receipt)
+            else:
+                self._refuse(answer, row, receipt.status, _reason(receipt))
+        for status, count in done.items():
+            self._audience.sent(topic, status, count)
+        if waits:
+            answer.left += len(waits)
+            longest = max(receipt.retry_after_ms for receipt in waits)
+            self._hold(topic, f"{topic}: {waits[0].status}: {_reason(waits[0])}", longest)
+        else:
+            self._holds.pop(topic, None)
+
+    def _refuse(self, answer: _Answer, row: Row, status: Status, reason: str) -> None:
+        answer.refused[row.seq] = f"{status}: {reason}"
+        self._audience.refused(row, status, reason)
+
+    def _producer(self, topic: str, group: str) -> timeline.Producer:
+        made = self._producers.get((topic, group))
+        if made is None:
+            made = self._producers[topic, group] = self._tl.producer(topic, group=group)
+        return made
+
+    async def _look_at(self, topic: str) -> None:
+        """Once for each topic: whether it remembers what was settled, since else a relay that dies may double."""
+        if topic in self._looked_at:
+            return
+        record = next((one for one in await self._tl.topics() if one.name == topic), None)
+        if record is None:
+            raise timeline.NotFound(f"there is no topic {topic!r}; its messages wait until there is")
+        self._looked_at.add(topic)
+        if not record.settings.remember_ms:
+            self._audience.warned(
+                f"topic {topic} does not remember ids: what was sent, delivered and settled just before a relay dies "
+                f"may be sent again; 'timeline topic update {topic} --remember 1d' mends it"
+            )
+
+    # ── waiting ──
+
+    def _hold(self, topic: str, reason: str, least_ms: int) -> None:
+        hold = self._holds.setdefault(topic, _Hold())
+        hold.count += 1
+        wait_ms = max(WAITING.delay_ms(hold.count, self._random), least_ms)
+        hold.until_ms = float("inf") if self._once else self._clock.monotonic_ms() + wait_ms
+        hold.reason = reason
+
+    def _tell_of_holds(self) -> None:
+        self._tell(next((hold.reason for hold in self._holds.values()), ""))
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            self._audience.trouble(reason)
+
+    def _raise_holds(self) -> None:
+        if self._holds:
+            raise timeline.Unavailable("; ".join(sorted({hold.reason for hold in self._holds.values()})))
+
+    async def _wait(self, wait_ms: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
+        except TimeoutError:
+            pass  # nobody stopped it: on with the next round
+
+    def _asked(self, call: Callable[[], T]) -> Awaitable[T]:
+        """A call of the database, in its thread."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _reason(receipt: timeline.Receipt) -> str:
+    try:
+        receipt.raise_failed()
+    except TimelineError as error:
+        return error.reason or error.advice
+    raise AssertionError(f"{receipt} has not failed")
