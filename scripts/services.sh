@@ -11,6 +11,7 @@ declare -A package=()
 while read -r program name; do
     [[ -z $program ]] || package[$program]=$name
 done <<'LIST'
+postgres postgresql
 redis-server redis-server
 mariadbd mariadb-server
 redis-cli redis-tools

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -52,9 +53,17 @@ def _missing_atheris() -> str | None:
     return "atheris is not installed: it has wheels for CPython 3.11 to 3.13 on Linux, x86-64; there run make setup"
 
 
+def _missing_postgresql() -> str | None:
+    """Debian keeps the server's programs off the path."""
+    if any(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
+        return None
+    return _missing_program("postgres", "postgresql")
+
+
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "postgresql": _missing_postgresql,
     "redis": lambda: _missing_program("redis-server", "redis-server"),
     "mysql": _missing_mariadb,
     "redis_cluster": lambda: (

@@ -62,13 +62,14 @@ def add_many(
     paramstyle: str | None = None,
 ) -> list[str]:
     """The same for many messages; answers their ids in order."""
+    check_table(table)
     rows = rows_of(messages, topic, group)
     if not rows:
         return []
     if _of_sqlalchemy(connection):
-        _add_by_sqlalchemy(connection, rows, check_table(table))
+        _add_by_sqlalchemy(connection, rows, table)
     else:
-        _add_by_dbapi(connection, rows, check_table(table), paramstyle)
+        _add_by_dbapi(connection, rows, table, paramstyle)
     return [row["id"] for row in rows]
 
 
@@ -152,9 +153,9 @@ def _core() -> Any:
 
 def _add_by_sqlalchemy(connection: Any, rows: list[dict[str, Any]], table: str) -> None:
     core = connection if isinstance(connection, _core().Connection) else connection.connection()
-    raw = core.connection.dbapi_connection
-    if core.in_transaction():
-        _check_transaction(raw)
+    if not core.in_transaction():
+        core.begin()  # as its first statement would
+    _check_transaction(core.connection.dbapi_connection)
     connection.execute(_core().text(_insert(table, "named")), rows if len(rows) > 1 else rows[0])
 
 

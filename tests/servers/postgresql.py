@@ -1,0 +1,52 @@
+"""PostgreSQL as a process: as Debian ships it, with its own durable settings."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.servers.process import Server
+
+_STARTUP = b"user\0postgres\0database\0postgres\0\0"
+
+
+def program(name: str) -> str:
+    """Where a program of the server is: Debian keeps them off the path."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: float(path.parts[-3]))
+    return str(found[-1]) if found else shutil.which(name) or name
+
+
+class PostgresqlServer(Server):
+    """One PostgreSQL. `settings`: more of its settings, as `name=value`."""
+
+    name = "postgresql"
+    user = "postgres"
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        super().__init__(folder)
+        self.settings = settings
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def command(self) -> Sequence[str]:
+        plain = ["-D", str(self.folder / "data"), "-p", str(self.port), "-k", "", "-c", "listen_addresses=127.0.0.1"]
+        return [program("postgres"), *plain, *(part for setting in self.settings for part in ("-c", setting))]
+
+    def prepare(self) -> None:
+        data = str(self.folder / "data")
+        self.run(program("initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+
+    def ready(self) -> bool:
+        """It answers a startup message with what it wants for authentication, or with an error while it starts."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as asked:
+                asked.sendall(struct.pack("!ii", 8 + len(_STARTUP), 196608) + _STARTUP)
+                return asked.recv(1) == b"R"
+        except OSError:
+            return False
