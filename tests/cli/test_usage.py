@@ -39,11 +39,12 @@ def test_every_command_of_the_contract_is_there() -> None:
     words = {" ".join(path) for path in commands()}
     topic = {f"topic {name}" for name in ("create", "list", "show", "update", "pause", "resume", "drop")}
     dead = {f"dead {name}" for name in ("list", "revive", "purge")}
+    outbox = {f"outbox {name}" for name in ("relay", "ddl", "list", "retry", "purge")}
     single = {
         "serve", "produce", "consume", "move", "cancel", "show", "ls", "forecast", "late", "why", "top", "bench",
-        "check-store", "doctor", "demo", "completion", "version",
+        "check-store", "outbox", "doctor", "demo", "completion", "version",
     }  # fmt: skip
-    assert words >= topic | dead | single
+    assert words >= topic | dead | outbox | single
 
 
 @pytest.mark.parametrize("path", commands(), ids=" ".join)

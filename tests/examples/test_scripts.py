@@ -69,6 +69,14 @@ def test_a_dunning_job_sends_once_however_often_it_runs(run: Run) -> None:
 
 
 @pytest.mark.processes
+def test_reminders_are_sent_for_what_was_committed(run: Run, tl: timeline.SyncTimeline) -> None:
+    lines = run("outbox_orders")
+    assert [line for line in lines if line.startswith("mallory")] == ["mallory: this customer buys nothing here"] * 2
+    assert lines[-1] == "3 orders, 3 of them with a reminder"
+    assert {message.payload for message in tl.scan("payments", payload=True)} == {b"ada", b"grace", b"edsger"}
+
+
+@pytest.mark.processes
 def test_timers_are_cancelled_before_they_fire(run: Run, tl: timeline.SyncTimeline) -> None:
     was_set, was_cancelled, last = run("timeouts")
     assert re.fullmatch(r"100000 timers set in \d+\.\d s", was_set)

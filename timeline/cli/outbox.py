@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,9 @@ def relay(
         try:
             async with timeline.connect(address, timeout=timeout) as tl:
                 made = Relay(found, tl, teller, every_ms, batch)
-                for number in (signal.SIGINT, signal.SIGTERM):
+                # Elsewhere nobody hears signals.
+                here = threading.current_thread() is threading.main_thread()
+                for number in (signal.SIGINT, signal.SIGTERM) if here else ():
                     asyncio.get_running_loop().add_signal_handler(number, made.stop)
                 teller.begun(found, address, measured)
                 await made.run(once)

@@ -8,6 +8,7 @@ of it with its connection. SQLite has none: there one relay at a time holds a lo
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -200,7 +201,7 @@ class Outbox:
         at, now_ms = self._table.c, self._clock.now_ms()
         try:
             if sent:
-                connection.execute(self._delete(), {"seqs": sent})
+                self._delete(connection, sent)
             for seq, reason in refused.items():
                 values = {"refused_ms": now_ms, "refused": reason.replace("\0", "")[:REASON_CHARS]}
                 connection.execute(sa.update(self._table).where(at.seq == seq).values(values))
@@ -208,12 +209,16 @@ class Outbox:
         finally:
             self.give_back()
 
-    def _delete(self) -> sa.TextClause:
-        """Deletes `seqs`. InnoDB locks whatever it reads to find them: were it to read the whole table, which it likes
-        to with a small one, it would wait for the rows that another relay has, and that one for ours."""
-        hint = " AS o FORCE INDEX (PRIMARY)" if self.dialect == "mysql" else ""
-        made = sa.text(f"DELETE {'o ' if hint else ''}FROM {self.table}{hint} WHERE seq IN :seqs")
-        return made.bindparams(sa.bindparam("seqs", expanding=True))
+    def _delete(self, connection: sa.Connection, seqs: Sequence[int]) -> None:
+        """Deletes rows. InnoDB locks whatever it reads to find them, and would rather read a small table whole than look
+        keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the keys, in
+        this order, it reads these rows alone."""
+        if self.dialect != "mysql":
+            connection.execute(sa.delete(self._table).where(self._table.c.seq.in_(seqs)))
+            return
+        keys = "JSON_TABLE(:seqs, '$[*]' COLUMNS (seq BIGINT PATH '$')) AS k"
+        joined = f"{keys} STRAIGHT_JOIN {self.table} AS o FORCE INDEX (PRIMARY) ON o.seq = k.seq"
+        connection.execute(sa.text(f"DELETE o FROM {joined}"), {"seqs": json.dumps(list(seqs))})
 
     def give_back(self) -> None:
         """Lets go of what was taken and not settled. Harmless when there is nothing."""
