@@ -210,9 +210,9 @@ class Outbox:
             self.give_back()
 
     def _delete(self, connection: sa.Connection, seqs: Sequence[int]) -> None:
-        """Deletes rows. InnoDB locks whatever it reads to find them, and would rather read a small table whole than look
-        keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the keys, in
-        this order, it reads these rows alone."""
+        """Deletes rows. InnoDB locks whatever it reads to find them, and would rather read a small table whole than
+        look keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the keys,
+        in this order, it reads these rows alone."""
         if self.dialect != "mysql":
             connection.execute(sa.delete(self._table).where(self._table.c.seq.in_(seqs)))
             return
