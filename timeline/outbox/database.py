@@ -211,8 +211,8 @@ class Outbox:
 
     def _delete(self, connection: sa.Connection, seqs: Sequence[int]) -> None:
         """Deletes rows. InnoDB locks whatever it reads to find them, and would rather read a small table whole than
-        look keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the keys,
-        in this order, it reads these rows alone."""
+        look keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the
+        keys, in this order, it reads these rows alone."""
         if self.dialect != "mysql":
             connection.execute(sa.delete(self._table).where(self._table.c.seq.in_(seqs)))
             return
