@@ -209,12 +209,18 @@ async def test_missing_folder(tmp_path: Path) -> None:
         await open_store(f"sqlite:///{tmp_path}/none/a.db")
 
 
-def _note_column(execute: sql.Executes) -> None:
-    execute("ALTER TABLE message ADD COLUMN note BLOB NOT NULL DEFAULT x''")
+def _step(*statements: str) -> sql.Migration:
+    """A step that runs these and takes nothing away."""
+
+    def expand(execute: sql.Executes) -> None:
+        for statement in statements:
+            execute(statement)
+
+    return sql.Migration(expand, lambda _: None)
 
 
-def _note_index(execute: sql.Executes) -> None:
-    execute("CREATE INDEX message_note ON message (topic, note)")
+_NOTE_COLUMN = _step("ALTER TABLE message ADD COLUMN note BLOB NOT NULL DEFAULT x''")
+_NOTE_INDEX = _step("CREATE INDEX message_note ON message (topic, note)")
 
 
 async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +229,7 @@ async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: 
     await store.create_topic(made)
     await store.put(made, NOW_MS, puts(ids(5)))
     await store.close()
-    monkeypatch.setattr(sql, "MIGRATIONS", (_note_column, _note_index))
+    monkeypatch.setattr(sql, "MIGRATIONS", (_NOTE_COLUMN, _NOTE_INDEX))
     store = await open_store(url)
     assert len(await dump(store, made)) == 5
     await store.put(made, NOW_MS, puts(ids(5, b"n")))
@@ -233,7 +239,9 @@ async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: 
         assert connection.execute("SELECT count(*) FROM message WHERE note = x''").fetchone() == (10,)
     connection.close()
     monkeypatch.setattr(sql, "MIGRATIONS", ())
-    with pytest.raises(StoreRefused, match="has version 3, this Timeline knows versions 1 to 1"):
+    with pytest.raises(
+        StoreRefused, match="has version 3, which 2 and newer can use; this Timeline knows versions 1 to 1"
+    ):
         await open_store(url)
 
 
@@ -291,10 +299,7 @@ async def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pyt
     url = f"sqlite:///{tmp_path}/a.db"
     await (await open_store(url)).close()
 
-    def fails(execute: sql.Executes) -> None:
-        execute("CREATE TABLE message (row INTEGER)")
-
-    monkeypatch.setattr(sql, "MIGRATIONS", (_note_column, fails))
+    monkeypatch.setattr(sql, "MIGRATIONS", (_NOTE_COLUMN, _step("CREATE TABLE message (row INTEGER)")))
     with pytest.raises(Exception, match="already exists"):
         await open_store(url)
     monkeypatch.setattr(sql, "MIGRATIONS", ())

@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
     "outbox": ("timeline.cli.outbox", "Send what a transaction added, once it has committed"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
+    "store": ("timeline.cli.store", "Bring a store's schema to this version, and leave the last one behind"),
     "copy": ("timeline.cli.copy", "Move house: topics from one store into another"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
     "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),

@@ -17,11 +17,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
 from timeline.model import MAX_TIME_MS, Answers, Operation, Rows, State, Topic
+
+if TYPE_CHECKING:
+    from timeline.storage_plugins.versions import Versions
 
 
 class StoreError(TimelineError):
@@ -289,6 +292,10 @@ class Store(ABC):
     @abstractmethod
     async def check(self) -> None:
         """Whether a write would work now: returns, or raises StoreUnavailable with the reason."""
+
+    async def migrate(self, contract: bool) -> Versions | None:
+        """The schema's versions, None without a schema. `contract`: takes away what only the version before needed."""
+        return None
 
     async def clock_ms(self) -> float | None:
         """The server's own wall clock in milliseconds UTC, None when it has none (capability `own_clock`)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pymysql
 
@@ -11,7 +13,8 @@ from timeline.storage_plugins.contract import StoreRefused
 from timeline.storage_plugins.mysql.connections import Session, code_of
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
-from timeline.storage_plugins.sql import MIGRATIONS, migrate, settings_text, topic_of
+from timeline.storage_plugins.sql import MIGRATIONS, settings_text, topic_of
+from timeline.storage_plugins.versions import Versions, migrate
 
 OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
 LOCK = "CONCAT('timeline ', LEFT(MD5(DATABASE()), 16))"
@@ -25,10 +28,16 @@ SAME_INDEX = 1061
 def prepare(session: Session) -> str:
     """Creates or migrates the schema, one process at a time; answers the cluster's uid. DDL commits by itself here, so
     that a creation may be cut short: it is gone on with, and tables of others are never touched."""
+    with _alone(session):
+        return _prepare(session)
+
+
+@contextmanager
+def _alone(session: Session) -> Iterator[None]:
     if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:
         raise StoreRefused("another process is migrating this database's schema: start this one when it is done")
     try:
-        return _prepare(session)
+        yield
     finally:
         session.rows(f"SELECT RELEASE_LOCK({LOCK})")
 
@@ -59,11 +68,23 @@ def _prepare(session: Session) -> str:
                     raise
         session.execute(f"INSERT INTO meta (name, value) VALUES ('schema', '{1 + len(MIGRATIONS)}')")
     else:
-        version = int(found[b"schema"])
-        reached = migrate(session.execute, version, MIGRATIONS)
-        if reached != version:
-            session.execute("UPDATE meta SET value = %s WHERE name = 'schema'", (str(reached),))
+        _migrated(session, found, contract=False)
     return bytes(found[b"cluster"]).decode()
+
+
+def contracted(session: Session, contract: bool) -> Versions:
+    """The schema's versions; `contract`: without what only the version before needed. One process at a time."""
+    with _alone(session):
+        return _migrated(session, dict(session.rows("SELECT name, value FROM meta")), contract)
+
+
+def _migrated(session: Session, known: dict[bytes, bytes], contract: bool) -> Versions:
+    found = Versions.of(known[b"schema"], known.get(b"oldest"))
+    reached = migrate(session.execute, found, MIGRATIONS, contract=contract)
+    if reached != found:
+        noted = (str(reached.version), str(reached.oldest))
+        session.execute("REPLACE INTO meta (name, value) VALUES ('schema', %s), ('oldest', %s)", noted)
+    return reached
 
 
 def server(session: Session) -> tuple[str, tuple[str, ...], int]:

@@ -34,6 +34,7 @@ from timeline.storage_plugins.mysql.location import Location
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.calls import cut, joined, whole
 from timeline.storage_plugins.sql.changes import mutate
+from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
 
@@ -101,6 +102,9 @@ class MysqlStore(Store):
         await self._transact(
             lambda session: session.execute("REPLACE INTO meta (name, value) VALUES ('probe', HEX(RANDOM_BYTES(8)))")
         )
+
+    async def migrate(self, contract: bool) -> Versions:
+        return await self._transact(lambda session: records.contracted(session, contract))
 
     async def clock_ms(self) -> float | None:
         found = await self._transact(lambda session: session.rows("SELECT UNIX_TIMESTAMP(SYSDATE(6))"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,7 +41,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.model import ROW_DTYPES, Rows, State, Topic, TopicSettings
-from timeline.storage_plugins.contract import ScanFilter, StoreRefused
+from timeline.storage_plugins.contract import ScanFilter
+from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 _BYTES = LargeBinary()
@@ -183,10 +184,10 @@ class Executes(Protocol):
     def __call__(self, statement: str, /) -> Any: ...
 
 
-Migration = Callable[[Executes], None]
+Migration = Step[Executes]
 
 MIGRATIONS: tuple[Migration, ...] = ()
-"""Step i takes a schema of version i + 1 to version i + 2. A step is never changed once released."""
+"""See `versions.migrate`."""
 
 
 def ddl(dialect: Dialect) -> list[str]:
@@ -197,20 +198,6 @@ def ddl(dialect: Dialect) -> list[str]:
         indexes = sorted(table.indexes, key=lambda index: index.name or "")
         made += [str(CreateIndex(index).compile(dialect=dialect)).strip() for index in indexes]
     return made
-
-
-def migrate(execute: Executes, found: int, migrations: Sequence[Migration]) -> int:
-    """Takes a schema of version `found` forward to the version that `migrations` lead to, and returns that. Runs in
-    the caller's transaction; the caller records the version. Raises StoreRefused for a newer schema."""
-    wanted = 1 + len(migrations)
-    if not 1 <= found <= wanted:
-        raise StoreRefused(
-            f"the store's schema has version {found}, this Timeline knows versions 1 to {wanted}: "
-            "run the Timeline that wrote it, or a newer one"
-        )
-    for step in migrations[found - 1 :]:
-        step(execute)
-    return wanted
 
 
 # ── statements ──

@@ -16,6 +16,7 @@ from timeline.storage_plugins import shown, sql
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.sqlite.checkpoints import LOG_BYTES, LOG_PAGES
 from timeline.storage_plugins.sqlite.writer import unavailable
+from timeline.storage_plugins.versions import Versions, migrate, noted
 
 APPLICATION_ID = 0x544C4E31
 """Marks the file as Timeline's, so that nobody else's database is written to."""
@@ -199,17 +200,17 @@ class Database:
         connection.execute("BEGIN IMMEDIATE")
         try:
             if tables:
-                known = dict(connection.execute("SELECT name, value FROM meta").fetchall())
-                version = sql.migrate(connection.execute, int(known["schema_version"]), sql.MIGRATIONS)
+                known = _known(connection)
+                reached = migrate(connection.execute, noted(known), sql.MIGRATIONS)
             else:
-                known, version = {"cluster_uid": secrets.token_hex(16)}, 1 + len(sql.MIGRATIONS)
+                known, newest = {"cluster_uid": secrets.token_hex(16)}, 1 + len(sql.MIGRATIONS)
+                reached = Versions(newest, newest)
                 for statement in sql.ddl(sqlite_dialect.dialect()):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.clean = known.get("clean", "1") == "1"
             self.cluster_uid = known["cluster_uid"]
-            written = {"schema_version": str(version), "cluster_uid": self.cluster_uid, "clean": "0"}
-            connection.executemany("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", list(written.items()))
+            _note(connection, {"cluster_uid": self.cluster_uid, "clean": "0"}, reached)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
@@ -226,6 +227,23 @@ class Database:
         if name == "SQLITE_FULL":
             return StoreUnavailable(f"{path}: {error}: free some space")
         return unavailable(error)
+
+
+def contracted(connection: sqlite3.Connection, contracting: bool) -> Versions:
+    """The schema's versions, in the caller's transaction; `contracting`: without what only the version before needed.
+    Raises StoreRefused."""
+    reached = migrate(connection.execute, noted(_known(connection)), sql.MIGRATIONS, contract=contracting)
+    _note(connection, {}, reached)
+    return reached
+
+
+def _known(connection: sqlite3.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT name, value FROM meta").fetchall())
+
+
+def _note(connection: sqlite3.Connection, more: dict[str, str], reached: Versions) -> None:
+    written = {**more, "schema_version": str(reached.version), "oldest_version": str(reached.oldest)}
+    connection.executemany("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", list(written.items()))
 
 
 def _refused(path: Path, error: OSError) -> StoreError:

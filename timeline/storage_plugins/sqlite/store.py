@@ -40,8 +40,9 @@ from timeline.storage_plugins.sql.calls import cut, joined, whole
 from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
-from timeline.storage_plugins.sqlite.database import Database, Location
+from timeline.storage_plugins.sqlite.database import Database, Location, contracted
 from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
+from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
 
@@ -152,6 +153,9 @@ class SqliteStore(Store):
             raise StoreUnavailable(writer.trouble["damaged"])
         await self._write(writer.probe, FIRST, 1)
         writer.proven()
+
+    async def migrate(self, contract: bool) -> Versions:
+        return await self._write(lambda transaction: contracted(transaction.connection, contract), LATER, 1)
 
     # ── ways in ──
 

@@ -1,0 +1,27 @@
+"""`timeline store migrate`: a schema is raised, and the version before left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.storage_plugins.test_versions import NEXT
+from timeline.storage_plugins import sql
+
+
+def test_migrating(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    fresh = call("store", "migrate", url)
+    assert fresh.code == 0 and "1, contracted" in fresh.out, fresh.err
+    monkeypatch.setattr(sql, "MIGRATIONS", NEXT)
+    expanded = call("store", "migrate", url)
+    assert expanded.code == 0 and "2, brokers of 1 may share it" in expanded.out
+    contracted = call("store", "migrate", url, "--contract", "--json")
+    assert contracted.code == 0 and contracted.json[0]["version"] == contracted.json[0]["oldest"] == 2
+    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    refused = call("store", "migrate", url)
+    assert refused.code == 4 and "which 2 and newer can use" in refused.err
+    nothing = call("store", "migrate", "memory://")
+    assert nothing.code == 0 and "has no schema" in nothing.out

@@ -1,0 +1,54 @@
+"""`timeline store`: the schema of a store."""
+
+from __future__ import annotations
+
+import click
+
+from timeline.cli.app import DONE, Suggesting, awaited
+from timeline.cli.output import print_fields, print_json
+from timeline.storage_plugins import open_store, shown
+
+
+@click.group(cls=Suggesting)
+def store() -> None:
+    """Look after a store's schema.
+
+    \b
+    Example:
+      timeline store migrate sqlite:///timeline.db
+    """
+
+
+@store.command()
+@click.argument("url")
+@click.option("--contract", is_flag=True, help="Take away what only brokers of the version before needed.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def migrate(url: str, contract: bool, as_json: bool) -> int:
+    """Bring the schema of the store at URL to this Timeline's version.
+
+    The first broker of a new version does that by itself: it adds what it needs, and brokers of the version before go
+    on beside it. Once none of them is left, --contract takes away what only they needed; from then on they are refused.
+
+    \b
+    Example:
+      timeline store migrate sqlite:///timeline.db
+      timeline store migrate sqlite:///timeline.db --contract
+    """
+
+    async def work() -> int:
+        opened = await open_store(url)
+        try:
+            reached = await opened.migrate(contract)
+        finally:
+            await opened.close()
+        if as_json:
+            versions = {"version": reached and reached.version, "oldest": reached and reached.oldest}
+            print_json({"url": shown(url), **versions})
+        elif reached is None:
+            click.echo(f"{shown(url)} has no schema to migrate")
+        else:
+            shares = f"brokers of {reached.oldest} may share it" if reached.oldest < reached.version else "contracted"
+            print_fields({"store": shown(url), "schema version": f"{reached.version}, {shares}"})
+        return DONE
+
+    return awaited(work())

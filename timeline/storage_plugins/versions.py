@@ -1,0 +1,85 @@
+"""Versions of a store's schema, and how one becomes the next while brokers of both are at work.
+
+A step has two halves. It *expands* when the first broker of the new version opens the store: what it adds has
+defaults, and the version before goes on beside it, not knowing. It *contracts* when its operator says so, once no
+broker of the version before is left (`timeline store migrate --contract`): what only that one needed is taken away. So
+two neighbouring versions share a store, and the new one can be taken back until then.
+
+    version      1 ──expand──▶ 2                  ──contract──▶ 2      ──expand──▶ 3
+    may use it   1             1, 2 (neighbours)                2                  2, 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from timeline.storage_plugins.contract import StoreRefused
+
+E = TypeVar("E")
+"""What a half of a step is given to work with: what runs a statement, in the SQL family."""
+
+
+@dataclass(frozen=True)
+class Step(Generic[E]):
+    """From one version to the next. Both halves run in the transaction that notes what was reached, or can be run
+    again where a database has no such transactions. A step is never changed once released."""
+
+    expand: Callable[[E], None]
+    contract: Callable[[E], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """`version`: up to which a schema is expanded. `oldest`: the oldest version that may still use it."""
+
+    version: int
+    oldest: int
+
+    @classmethod
+    def of(cls, version: str | bytes, oldest: str | bytes | None) -> Versions:
+        """From what a store has noted; one that notes no `oldest` was never expanded only. Raises ValueError."""
+        reached = int(version)
+        return cls(reached, reached if oldest is None else int(oldest))
+
+
+def migrate(work: E, found: Versions, steps: Sequence[Step[E]], *, contract: bool = False) -> Versions:
+    """Takes a schema forward to the version that `steps` lead to, step i from version i + 1 to i + 2, and returns what
+    was reached, for the caller to note. `contract`: also takes away what only the version before needed; without it, a
+    schema is contracted only as far as a version two behind would need, which never shares a store with this one.
+
+    Raises StoreRefused for a schema that this version cannot use, or, asked to contract, is not the newest user of."""
+    known = 1 + len(steps)
+    if not 1 <= found.oldest <= found.version or found.oldest > known:
+        raise StoreRefused(
+            f"the store's schema has version {found.version}, which {found.oldest} and newer can use; this Timeline "
+            f"knows versions 1 to {known}: run the Timeline that wrote it, or a newer one"
+        )
+    if found.version > known:
+        if contract:
+            raise StoreRefused(
+                f"the store's schema has version {found.version}, and this Timeline knows {known}: contract it with "
+                "the newer Timeline, once no broker of this version is left"
+            )
+        return found
+    version, oldest = found.version, found.oldest
+    while version < known:
+        oldest = _contracted(work, oldest, version, steps)
+        steps[version - 1].expand(work)
+        version += 1
+    if contract:
+        oldest = _contracted(work, oldest, version, steps)
+    return Versions(version, oldest)
+
+
+def _contracted(work: E, oldest: int, version: int, steps: Sequence[Step[E]]) -> int:
+    """Takes away what only versions before `version` needed."""
+    for step in steps[oldest - 1 : version - 1]:
+        step.contract(work)
+    return version
+
+
+def noted(known: Mapping[str, str], version: str = "schema_version", oldest: str = "oldest_version") -> Versions:
+    """The versions that a store notes under these names. Raises KeyError or ValueError for a damaged note."""
+    return Versions.of(known[version], known.get(oldest))
