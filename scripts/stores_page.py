@@ -1,0 +1,173 @@
+"""Writes docs/stores.md: which store to pick. What a plugin declares comes from its code, words and figures from
+docs/stores.toml.
+
+Usage: stores_page.py, from anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from timeline.storage_plugins.contract import Capabilities  # noqa: E402
+
+PAGE = ROOT / "docs" / "stores.md"
+DATA = ROOT / "docs" / "stores.toml"
+MIB = 1 << 20
+UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A store's table of docs/stores.toml; figures that were not measured are None."""
+
+    pick: str
+    loses: str
+    limits: str
+    tested: str
+    settings: str
+    bound: str
+    cycle_per_s: int | None = None
+    cycle_pending_per_s: int | None = None
+    lateness_p50_ms: float | None = None
+    lateness_p99_ms: float | None = None
+    pending_bytes: int | None = None
+    page: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One store: its scheme, what its plugin declares before it has seen a server, and what is told of it."""
+
+    scheme: str
+    declared: Capabilities
+    told: Told
+
+    @property
+    def name(self) -> str:
+        return f"`{self.scheme}://`"
+
+
+def told() -> dict[str, Told]:
+    """What docs/stores.toml says, by scheme."""
+    return {scheme: Told(**table) for scheme, table in tomllib.loads(DATA.read_text(encoding="utf-8")).items()}
+
+
+def plugins() -> dict[str, Capabilities]:
+    """What the plugins of this package declare, by scheme, in the order of docs/stores.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared: dict[str, Capabilities] = {}
+    for scheme, entry in project["entry-points"]["timeline.storage_plugins"].items():
+        module, _, name = entry.partition(":")
+        declared[scheme] = getattr(import_module(module), name).capabilities
+    order = list(told())
+    return dict(sorted(declared.items(), key=lambda item: order.index(item[0])))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _yes(declared: bool) -> str:
+    return "yes" if declared else "no"
+
+
+def _figure(number: float | None, shown: Callable[[float], str]) -> str:
+    return UNKNOWN if number is None else shown(number)
+
+
+def _declared(row: Row) -> list[str]:
+    mine = row.declared
+    limit = f"{mine.payload_limit_bytes // MIB} MiB"
+    clock = "the server's, too" if mine.own_clock else "the broker's"
+    brokers = "several" if mine.shared else "one"
+    counts = "exact" if mine.exact_counts else "estimated"
+    return [row.name, _yes(mine.durable), _yes(mine.survives_failover), brokers, limit, counts, clock]
+
+
+def _figures(row: Row) -> list[str]:
+    mine = row.told
+    lateness = UNKNOWN
+    if mine.lateness_p50_ms is not None and mine.lateness_p99_ms is not None:
+        lateness = f"{mine.lateness_p50_ms:g} / {mine.lateness_p99_ms:g} ms"
+    return [
+        row.name,
+        _figure(mine.cycle_per_s, lambda rate: f"{rate:,.0f}/s"),
+        _figure(mine.cycle_pending_per_s, lambda rate: f"{rate:,.0f}/s"),
+        lateness,
+        _figure(mine.pending_bytes, lambda size: f"{size:,.0f}"),
+        mine.settings,
+        mine.bound,
+    ]
+
+
+def page() -> str:
+    """The page, from the code and the data as they are now."""
+    words = told()
+    rows = [Row(scheme, declared, words[scheme]) for scheme, declared in plugins().items()]
+    more = [f"[{row.scheme}]({row.told.page})" for row in rows if row.told.page]
+    laptop = [row for row in rows if row.told.url]
+    parts = [
+        "<!-- Written by scripts/stores_page.py from docs/stores.toml and what plugins declare: change those. -->\n"
+        "# Pick a store",
+        "Take what you already operate and back up: the meaning of every call is the same on each, held to it by the "
+        "one suite that `timeline check-store` runs. What differs is here.",
+        table(("store", "pick it when"), ([row.name, row.told.pick] for row in rows)),
+        f"More of each: {' · '.join(more)}. Large payloads lie [apart](payloads.md) on any of them; "
+        "[`timeline copy`](operate.md#move-house) takes topics from one to another.",
+        "## What each declares",
+        "Before it has seen a server, set up as recommended. When it opens one whose settings promise less, it "
+        "declares less, and `timeline serve` warns.",
+        table(
+            (
+                "store",
+                "survives kill -9",
+                "survives the loss of a server",
+                "brokers",
+                "payloads up to",
+                "counts",
+                "clock",
+            ),
+            map(_declared, rows),
+        ),
+        "## What may be lost",
+        table(("store", "of what was acknowledged"), ([row.name, row.told.loses] for row in rows)),
+        "## How fast, and how large",
+        "On two cores shared by producer, broker, store and consumer, 100-byte payloads, 16-byte random ids; each by "
+        "`timeline bench`, which measures the same on your machine. *Cycle*: put, due, leased, pushed, acknowledged. "
+        "*Lateness*: at 1,000/s, from due to the consumer's code. *Bytes*: of a pending message beside its payload, "
+        "headers and id.",
+        table(
+            ("store", "cycle", "with 1 M pending", "lateness p50 / p99", "bytes", "settings", "what bounds it"),
+            map(_figures, rows),
+        ),
+        "## Limits, and what was tested",
+        table(("store", "to know", "tested on"), ([row.name, row.told.limits, row.told.tested] for row in rows)),
+    ]
+    if laptop:
+        parts += [
+            "## Try it on a laptop",
+            "`compose.yaml` in the repository starts each, bound to loopback, set up as recommended:",
+            "<!-- not run: it needs a container engine -->\n```sh\n"
+            + "\n".join(
+                f"docker compose --profile {row.scheme} up -d --wait\ntimeline serve --store '{row.told.url}'"
+                for row in laptop
+            )
+            + "\n```",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
