@@ -38,6 +38,8 @@ DELIVERED_OUT = b"max_deliveries"
 last delivery adds what went wrong: `max_deliveries: ValueError: …`."""
 PAYLOAD_GONE, PAYLOAD_DAMAGED = b"payload gone", b"payload damaged"
 """The reasons of dead letters whose payload is not what was put."""
+PAYLOAD_APART = b"payload apart"
+"""The reason of those whose payload lies in a place that the broker was not told."""
 
 
 class Status(StrEnum):

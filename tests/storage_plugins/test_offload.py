@@ -3,6 +3,8 @@ out, checked against their checksum; one that is gone or damaged is an error on 
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,24 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timeline.model import Operation, Status
-from timeline.storage_plugins import make_store, offload_of
+from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status
+from timeline.storage_plugins import make_store, orphans
 from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
-from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.offload import READ_AGAIN_MS, OffloadingStore
-from timeline.storage_plugins.payload_files import PayloadFiles
 from timeline.storage_plugins.payloads import (
     SHARDS,
     PayloadGone,
-    PayloadsRefused,
     PayloadStore,
     PayloadsUnavailable,
     Place,
     place_of_name,
 )
 
+FAR = 4_000_000_000_000
 LARGE = bytes(range(256)) * 20
 
 
@@ -250,6 +251,71 @@ async def test_what_cannot_be_read_now_goes_back_unseen_and_rests() -> None:
         assert again.rows.payloads is not None and again.rows.payloads.tolist() == [LARGE]
 
 
+async def test_what_expires_soon_rests_no_longer_than_it_lives() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic(buckets=1)
+        expires = [0, T0 + 500, T0 + READ_AGAIN_MS, T0 + 90_000]
+        await trial.stored(topic, named(4), payload=LARGE, expires_ms=expires)
+        place.fails = {"read"}
+        assert not len((await trial.lease(topic)).rows)
+        place.fails = set()
+        dues = [(await trial.row(topic, id))["due_ms"] for id in named(4)]
+        assert dues == [T0 + READ_AGAIN_MS, T0 + 499, T0 + READ_AGAIN_MS - 1, T0 + READ_AGAIN_MS]
+
+
+async def test_what_cannot_be_handed_back_keeps_nobody_waiting() -> None:
+    class Deaf(MemoryStore):
+        async def settle(self, *_: Any) -> Any:
+            raise StoreUnavailable("not now")
+
+    place = Kept()
+    async with Trial(lambda: OffloadingStore(Deaf(), place, 1_024)) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, [b"large", b"small"], payload=[LARGE, b"s"])
+        place.fails = {"read"}
+        assert (await trial.lease(topic, lease_ms=50)).rows.ids.tolist() == [b"small"]
+        place.fails = set()
+        assert (await trial.lease(topic, now_ms=T0 + 51)).rows.ids.tolist() == [b"large", b"small"]
+
+
+async def test_a_slow_place_keeps_others_no_longer_than_half_a_lease() -> None:
+    class Slow(Kept):
+        async def read(self, name: str) -> bytes:
+            self._called("read")
+            await asyncio.Event().wait()
+            return b""
+
+    place = Slow()
+    async with Trial(lambda: OffloadingStore(MemoryStore(), place, 1_024)) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, [b"large", b"small"], payload=[LARGE, b"s"])
+        leased = await trial.lease(topic, lease_ms=40)
+        assert leased.rows.ids.tolist() == [b"small"] and place.calls["read"] == 1
+        assert (await trial.scan(topic, ids=trial.puts([b"large"]).ids)).due_ms.tolist() == [T0 + READ_AGAIN_MS]
+
+
+async def test_a_flood_of_orphans_is_swept_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "MOST_SUSPECTS", 3)
+    async with offloading(grace_ms=1_000) as (trial, place, _):
+        topic = await trial.topic()
+        await trial.stored(topic, named(8), FAR, payload=LARGE)
+        await trial.mutate(topic, Operation.CANCEL, named(8))
+        swept = [await _swept(trial, topic, T0 + 1_000 * at) for at in range(9)]
+        assert (swept[0], sum(swept), len(place.files)) == (0, 8, 0)
+
+
+async def test_a_store_that_takes_little_gives_more_away() -> None:
+    class Small(MemoryStore):
+        capabilities = dataclasses.replace(MemoryStore.capabilities, payload_limit_bytes=2_000)
+
+    place = Kept()
+    async with Trial(lambda: OffloadingStore(Small(), place, 10_000)) as trial:
+        topic = await trial.topic()
+        assert trial.store.capabilities.payload_limit_bytes == MAX_PAYLOAD_BYTES
+        await trial.stored(topic, [b"a", b"b"], payload=[b"x" * 2_000, b"x" * 2_001])
+        assert [len(data) for data in place.files.values()] == [2_001]
+
+
 async def test_what_cannot_be_written_is_unavailable_by_itself() -> None:
     async with offloading() as (trial, place, _):
         topic = await trial.topic()
@@ -280,70 +346,3 @@ async def test_dropping_a_topic_deletes_its_payloads() -> None:
         await trial.stored(other, named(2), payload=LARGE)
         await trial.store.drop_topic(topic)
         assert len(place.files) == 2
-
-
-# ── places ──
-
-
-def test_names_tell_what_they_are_of() -> None:
-    for id in (b"a", b"x" * 255, "á/../-".encode(), bytes(range(1, 200))):
-        place = Place(id, (1 << 64) - 1, b"12345678")
-        name = place.name(7)
-        assert place_of_name(name) == place and ".." not in name
-        assert all(len(part) <= 255 for part in name.split("/")) and len(name) < 700
-    for other in ("", "a", "1/2/.draft", "1/2/zz-1-2", "1/2/61-0000000000000001-zz"):
-        assert place_of_name(other) is None
-
-
-async def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    place = PayloadFiles(f"file://{tmp_path}/new/folder")
-    await place.open()
-    await place.write("1/00/a", b"one")
-    await place.write("1/00/deep/b", b"")
-    assert await place.read("1/00/a") == b"one" and await place.read("1/00/deep/b") == b""
-    assert sorted(await place.names("1/00")) == ["1/00/a", "1/00/deep/b"] and await place.names("2") == []
-    await place.delete(["1/00/a", "1/00/never"])
-    with pytest.raises(PayloadGone):
-        await place.read("1/00/a")
-    await place.delete_folder("1")
-    await place.delete_folder("1")
-    assert await place.names("1") == []
-    await place.close()
-    await place.close()
-    with pytest.raises(PayloadsUnavailable, match="closed"):
-        await place.read("1/00/a")
-
-
-async def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    url = f"memory://?payloads=file://{tmp_path}/file/payloads"
-    with pytest.raises(StoreRefused, match="cannot be written to"):
-        await make_store(url).open()
-
-
-def test_urls() -> None:
-    plain = "redis://u:p@h/0?a=b&payloads=s3://bucket/x&payload_offload_bytes=1MiB&c=d%20e"
-    assert offload_of(plain) == ("redis://u:p@h/0?a=b&c=d%20e", "s3://bucket/x", 1 << 20)
-    assert offload_of("memory://") == ("memory://", "", 256 * 1024)
-    assert offload_of("memory://?payloads=file%3A%2F%2F%2Fa%20b") == ("memory://", "file:///a b", 256 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("memory://?payload_offload_bytes=4096", "needs payloads="),
-        ("memory://?payloads=/folder", "by URL, file:///folder"),
-        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=lots", "payload_offload_bytes: a size"),
-        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=10", "from 1024 to"),
-        ("memory://?payloads=nofs://x", "fsspec knows no filesystem for nofs://"),
-        ("memory://?payloads=memory://", "memory:// alone is no place"),
-    ],
-)
-def test_bad_urls_are_refused(url: str, says: str) -> None:
-    with pytest.raises(StoreRefused, match=says):
-        make_store(url)
-
-
-def test_a_missing_package_is_named() -> None:
-    with pytest.raises(PayloadsRefused, match=r"not installed.*adlfs"):
-        PayloadFiles("abfs://container/x")

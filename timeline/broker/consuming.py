@@ -188,8 +188,7 @@ class ConsumeStream:
         rows.version, rows.due_ms = answers.version[good], answers.due_ms[good]
         rows.deliveries = rows.deliveries + np.uint32(1)
         parcel = Parcel(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
-        consumer.spend(len(parcel), int(parcel.sizes.sum()))
-        dealer.give(consumer, parcel)
+        dealer.give_again(consumer, parcel)
         return _tokens(rows)
 
     async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:

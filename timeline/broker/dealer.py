@@ -26,8 +26,9 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import DELIVERED_OUT, PAYLOAD_DAMAGED, PAYLOAD_GONE, Topic
+from timeline.model import DELIVERED_OUT, PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Rows, Topic
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
+from timeline.storage_plugins.payloads import is_pointer
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
@@ -266,17 +267,24 @@ class Dealer:
         for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
             consumer.spend(count, int(bytes_))
         self.roster.dealt_last(consumers[int(leased.grant[-1])])
-        unsound = {reason: rows for reason, rows in _unsound(leased).items() if rows.any()}
+        unsound = _unsound(leased.rows, leased.damaged)
         for at, consumer in enumerate(consumers):
-            if counts[at] == 0:
-                continue
-            mine = leased.grant == at
-            for reason, rows in unsound.items():
-                if (mine & rows).any():
-                    self._bury(consumer, whole.where(mine & rows), reason)
-                mine &= ~rows
-            if mine.any():
-                self.give(consumer, whole.where(mine))
+            if counts[at]:
+                self._give_sound(consumer, whole, leased.grant == at, unsound)
+
+    def give_again(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Gives what its holder had before."""
+        consumer.spend(len(parcel), int(parcel.sizes.sum()))
+        self._give_sound(consumer, parcel, np.ones(len(parcel), dtype=np.bool_), _unsound(parcel.rows))
+
+    def _give_sound(self, consumer: Consumer, whole: Parcel, mine: Bools, unsound: dict[bytes, Bools]) -> None:
+        """Gives the rows that are `mine`, and buries those among them that cannot be delivered."""
+        for reason, rows in unsound.items():
+            if (mine & rows).any():
+                self._bury(consumer, whole.where(mine & rows), reason)
+            mine = mine & ~rows
+        if mine.any():
+            self.give(consumer, whole.where(mine))
 
     def _bury(self, consumer: Consumer, parcel: Parcel, reason: bytes) -> None:
         log.error("topic %r: %d messages with %s are dead letters", self.topic.name, len(parcel), reason.decode())
@@ -371,13 +379,16 @@ def _ran_out(leased: Leased) -> Bools:
     return leased.prior_holders.sizes > 0
 
 
-def _unsound(leased: Leased) -> dict[bytes, Bools]:
-    """Whose payload cannot be what was put, by reason: the store says that it is gone, or it is not as long as it was.
-    Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
+def _unsound(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
+    """Whose payload cannot be what was put, by reason: the store says that it is `lost`, or it is not as long as it
+    was. Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
     brought, too."""
-    rows = leased.rows
     assert rows.payloads is not None
-    gone = np.zeros(len(rows), dtype=np.bool_)
-    gone[list(leased.damaged)] = True
-    damaged: Bools = (rows.payloads.sizes != rows.payload_bytes) & ~gone
-    return {PAYLOAD_GONE: gone, PAYLOAD_DAMAGED: damaged}
+    differs: Bools = rows.payloads.sizes != rows.payload_bytes
+    if not lost and not differs.any():
+        return {}
+    gone, apart = np.zeros((2, len(rows)), dtype=np.bool_)
+    gone[list(lost)] = True
+    for at in np.flatnonzero(differs & ~gone).tolist():
+        apart[at] = is_pointer(rows.payloads[at])
+    return {PAYLOAD_GONE: gone, PAYLOAD_APART: apart, PAYLOAD_DAMAGED: differs & ~gone & ~apart}

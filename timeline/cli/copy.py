@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import click
-import numpy as np
 
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited
 from timeline.cli.output import plain, print_fields, print_json, print_table
@@ -14,7 +13,7 @@ from timeline.cli.progress import Progress
 from timeline.cli.values import shown_bytes
 from timeline.clock import Clock
 from timeline.errors import Invalid
-from timeline.model import MAX_TIME_MS, Topic
+from timeline.model import Topic
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import Store, StoreError, StoreRefused
 from timeline.storage_plugins.copying import Compared, Copied, TopicCopy, topic_of
@@ -73,15 +72,16 @@ async def _opened(store: Store, url: str) -> str:
 async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, verify: bool, as_json: bool) -> int:
     clock = Clock()
     copying = TopicCopy(source, target, topic, clock.now_ms, leased=leased)
-    await copying.prepare()
-    total = int((await source.count_due(topic, np.array([0, MAX_TIME_MS + 1], dtype=np.int64))).sum())
+    with Progress(f"counted of {plain(topic.name)}") as counting:
+        await copying.prepare(counting.add)
     try:
-        with Progress(f"copied of {plain(topic.name)}", total or None) as progress:
+        with Progress(f"copied of {plain(topic.name)}", copying.total) as progress:
             done = await copying.run(progress.add)
+        rate_per_s = progress.rate_per_s
         compared: Compared | None = None
         if verify:
-            with Progress(f"compared of {plain(topic.name)}", done.copied + done.there or None) as progress:
-                compared = await copying.compare(progress.add)
+            with Progress(f"compared of {plain(topic.name)}", done.copied + done.there) as comparing:
+                compared = await copying.compare(comparing.add)
     except StoreError as error:
         raise Failed(
             UNREACHABLE if error.retryable else REFUSED,
@@ -90,18 +90,18 @@ async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, ve
     well = not done.failed and (compared is None or compared.same)
     if well:
         await copying.finish()
-    _tell(topic, done, compared, progress.rate_per_s, well, as_json)
+    _tell(topic, done, compared, rate_per_s, well, as_json)
     return DONE if well else SOME_FAILED
 
 
 def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:
     reasons = {**(compared.reasons if compared else {}), **done.reasons}
     if as_json:
-        print_json(_as_json(topic, done, compared, well, reasons))
+        print_json(_as_json(topic, done, compared, rate_per_s, well, reasons))
         return
     fields: dict[str, object] = {
         "topic": topic.name,
-        "copied": f"{done.copied:,}",
+        "copied": f"{done.copied:,}, {rate_per_s:,.0f}/s",
         "there already": f"{done.there:,}",
         "dead letters": f"{done.dead:,} of these",
         "expired": f"{done.expired:,}, left behind",
@@ -120,7 +120,7 @@ def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: flo
 
 
 def _as_json(
-    topic: Topic, done: Copied, compared: Compared | None, well: bool, reasons: dict[bytes, str]
+    topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, reasons: dict[bytes, str]
 ) -> dict[str, Any]:
     told: dict[str, Any] = {
         "topic": topic.name,
@@ -129,6 +129,7 @@ def _as_json(
         "there": done.there,
         "dead": done.dead,
         "expired": done.expired,
+        "rate_per_s": round(rate_per_s),
         "failed": done.failed,
         "reasons": {id.decode(errors="replace"): why for id, why in reasons.items()},
     }

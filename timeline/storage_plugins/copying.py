@@ -7,6 +7,7 @@ copy that broke off goes on where it was. The target's topic is paused until the
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Callable
@@ -102,13 +103,15 @@ class TopicCopy:
     ) -> None:
         self.source, self.target, self.topic, self.leased = source, target, topic, leased
         self._now_ms = now_ms
+        self.total = 0
+        """How many messages the source has, once it is prepared."""
         self.done = Copied()
 
-    async def prepare(self) -> None:
-        """Makes the topic in the target, paused. Raises StoreRefused when messages of the source are leased (and
-        `leased` is not asked for), or when the target's topic is live; TopicConflict when its settings differ."""
-        if not self.leased:
-            await self._refuse_leased()
+    async def prepare(self, said: Said = lambda _: None) -> None:
+        """Counts the source's messages and makes the topic in the target, paused. Raises StoreRefused when messages of
+        the source are leased (and `leased` is not asked for), or when the target's topic is live; TopicConflict when
+        its settings differ. `said` is told of every message counted."""
+        await self._count(said)
         asked = dataclasses.replace(self.topic, revision=1, settings=_paused(self.topic.settings))
         standing = next((topic for topic in await self.target.topics() if topic.name == self.topic.name), None)
         if standing is None:
@@ -121,19 +124,21 @@ class TopicCopy:
             )
         self._into = same_settings(standing, asked)
 
-    async def _refuse_leased(self) -> None:
-        count, cursor = 0, b""
-        where = ScanFilter(frozenset((State.LEASED,)))
+    async def _count(self, said: Said) -> None:
+        now_ms, leased, cursor = self._now_ms(), 0, b""
         while True:
-            page = await self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, False)
-            count += len(page.rows)
+            page = await self.source.scan(self.topic, now_ms, ScanFilter(LIVING | DEAD), cursor, PAGE, False)
+            rows = page.rows
+            leased += int(((rows.holders.sizes > 0) & (rows.due_ms > now_ms) & (rows.died_ms == 0)).sum())
+            self.total += len(rows)
+            said(len(rows))
             if page.cursor is None:
                 break
             cursor = page.cursor
-        if count:
+        if leased and not self.leased:
             raise StoreRefused(
-                f"{count:,} messages of {self.topic.name!r} are leased: pause the topic and wait until their consumers "
-                "are done, or copy them as due at the end of their leases (--leased)"
+                f"{leased:,} messages of {self.topic.name!r} are leased: pause the topic and wait until their "
+                "consumers are done, or copy them as due at the end of their leases (--leased)"
             )
 
     async def run(self, said: Said = lambda _: None) -> Copied:
@@ -232,33 +237,41 @@ class TopicCopy:
         into = dataclasses.replace(self._into, settings=open_ended)
         wanted = {id: at for at, id in enumerate(rows.ids.tolist())}
         buckets = sorted({bucket_of(id, open_ended.buckets) for id in wanted})
-        found = await self.target.scan(self._into, self._now_ms(), ScanFilter(ids=rows.ids), b"", PAGE, False)
-        now_ms = int(max(rows.scheduled_ms.max(), found.rows.due_ms.max(initial=0)))
+        found = (await self.target.scan(self._into, self._now_ms(), ScanFilter(ids=rows.ids), b"", PAGE, False)).rows
+        # A copy that broke off may have leased some already: these are ours.
+        leased = found.take(np.array([holder == HOLDER for holder in found.holders.tolist()], dtype=np.bool_))
         others: list[Rows] = []
-        done: list[int] = []
         for _ in range(MOST_LEASES):
-            grant = Grant(HOLDER, PAGE, 1, 1 << 40)
-            leased = (await self.target.lease_due(into, buckets, now_ms, 0, [grant])).rows
-            if not len(leased):
-                break
             mine = np.array([id in wanted for id in leased.ids.tolist()], dtype=np.bool_)
             others.append(leased.take(~mine))
-            buried = leased.take(mine)
-            places = [wanted.pop(id) for id in buried.ids.tolist()]
-            for at, row in enumerate(places):
-                died_ms, reason = int(rows.died_ms[row]), rows.dead[row]
-                await self._settle(into, Operation.BURY, buried.part(at, at + 1), died_ms, reason)
-            done += places
+            leased = leased.take(mine)
+            await self._bury_as(into, leased, rows, [wanted.pop(id) for id in leased.ids.tolist()])
             if not wanted:
+                break
+            # Ahead of its time, as of the first millisecond there is, when nothing has expired yet.
+            grant = Grant(HOLDER, PAGE, 1, 1 << 40)
+            leased = (await self.target.lease_due(into, buckets, 1, int(rows.scheduled_ms.max()), [grant])).rows
+            if not len(leased):
                 break
         for part in others:
             if len(part):
-                await self._settle(into, Operation.RELEASE, part, 0, b"")
+                await self._settle(into, Operation.RELEASE, part, 0, Ragged.repeat(b"", len(part)))
         for id in wanted:
             self.done.fail(id, "it could not be buried there: run the copy again")
-        return rows.take(np.array(sorted(done), dtype=np.intp))
+        left = set(wanted.values())
+        return rows.take(np.array([at for at in range(len(rows)) if at not in left], dtype=np.intp))
 
-    async def _settle(self, into: Topic, operation: Operation, rows: Rows, now_ms: int, reason: bytes) -> None:
+    async def _bury_as(self, into: Topic, leased: Rows, rows: Rows, places: list[int]) -> None:
+        """Buries `leased` as the dead letters at `places` of `rows` were, those of one millisecond in one call: what a
+        broker finds at once, it buries at once."""
+        died = rows.take(np.array(places, dtype=np.intp))
+        calls = []
+        for died_ms in np.unique(died.died_ms).tolist():
+            these = died.died_ms == died_ms
+            calls.append(self._settle(into, Operation.BURY, leased.take(these), died_ms, died.dead.take(these)))
+        await asyncio.gather(*calls)
+
+    async def _settle(self, into: Topic, operation: Operation, rows: Rows, now_ms: int, reasons: Ragged) -> None:
         count = len(rows)
         settles = Settles(
             ids=rows.ids,
@@ -269,7 +282,7 @@ class TopicCopy:
             time_ms=rows.scheduled_ms,
             op=rows.birth | np.uint64(1),
             unseen=np.ones(count, dtype=np.bool_),
-            reasons=Ragged.repeat(reason, count),
+            reasons=reasons,
         )
         await self.target.settle(into, now_ms, settles)
 
@@ -278,8 +291,9 @@ class TopicCopy:
         compared with their checksums."""
         sides = (_Tally(), _Tally())
         differing, reasons = 0, dict[bytes, str]()
-        left = _records(self.source, self.topic, self._now_ms(), False)
-        right = _records(self.target, self._into, self._now_ms(), True)
+        now_ms = self._now_ms()  # one for both: what expires meanwhile expires on both sides
+        left = _records(self.source, self.topic, now_ms, False)
+        right = _records(self.target, self._into, now_ms, True)
         ours, theirs = await anext(left, None), await anext(right, None)
         while ours is not None or theirs is not None:
             mine = ours if theirs is None or (ours is not None and ours.place <= theirs.place) else None

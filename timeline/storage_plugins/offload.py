@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -33,6 +33,7 @@ from timeline.storage_plugins.contract import (
     ScanFilter,
     Settles,
     Store,
+    StoreError,
     StoreRefused,
     StoreUnavailable,
     Swept,
@@ -51,6 +52,7 @@ from timeline.storage_plugins.payloads import (
     Place,
     topic_folder,
 )
+from timeline.storage_plugins.versions import Versions
 
 log = logging.getLogger("timeline.store")
 
@@ -75,7 +77,8 @@ class OffloadingStore(Store):
             raise StoreRefused(
                 f"payload_offload_bytes is from {LEAST_OFFLOAD_BYTES} to {MAX_PAYLOAD_BYTES}, not {offload_bytes}"
             )
-        self.inner, self.payloads, self.offload_bytes, self.grace_ms = inner, payloads, offload_bytes, grace_ms
+        self.inner, self.payloads, self.grace_ms = inner, payloads, grace_ms
+        self._asked_bytes = offload_bytes
         self._orphans = Orphans(payloads, grace_ms)
         self._leased: OrderedDict[Life, str] = OrderedDict()
         self.capabilities = self._capable()
@@ -83,6 +86,7 @@ class OffloadingStore(Store):
     def _capable(self) -> Capabilities:
         """What the store can, with the largest payload that there is; durable where the payloads are, too."""
         mine = self.inner.capabilities
+        self.offload_bytes = min(self._asked_bytes, mine.payload_limit_bytes)
         durable = mine.durable and self.payloads.durable
         failover = mine.survives_failover and durable
         limit = MAX_PAYLOAD_BYTES
@@ -120,6 +124,9 @@ class OffloadingStore(Store):
             await self.payloads.check()
         except PayloadsUnavailable as trouble:
             raise StoreUnavailable(str(trouble)) from trouble
+
+    async def migrate(self, contract: bool) -> Versions | None:
+        return await self.inner.migrate(contract)
 
     async def clock_ms(self) -> float | None:
         return await self.inner.clock_ms()
@@ -206,7 +213,9 @@ class OffloadingStore(Store):
             self._leased[topic.uid, place.id, place.birth] = place.name(topic.uid)
         while len(self._leased) > MOST_KNOWN:
             self._leased.popitem(last=False)
-        read = await read_all(self.payloads, topic, leased.rows, places)
+        # Whatever was leased with them waits for these: not so long that its leases would be worth nothing.
+        patience_s = min(grant.lease_ms for grant in grants) / 1000 / 2
+        read = await read_all(self.payloads, topic, leased.rows, places, patience_s)
         fill(leased.rows, read)
         leased.damaged = (*leased.damaged, *read.gone)
         return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread)
@@ -215,22 +224,15 @@ class OffloadingStore(Store):
         """Without what could not be read: it goes back as if nobody had seen it, and rests a while."""
         log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
         rows = leased.rows.take(np.array(sorted(unread), dtype=np.intp))
-        count = len(rows)
         # What is not to be seen again before it rested is handed back as of then, but not beyond its expiry.
-        rested = now_ms + READ_AGAIN_MS
-        ends = rows.expires_ms[rows.expires_ms > 0]
-        settles = Settles(
-            ids=rows.ids,
-            birth=rows.birth,
-            version=rows.version,
-            holders=rows.holders,
-            operation=np.full(count, Operation.RELEASE, dtype=np.uint8),
-            time_ms=np.full(count, rested, dtype=np.int64),
-            op=np.array([1 + secrets.randbits(63) for _ in range(count)], dtype=np.uint64),
-            unseen=np.ones(count, dtype=np.bool_),
-            reasons=Ragged.repeat(b"", count),
-        )
-        await self.inner.settle(topic, now_ms if len(ends) and ends.min() <= rested else rested, settles)
+        rested_ms = now_ms + READ_AGAIN_MS
+        last_ms = np.where(rows.expires_ms > 0, np.maximum(rows.expires_ms - 1, now_ms), rested_ms)
+        until_ms = np.minimum(last_ms, rested_ms)
+        for until in np.unique(until_ms).tolist():
+            try:
+                await self.inner.settle(topic, until, _unseen(rows.take(until_ms == until), until))
+            except StoreError as trouble:
+                log.warning("they stay leased until their leases run out: %s", trouble)
         kept = np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp)
         places = {int(at): number for number, at in enumerate(kept)}
         return dataclasses.replace(
@@ -288,3 +290,19 @@ class OffloadingStore(Store):
         swept = await self.inner.sweep(topic, now_ms, limit)
         found = await self._orphans.sweep(self.inner, topic, now_ms)
         return dataclasses.replace(swept, orphans=swept.orphans + found)
+
+
+def _unseen(rows: Rows, until_ms: int) -> Settles:
+    """Hands `rows` back as if nobody had seen them."""
+    count = len(rows)
+    return Settles(
+        ids=rows.ids,
+        birth=rows.birth,
+        version=rows.version,
+        holders=rows.holders,
+        operation=np.full(count, Operation.RELEASE, dtype=np.uint8),
+        time_ms=np.full(count, until_ms, dtype=np.int64),
+        op=np.array([1 + secrets.randbits(63) for _ in range(count)], dtype=np.uint64),
+        unseen=np.ones(count, dtype=np.bool_),
+        reasons=Ragged.repeat(b"", count),
+    )

@@ -90,7 +90,8 @@ class Orphans:
         if since is None or since > now_ms:
             since = self._suspects[name] = now_ms
             if len(self._suspects) > MOST_SUSPECTS:
-                self._suspects.popitem(last=False)
+                # The latest: were it the first, a flood of orphans would push out each before its grace is over.
+                self._suspects.popitem()
         return since
 
     async def _living(self, inner: Store, topic: Topic, now_ms: int, names: list[str]) -> set[str]:

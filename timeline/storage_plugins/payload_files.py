@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from timeline.storage_plugins.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
 
 T = TypeVar("T")
+MOST_SYNCED = 65_536
 AT_ONCE = 16
 DEADLINE_S = 30.0
 """A call that takes longer is taken for one that will not end."""
@@ -35,15 +36,20 @@ class PayloadFiles(PayloadStore):
         except ImportError as missing:
             raise PayloadsRefused(f"{_scheme(url)} needs a package that is not installed: {missing}") from missing
         self._root = str(root).rstrip("/")
+        if "@" in self._root.partition("/")[0]:
+            raise PayloadsRefused(
+                f"{_scheme(url)}: credentials are not taken from a URL, which is shown and logged: "
+                "put them into the environment, as the filesystem's documentation says"
+            )
         if not self._root:
             raise PayloadsRefused(
                 f"{_scheme(url)} alone is no place: name a folder or a bucket, {_scheme(url)}payloads"
             )
-        self._local = isinstance(self._files, LocalFileSystem)
+        self._disk = _Disk(Path(self._root)) if isinstance(self._files, LocalFileSystem) else None
         self._deadline_s = deadline_s
         self._threads: ThreadPoolExecutor | None = None
         self.durable = not isinstance(self._files, MemoryFileSystem)
-        self.described = f"{_scheme(url)}{self._root.lstrip('/') if not self._local else self._root}"
+        self.described = f"{_scheme(url)}{self._root if self._disk else self._root.lstrip('/')}"
 
     async def open(self) -> None:
         if self._threads is None:
@@ -74,7 +80,7 @@ class PayloadFiles(PayloadStore):
 
     async def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        await self._run(lambda: _write_file(Path(path), data) if self._local else self._files.pipe_file(path, data))
+        await self._run(lambda: self._disk.write(Path(path), data) if self._disk else self._files.pipe_file(path, data))
 
     async def read(self, name: str) -> bytes:
         path = self._path(name)
@@ -90,6 +96,8 @@ class PayloadFiles(PayloadStore):
         def remove(path: str) -> None:
             try:
                 self._files.rm_file(path)
+                if self._disk:
+                    self._disk.prune(Path(path).parent)
             except FileNotFoundError:
                 pass  # deleted before, by us or another broker
 
@@ -130,22 +138,50 @@ class PayloadFiles(PayloadStore):
             raise PayloadsUnavailable(f"{self.described}: {type(trouble).__name__}: {trouble}") from trouble
 
 
-def _write_file(path: Path, data: bytes) -> None:
-    """A file that is there whole and on the disk, or not at all."""
-    made = not path.parent.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    for folder in (path.parent, *(path.parents[1:4] if made else ())):
+class _Disk:
+    """Files below `root` on this machine's disk, each there whole or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._synced: set[Path] = set()
+        """Folders that are known to be on the disk, as an entry of the one above them."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        try:
+            self._write(path, data)
+        except FileNotFoundError:
+            self._write(path, data)  # its folder, empty a moment ago, was pruned meanwhile
+
+    def _write(self, path: Path, data: bytes) -> None:
+        folder = path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{secrets.token_hex(8)}")
+        try:
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
         _sync_folder(folder)
+        while folder not in self._synced and folder != folder.parent:
+            _sync_folder(folder.parent)
+            if len(self._synced) >= MOST_SYNCED:
+                self._synced.clear()
+            self._synced.add(folder)
+            folder = folder.parent
+
+    def prune(self, folder: Path) -> None:
+        """Removes folders that are empty: those that the pieces of a long id made."""
+        while len(folder.relative_to(self._root).parts) > 2:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # not empty, or gone already
+            self._synced.discard(folder)
+            folder = folder.parent
 
 
 def _sync_folder(folder: Path) -> None:

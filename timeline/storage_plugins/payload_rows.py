@@ -40,13 +40,19 @@ def places_of(rows: Rows) -> dict[int, Place]:
     return places
 
 
-async def read_all(payloads: PayloadStore, topic: Topic, rows: Rows, places: dict[int, Place]) -> Read:
-    """Reads the payloads of `rows` at `places` and compares each with its checksum."""
+async def read_all(
+    payloads: PayloadStore, topic: Topic, rows: Rows, places: dict[int, Place], patience_s: float | None = None
+) -> Read:
+    """Reads the payloads of `rows` at `places` and compares each with its checksum. What is not read after
+    `patience_s` is unread."""
     read = Read()
 
     async def one(at: int, place: Place) -> None:
         try:
-            data = await payloads.read(place.name(topic.uid))
+            async with asyncio.timeout(patience_s):
+                data = await payloads.read(place.name(topic.uid))
+        except TimeoutError:
+            read.unread[at] = f"not read within {patience_s:g} s"
         except PayloadGone:
             read.gone.append(at)
         except PayloadsUnavailable as trouble:

@@ -109,9 +109,14 @@ def shard_folder(topic_uid: int, shard: int) -> str:
     return f"{topic_folder(topic_uid)}/{shard:02x}"
 
 
+def is_pointer(content: bytes) -> bool:
+    """Whether what a row has in its payload's stead is a pointer."""
+    return len(content) == POINTER_BYTES and content.startswith(MARK)
+
+
 def place_of_pointer(id: bytes, birth: int, pointer: bytes) -> Place | None:
     """The place that a row's pointer means; None when it is no pointer."""
-    if len(pointer) != POINTER_BYTES or not pointer.startswith(MARK):
+    if not is_pointer(pointer):
         return None
     return Place(id, birth, pointer[len(MARK) :])
 

@@ -1,0 +1,98 @@
+"""Places for payloads: names, files, and URLs that say where they lie."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from timeline.storage_plugins import make_store, offload_of
+from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.payload_files import PayloadFiles
+from timeline.storage_plugins.payloads import (
+    PayloadGone,
+    PayloadsRefused,
+    PayloadsUnavailable,
+    Place,
+    place_of_name,
+)
+
+
+def test_names_tell_what_they_are_of() -> None:
+    for id in (b"a", b"x" * 255, "á/../-".encode(), bytes(range(1, 200))):
+        place = Place(id, (1 << 64) - 1, b"12345678")
+        name = place.name(7)
+        assert place_of_name(name) == place and ".." not in name
+        assert all(len(part) <= 255 for part in name.split("/")) and len(name) < 700
+    for other in ("", "a", "1/2/.draft", "1/2/zz-1-2", "1/2/61-0000000000000001-zz"):
+        assert place_of_name(other) is None
+
+
+async def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    place = PayloadFiles(f"file://{tmp_path}/new/folder")
+    await place.open()
+    await place.write("1/00/a", b"one")
+    await place.write("1/00/deep/b", b"")
+    assert await place.read("1/00/a") == b"one" and await place.read("1/00/deep/b") == b""
+    assert sorted(await place.names("1/00")) == ["1/00/a", "1/00/deep/b"] and await place.names("2") == []
+    await place.delete(["1/00/a", "1/00/never"])
+    with pytest.raises(PayloadGone):
+        await place.read("1/00/a")
+    await place.delete_folder("1")
+    await place.delete_folder("1")
+    assert await place.names("1") == []
+    await place.close()
+    await place.close()
+    with pytest.raises(PayloadsUnavailable, match="closed"):
+        await place.read("1/00/a")
+
+
+async def test_folders_of_long_ids_go_with_their_files(tmp_path: Path) -> None:
+    place = PayloadFiles(f"file://{tmp_path}/p")
+    await place.open()
+    names = [Place(b"x" * 255, birth, b"12345678").name(7) for birth in range(20)]
+    await asyncio.gather(*(place.write(name, b"data") for name in names))
+    await asyncio.gather(*(place.delete([name]) for name in names[:10]), *(place.write(n, b"x") for n in names[10:]))
+    assert sorted(await place.names("0000000000000007")) == sorted(names[10:])
+    await place.delete(names[10:])
+    (shard,) = (tmp_path / "p" / "0000000000000007").iterdir()
+    assert not list(shard.iterdir())
+    await place.close()
+
+
+async def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    url = f"memory://?payloads=file://{tmp_path}/file/payloads"
+    with pytest.raises(StoreRefused, match="cannot be written to"):
+        await make_store(url).open()
+
+
+def test_urls() -> None:
+    plain = "redis://u:p@h/0?a=b&payloads=s3://bucket/x&payload_offload_bytes=1MiB&c=d%20e"
+    assert offload_of(plain) == ("redis://u:p@h/0?a=b&c=d%20e", "s3://bucket/x", 1 << 20)
+    assert offload_of("memory://") == ("memory://", "", 256 * 1024)
+    assert offload_of("memory://?payloads=file%3A%2F%2F%2Fa%20b") == ("memory://", "file:///a b", 256 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("memory://?payload_offload_bytes=4096", "needs payloads="),
+        ("memory://?payloads=/folder", "by URL, file:///folder"),
+        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=lots", "payload_offload_bytes: a size"),
+        ("memory://?payloads=file:///tmp/x&payload_offload_bytes=10", "from 1024 to"),
+        ("memory://?payloads=nofs://x", "fsspec knows no filesystem for nofs://"),
+        ("memory://?payloads=memory://", "memory:// alone is no place"),
+        ("memory://?payloads=s3://key:secret@bucket/x", "credentials are not taken from a URL"),
+    ],
+)
+def test_bad_urls_are_refused(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused, match=says) as refused:
+        make_store(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(PayloadsRefused, match=r"not installed.*adlfs"):
+        PayloadFiles("abfs://container/x")
