@@ -2,13 +2,17 @@
 them.
 
 PyMySQL in threads: a batch is a handful of statements, so that the driver's own cost a statement does not count, and
-the event loop is not held up by building their text.
+the event loop is not held up by building their text. A call has one deadline, its wait for a thread included; past it
+the connection is cut, so that the thread is free again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +31,10 @@ DEADLOCK, LOCK_WAIT = 1213, 1205
 LOST = frozenset({2003, 2006, 2013, 2014, 2055, 1053, 1927, 4031})
 WRONG_SETTINGS = {
     1044: "the user has no rights to this database: GRANT them",
-    1045: "user or password is wrong: mend them in the URL",
+    1045: "user or password is wrong: mend them in the URL, or in TIMELINE_MYSQL_PASSWORD",
     1049: "there is no such database: CREATE DATABASE it, or name another in the URL",
     1142: "the user lacks a right: GRANT ALL on this database",
+    1286: "the server has no InnoDB: start it with InnoDB",
     1698: "this user may not log in with a password: use another, or ALTER USER",
 }
 UNUSABLE = {
@@ -37,6 +42,7 @@ UNUSABLE = {
     1114: "a table, or the server's disk, is full: make room",
     1040: "the server has too many connections: raise max_connections, or lower pool in the URL",
     1203: "the user has too many connections: raise max_user_connections, or lower pool in the URL",
+    1226: "the user has used up what it may: raise its max_user_connections, or lower pool in the URL",
     1290: "the server is read-only: name the primary in the URL",
     1836: "the server is read-only: name the primary in the URL",
 }
@@ -75,6 +81,22 @@ class Session:
         return int(self._cursor.execute(statement, parameters))
 
 
+class _Call:
+    """A call on its way. Who asked may give it up: then nothing more is tried, and its connection is cut."""
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.given_up = threading.Event()
+
+    def give_up(self) -> None:
+        """Ends it, as far as that is still possible."""
+        self.given_up.set()
+        if self.connection is not None:
+            # Closing a socket does not wake who reads from it; this does. It may be gone already.
+            with contextlib.suppress(OSError, AttributeError):
+                self.connection._sock.shutdown(socket.SHUT_RDWR)
+
+
 class Connections:
     """As many connections as threads, made when needed, replaced when lost."""
 
@@ -87,9 +109,29 @@ class Connections:
         self.opening = True
 
     async def transact(self, act: Callable[[Session], Result]) -> Result:
-        """Runs `act` in a transaction, again after a deadlock. Raises StoreUnavailable when nothing happened,
-        StoreUnknown when the commit's answer was lost."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._transact, act)
+        """Runs `act` in a transaction, again after a deadlock. Raises StoreUnavailable when nothing happened, also
+        where no connection was free in time; StoreUnknown when the commit's answer was lost or came too late."""
+        at, call = self._location, _Call()
+        try:
+            asked = self._threads.submit(self._transact, act, call)
+        except RuntimeError as error:
+            raise StoreUnavailable("the store is closed") from error
+        answer = asyncio.wrap_future(asked)
+        try:
+            await asyncio.wait((answer,), timeout=at.timeout_ms / 1000)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        if asked.cancelled():
+            raise StoreUnavailable(
+                f"{at.shown}: none of {at.pool} connections was free within {at.timeout_ms} ms: raise pool in the URL"
+            )
+        call.give_up()
+        late = StoreUnavailable if self.opening else StoreUnknown
+        raise late(f"{at.shown}: no answer within {at.timeout_ms} ms")
 
     def close(self) -> None:
         """Finishes what runs, closes all. Blocks."""
@@ -108,14 +150,14 @@ class Connections:
             password=at.password,
             database=at.database,
             charset="utf8mb4",
-            connect_timeout=min(5, at.timeout_s),
-            read_timeout=at.timeout_s,
-            write_timeout=at.timeout_s,
-            ssl={"ca": at.ssl_ca} if at.ssl_ca else None,
+            connect_timeout=max(1.0, min(5.0, at.timeout_ms / 1000)),
+            read_timeout=max(1.0, at.timeout_ms / 1000),
+            write_timeout=max(1.0, at.timeout_ms / 1000),
+            ssl=ssl.create_default_context(cafile=at.ca or None) if at.tls else None,
         )
         session = Session(connection)
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        wait_s = max(1, at.timeout_s // TRIES)
+        wait_s = max(1, at.timeout_ms // 1000 // TRIES)
         session.execute(
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
             f"innodb_lock_wait_timeout = {wait_s}, group_concat_max_len = {1 << 30}"
@@ -131,7 +173,7 @@ class Connections:
                 self._all.discard(connection)
             connection._force_close()
 
-    def _transact(self, act: Callable[[Session], Result]) -> Result:
+    def _transact(self, act: Callable[[Session], Result], call: _Call) -> Result:
         fresh = False
         for tried in range(TRIES):
             try:
@@ -139,29 +181,41 @@ class Connections:
                 if connection is None:
                     fresh = True
                     connection = self._mine.connection = self._connect()
+                call.connection = connection
                 result = act(Session(connection))
             except (pymysql.MySQLError, OSError) as error:
-                code = code_of(error)
-                lost = not isinstance(error, pymysql.MySQLError) or code in LOST or code == 0
-                if lost or not self._rolled_back():
-                    self._discard()
-                again = code in (DEADLOCK, LOCK_WAIT) or (lost and not fresh)
-                if not again or tried + 1 == TRIES:
-                    raise judged(error, self._location.shown, self.opening) from error
-                if not lost:
-                    threading.Event().wait(0.001 * 2**tried * (1 + secrets.randbelow(1000) / 1000))
+                self._after(error, call, fresh, tried)
                 continue
             except BaseException:
                 if not self._rolled_back():
                     self._discard()
                 raise
-            try:
-                connection.commit()
-            except (pymysql.MySQLError, OSError) as error:
-                self._discard()
-                raise StoreUnknown(f"{self._location.shown}: the commit's answer was lost: {error}") from error
-            return result
+            return self._committed(connection, result, call)
         raise AssertionError("the last try returns or raises")
+
+    def _after(self, error: Exception, call: _Call, fresh: bool, tried: int) -> None:
+        """After a failed try: waits and returns when another is worth while, else raises what the call is to say."""
+        code = code_of(error)
+        lost = not isinstance(error, pymysql.MySQLError) or code in LOST or code == 0
+        if lost or not self._rolled_back():
+            self._discard()
+        again = code in (DEADLOCK, LOCK_WAIT) or (lost and not fresh)
+        if not again or tried + 1 == TRIES or call.given_up.is_set():
+            raise judged(error, self._location.shown, self.opening) from error
+        if not lost:
+            call.given_up.wait(0.001 * 2**tried * (1 + secrets.randbelow(1000) / 1000))
+
+    def _committed(self, connection: Any, result: Result, call: _Call) -> Result:
+        """Commits, unless nobody waits for it any more."""
+        if call.given_up.is_set():
+            self._discard()
+            raise StoreUnavailable(f"{self._location.shown}: given up before it was committed")
+        try:
+            connection.commit()
+        except (pymysql.MySQLError, OSError) as error:
+            self._discard()
+            raise StoreUnknown(f"{self._location.shown}: the commit's answer was lost: {error}") from error
+        return result
 
     def _rolled_back(self) -> bool:
         """Whether the connection is as good as new."""

@@ -8,26 +8,26 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from timeline.storage_plugins.contract import StoreRefused
 
-POOL = 8
-POOL_RANGE = (2, 64)
-TIMEOUT_S = 10
-TIMEOUT_RANGE = (1, 300)
-PASSWORD = "MYSQL_PWD"
-"""The environment's password, where the URL has none; MySQL's own clients read it too."""
+PORT = 3306
+RANGES = {"pool": (2, 64), "timeout_ms": (100, 600_000), "tls": (0, 1)}
+OPTIONS = (*RANGES, "ca")
+_SHAPE = "mysql://user:password@host:3306/database"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location:
-    """Where the database is, who asks, and within what bounds."""
+    """Where the database is, who asks, and within what bounds. `pool`: most connections at once. `timeout_ms`: a
+    call's deadline. `ca`: the file of certificates that TLS trusts; empty: the system's."""
 
     host: str
     port: int
     user: str
     password: str
     database: str
-    pool: int = POOL
-    timeout_s: int = TIMEOUT_S
-    ssl_ca: str = ""
+    pool: int = 8
+    timeout_ms: int = 10_000
+    tls: bool = False
+    ca: str = ""
 
     @property
     def shown(self) -> str:
@@ -36,32 +36,38 @@ class Location:
 
     @classmethod
     def of(cls, url: str) -> Location:
-        """Reads `mysql://user:password@host:port/database?pool=&timeout_s=&ssl_ca=`. Raises StoreRefused with what to
-        write instead; the text never says the password."""
+        """Reads `mysql://user:password@host:port/database?pool=&timeout_ms=&tls=&ca=`. User and password may stand in
+        TIMELINE_MYSQL_USER and TIMELINE_MYSQL_PASSWORD instead. Raises StoreRefused with what to write instead; the
+        text never says the password."""
         try:
             parts = urlsplit(url)
-            port = parts.port or 3306
+            port = parts.port or PORT
         except ValueError as error:
             raise StoreRefused(f"this mysql:// URL cannot be read ({error}): write {_SHAPE}") from None
         database = unquote(parts.path.removeprefix("/"))
         if not parts.hostname or not database or "/" in database:
             raise StoreRefused(f"a mysql:// URL names a host and a database: write {_SHAPE}")
-        chosen = {"pool": POOL, "timeout_s": TIMEOUT_S}
-        ranges = {"pool": POOL_RANGE, "timeout_s": TIMEOUT_RANGE}
-        ssl_ca = ""
-        for option, value in parse_qsl(parts.query, keep_blank_values=True):
-            if option == "ssl_ca":
-                ssl_ca = value
-                continue
-            if option not in ranges:
-                raise StoreRefused(f"{option!r:.80} is no option of mysql://; known are pool, timeout_s, ssl_ca")
-            low, high = ranges[option]
-            if not value.isascii() or not value.isdigit() or not low <= int(value[:9]) <= high:
-                raise StoreRefused(f"{option} must be a whole number from {low} to {high}, not {value!r:.80}")
-            chosen[option] = int(value)
-        user = unquote(parts.username or "root")
-        password = unquote(parts.password) if parts.password is not None else os.environ.get(PASSWORD, "")
-        return cls(parts.hostname, port, user, password, database, chosen["pool"], chosen["timeout_s"], ssl_ca)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := [option for option in options if option not in OPTIONS]:
+            raise StoreRefused(f"{unknown[0]!r:.80} is no option of mysql://; known are {', '.join(OPTIONS)}")
+        ca = options.pop("ca", "")
+        if ca and not os.path.isfile(ca):
+            raise StoreRefused(f"ca names a file of certificates; {ca!r:.200} is none")
+        numbers = {option: _number(option, text) for option, text in options.items()}
+        return cls(
+            parts.hostname,
+            port,
+            unquote(parts.username or "") or os.environ.get("TIMELINE_MYSQL_USER", "root"),
+            unquote(parts.password or "") or os.environ.get("TIMELINE_MYSQL_PASSWORD", ""),
+            database,
+            tls=bool(numbers.pop("tls", bool(ca))),
+            ca=ca,
+            **numbers,
+        )
 
 
-_SHAPE = "mysql://user:password@host:3306/database"
+def _number(option: str, text: str) -> int:
+    low, high = RANGES[option]
+    if not text.isascii() or not text.isdigit() or not low <= int(text[:9]) <= high:
+        raise StoreRefused(f"{option} must be a whole number from {low} to {high}, not {text!r:.80}")
+    return int(text)

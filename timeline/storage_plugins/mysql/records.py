@@ -43,10 +43,20 @@ def _alone(session: Session) -> Iterator[None]:
 
 
 def _prepare(session: Session) -> str:
-    there = {
-        bytes(name).decode() if isinstance(name, bytes) else name
-        for (name,) in session.rows("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
-    }.intersection(TABLES)
+    engines = {
+        str(name): str(engine)
+        for name, engine in session.rows(
+            "SELECT CONVERT(table_name USING utf8mb4), CONVERT(engine USING utf8mb4) FROM information_schema.tables "
+            "WHERE table_schema = DATABASE()"
+        )
+        if str(name) in TABLES
+    }
+    if others := sorted(name for name, engine in engines.items() if engine.lower() != "innodb"):
+        raise StoreRefused(
+            f"these tables are not in InnoDB, which alone can take a change back: {', '.join(others)}; "
+            "ALTER TABLE … ENGINE = InnoDB"
+        )
+    there = engines.keys()
     found = dict(session.rows("SELECT name, value FROM meta")) if "meta" in there else {}
     if b"cluster" not in found:
         if there - {"meta"} or found:

@@ -1,0 +1,134 @@
+"""Transactions of several brokers that meet: who waits, who begins again, and what a call says that came too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import pytest
+
+from tests.servers.fixture import Running
+from tests.servers.mysql import MysqlServer
+from tests.storage_plugins.mysql_calls import database_of, other, run, trial, until
+from timeline.model import Operation, Status
+from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, statuses
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+
+pytestmark = pytest.mark.servers
+
+Result = TypeVar("Result")
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def server(servers: Running) -> MysqlServer:
+    return servers.server(MysqlServer)
+
+
+def _waiting(url: str) -> str:
+    """Answers while a transaction on the database waits for a lock."""
+    return (
+        "SELECT 1 FROM information_schema.innodb_trx AS t JOIN information_schema.processlist AS p "
+        f"ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = '{database_of(url)}'"
+    )
+
+
+async def _begun(call: Awaitable[Result], server: MysqlServer, url: str) -> asyncio.Future[Result]:
+    """The call, once it waits for a lock."""
+    begun = asyncio.ensure_future(call)
+    await until(server, _waiting(url))
+    return begun
+
+
+async def test_a_put_that_waited_for_a_settle_sees_what_it_remembered(server: MysqlServer) -> None:
+    """The id is remembered by a transaction that the put waits for: it was not when the put began."""
+    url = server.url
+    async with trial(url) as trying:
+        made = await trying.topic(remember_ms=HOUR_MS)
+        await trying.stored(made, [b"a"], payload=b"first")
+        with other(url) as settling:
+            run(
+                settling,
+                "REPLACE INTO remembered (topic, id, birth, version, payload_sum, last_op, settled_ms) "
+                f"SELECT topic, id, birth, version, payload_sum, 0, {T0} FROM message",
+                "DELETE FROM message",
+            )
+            put = await _begun(trying.put(made, [b"a", b"b"], payload=b"another"), server, url)
+            settling.commit()
+        expect_equal(statuses(await put), [Status.EXISTS, Status.OK], "a put that waited for a settle")
+        assert len((await trying.lease(made)).rows) == 1
+
+
+async def test_a_deadlock_is_tried_again(server: MysqlServer) -> None:
+    url = server.url
+    deadlocks = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+    async with trial(url) as trying:
+        made = await trying.topic(buckets=1)
+        await trying.stored(made, [b"a", b"z", *(b"m%d" % number for number in range(20))], T0 + HOUR_MS)
+        before = int(server.sql(deadlocks).split()[1])
+        with other(url) as somebody:
+            # Whoever changed fewer rows begins again.
+            run(somebody, "UPDATE message SET asked_ms = 1 WHERE id >= 'm'")
+            move = await _begun(trying.mutate(made, Operation.MOVE, [b"a", b"z"], due_ms=T0 + 2 * HOUR_MS), server, url)
+            await asyncio.to_thread(run, somebody, "UPDATE message SET asked_ms = 2 WHERE id = 'a'")
+            somebody.commit()
+        expect_equal(statuses(await move), [Status.OK, Status.OK], "moves after a deadlock")
+        assert int(server.sql(deadlocks).split()[1]) == before + 1
+
+
+async def test_a_lock_that_is_held_long_is_waited_for_again(server: MysqlServer) -> None:
+    url = server.url
+    timeouts = (
+        "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'INNODB_ROW_LOCK_WAITS'"
+    )
+    async with trial(url) as trying:
+        made = await trying.topic()
+        await trying.stored(made, [b"a"], T0 + HOUR_MS)
+        before = int(server.sql(timeouts))
+        with other(url) as somebody:
+            run(somebody, "UPDATE message SET asked_ms = 1")
+            move = await _begun(trying.mutate(made, Operation.MOVE, [b"a"], due_ms=T0 + 2 * HOUR_MS), server, url)
+            # It gave up waiting once, and waits again.
+            await until(server, f"{timeouts} HAVING variable_value > {before + 1}")
+            somebody.commit()
+        expect_equal(statuses(await move), [Status.OK], "a move of what somebody held long")
+
+
+async def test_leases_pass_over_what_others_have_locked(server: MysqlServer) -> None:
+    url = server.url
+    async with trial(url) as trying:
+        made = await trying.topic(buckets=1)
+        await trying.stored(made, [b"a", b"b"])
+        with other(url) as somebody:
+            run(somebody, "SELECT id FROM message WHERE id = 'a' FOR UPDATE")
+            assert (await trying.lease(made)).rows.ids.tolist() == [b"b"]
+        await until(server, "SELECT 1 FROM information_schema.innodb_trx HAVING COUNT(*) = 0")
+        assert (await trying.lease(made)).rows.ids.tolist() == [b"a"]
+
+
+async def test_a_call_past_its_deadline_is_unknown_and_a_queued_one_unavailable(server: MysqlServer) -> None:
+    url = server.url
+    async with trial(url, pool=2, timeout_ms=1_000) as trying:
+        made = await trying.topic()
+        with other(url) as somebody:
+            run(somebody, "LOCK TABLES topic WRITE, message WRITE")
+            calls = [trying.put(made, [b"%d" % number]) for number in range(4)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        said = sorted((type(answer).__name__, str(answer)) for answer in answers)
+        assert [name for name, _ in said] == ["StoreUnavailable"] * 2 + ["StoreUnknown"] * 2
+        assert "none of 2 connections was free within 1000 ms: raise pool" in said[0][1]
+        assert "no answer within 1000 ms" in said[2][1]
+        await _works_again(trying, made)
+
+
+async def _works_again(trying: Trial, made: object) -> None:
+    """Its threads are free: those whose calls were given up, too."""
+    for _ in range(100):
+        try:
+            await trying.store.check()
+            await asyncio.gather(*(trying.store.check() for _ in range(4)))
+            return
+        except (StoreUnavailable, StoreUnknown):
+            continue
+    raise AssertionError("the store never worked again")
