@@ -39,6 +39,7 @@ def other(url: str) -> Iterator[Any]:
         database=parts.path[1:],
         read_timeout=60,
     )
+    run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     try:
         yield connection
     finally:

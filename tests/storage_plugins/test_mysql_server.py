@@ -10,7 +10,7 @@ from tests.servers.fixture import Running
 from tests.servers.mysql import PASSWORD, MysqlServer
 from tests.storage_plugins.mysql_calls import database_of, other, run, setting, trial, until
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.conformance.trial import statuses
+from timeline.storage_plugins.conformance.trial import named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.mysql.location import Location
 
@@ -134,6 +134,16 @@ async def test_a_small_packet_is_refused_and_a_large_one_bounds_payloads(server:
             await trying.stored(made, [b"a"], payload=bytes(8 * mib))
             leased = await trying.lease(made)
             assert leased.rows.payloads is not None and leased.rows.payloads.nbytes == 8 * mib
+
+
+async def test_a_batch_of_large_headers_fits_the_smallest_packet(server: MysqlServer) -> None:
+    url = server.url
+    with setting(server, "max_allowed_packet", str(16 * 1024 * 1024)):
+        async with trial(url) as trying:
+            made = await trying.topic()
+            await trying.stored(made, named(3_000), headers=bytes(8 * 1024))
+            leased = await trying.lease(made)
+            assert leased.rows.headers is not None and leased.rows.headers.nbytes == 3_000 * 8 * 1024
 
 
 async def test_a_read_only_server_is_refused_and_one_that_becomes_so_is_unavailable(server: MysqlServer) -> None:

@@ -87,14 +87,25 @@ class _Call:
     def __init__(self) -> None:
         self.connection: Any = None
         self.given_up = threading.Event()
+        self._deciding = threading.Lock()
+        self._commits = False
 
-    def give_up(self) -> None:
-        """Ends it, as far as that is still possible."""
-        self.given_up.set()
+    def may_commit(self) -> bool:
+        """Whether somebody still waits for it; from then on, giving it up leaves open what happened."""
+        with self._deciding:
+            self._commits = not self.given_up.is_set()
+            return self._commits
+
+    def give_up(self) -> bool:
+        """Ends it, as far as that is still possible. Answers whether surely nothing happened."""
+        with self._deciding:
+            self.given_up.set()
+            nothing = not self._commits
         if self.connection is not None:
             # Closing a socket does not wake who reads from it; this does. It may be gone already.
             with contextlib.suppress(OSError, AttributeError):
                 self.connection._sock.shutdown(socket.SHUT_RDWR)
+        return nothing
 
 
 class Connections:
@@ -110,7 +121,7 @@ class Connections:
 
     async def transact(self, act: Callable[[Session], Result]) -> Result:
         """Runs `act` in a transaction, again after a deadlock. Raises StoreUnavailable when nothing happened, also
-        where no connection was free in time; StoreUnknown when the commit's answer was lost or came too late."""
+        where the time was over before the commit was sent; StoreUnknown when its answer was lost or came too late."""
         at, call = self._location, _Call()
         try:
             asked = self._threads.submit(self._transact, act, call)
@@ -129,8 +140,8 @@ class Connections:
             raise StoreUnavailable(
                 f"{at.shown}: none of {at.pool} connections was free within {at.timeout_ms} ms: raise pool in the URL"
             )
-        call.give_up()
-        late = StoreUnavailable if self.opening else StoreUnknown
+        nothing = call.give_up() or self.opening
+        late = StoreUnavailable if nothing else StoreUnknown
         raise late(f"{at.shown}: no answer within {at.timeout_ms} ms")
 
     def close(self) -> None:
@@ -207,7 +218,7 @@ class Connections:
 
     def _committed(self, connection: Any, result: Result, call: _Call) -> Result:
         """Commits, unless nobody waits for it any more."""
-        if call.given_up.is_set():
+        if not call.may_commit():
             self._discard()
             raise StoreUnavailable(f"{self._location.shown}: given up before it was committed")
         try:

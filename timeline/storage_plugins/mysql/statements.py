@@ -24,12 +24,12 @@ from timeline.storage_plugins.mysql.schema import DEAD, FREE, HELD
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
 from timeline.storage_plugins.sql.rows import CHANGING, Columns
 
-AT_ONCE = 1000
+AT_ONCE = 2000
 """Rows of one statement that writes or looks up."""
 LEASED_AT_ONCE = 4000
 """Rows of one look along the timeline: with the longest ids, groups and holders they stay below the smallest packet."""
 CONTENT_BYTES_AT_ONCE = 4 * 1024 * 1024
-"""Content read by one statement, but for a single larger one."""
+"""Content of one statement, give or take one message: as hexadecimal digits it is twice that."""
 
 
 class Aggregate:
@@ -134,9 +134,14 @@ def mark(session: Session, key: int, rows: Sequence[tuple[Any, ...]]) -> None:
 
 def insert_payloads(session: Session, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Inserts contents: row, payload, headers."""
-    for part in parts(rows):
-        values = ",".join(f"({row},x'{payload.hex()}',x'{headers.hex()}')" for row, payload, headers in part)
-        session.execute(f"INSERT INTO payload (`row`, payload, headers) VALUES {values}")
+    values: list[str] = []
+    room = CONTENT_BYTES_AT_ONCE
+    for at, (row, payload, headers) in enumerate(rows, 1):
+        values.append(f"({row},x'{payload.hex()}',x'{headers.hex()}')")
+        room -= len(payload) + len(headers)
+        if room <= 0 or at == len(rows):
+            session.execute(f"INSERT INTO payload (`row`, payload, headers) VALUES {','.join(values)}")
+            values, room = [], CONTENT_BYTES_AT_ONCE
 
 
 _KINDS = {"holder": "VARCHAR(510)", "dead": "VARCHAR(2048)"}

@@ -38,6 +38,8 @@ from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
 
+PUT_AT_ONCE = 5_000
+"""Messages of one transaction of a put: leases pass over what it has locked, so that none waits for it."""
 ROWS_RESERVED = 100_000
 """Row numbers that a process takes at once; what it does not use is never used."""
 PACKET_SLACK_BYTES = 1024 * 1024
@@ -160,7 +162,7 @@ class MysqlStore(Store):
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         done: list[Answers | BaseException] = []
-        for part in cut(puts):
+        for part in cut(puts, PUT_AT_ONCE):
             try:
                 done.append(await self._put(topic, now_ms, part))
             except Exception as error:

@@ -31,10 +31,11 @@ def whole(parts: list[Result | BaseException], begun: bool = False) -> list[Resu
     raise graver or failed[0]
 
 
-def cut(puts: Puts) -> list[Puts]:
-    """The puts themselves, or, where they are many or large, parts that are committed one after the other."""
+def cut(puts: Puts, at_once: int = PUT_AT_ONCE) -> list[Puts]:
+    """The puts themselves, or, where they are more than `at_once` or large, parts that are committed one after the
+    other."""
     count = len(puts)
-    if count <= PUT_AT_ONCE and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
+    if count <= at_once and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
         return [puts]
     ends = np.cumsum(puts.payloads.sizes)
     parts: list[Puts] = []
@@ -42,7 +43,7 @@ def cut(puts: Puts) -> list[Puts]:
     while start < count:
         before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
-        stop = min(max(stop, start + 1), start + PUT_AT_ONCE, count)
+        stop = min(max(stop, start + 1), start + at_once, count)
         parts.append(puts.take(slice(start, stop)))
         start = stop
     return parts
