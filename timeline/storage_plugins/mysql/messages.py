@@ -29,9 +29,9 @@ class Changes(sql.Changes):
 
     def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
         standing: dict[bytes, Stored] = {}
-        for found in statements.find(self.session, self.key, buckets, ids, lock=True):
-            for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
-                standing[ids[n]] = stored
+        places = list(zip(buckets, ids, strict=True))
+        for found in statements.find(self.session, self.key, places, lock=True):
+            standing.update(zip(found.strings["id"].tolist(), stored_of(found), strict=True))
         if remember_ms := self.topic.settings.remember_ms:
             for id, *left in statements.find_remembered(self.session, self.key, ids, self.now_ms - remember_ms):
                 standing.setdefault(id, remembered_of(*left))
@@ -155,25 +155,27 @@ def _settle_plain(
 ) -> list[int]:
     """Acks and extends of living messages whose token and holder match. Answers which were done."""
     session, now_ms = changes.session, changes.now_ms
-    birth, version, holders = signed(settles.birth), settles.version.tolist(), settles.holders.tolist()
-    asked = [
-        (at, buckets[at], ids[at].hex(), birth[at], version[at], holders[at].hex())
-        for at in sorted(chosen, key=lambda at: (buckets[at], ids[at]))
-        if holders[at]
-    ]
+    at_of = {ids[at]: at for at in chosen}
+    holders = settles.holders.tolist()
     done: list[int] = []
     acked: list[int] = []
     marked = False
-    for found in statements.find_held(session, changes.key, asked):
+    for found in statements.find_held(session, changes.key, [(buckets[at], ids[at]) for at in chosen]):
+        place = np.array([at_of[id] for id in found.strings["id"].tolist()], dtype=np.intp)
         columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
-        place, late = columns["n"], columns["due_ms"] <= now_ms
-        acks = settles.operation[place] == Operation.ACK
+        theirs = [holders[at] for at in place.tolist()]
+        ours = np.array([a == b for a, b in zip(found.strings["holder"].tolist(), theirs, strict=True)], dtype=np.bool_)
+        ours &= columns["birth"].view(np.uint64) == settles.birth[place]
+        ours &= columns["version"] == settles.version[place]
+        late = columns["due_ms"] <= now_ms
+        asks_ack = settles.operation[place] == Operation.ACK
+        acks = ours & asks_ack
         answers.late[place[acks]] = late[acks]
         acked += columns["row"][acks].tolist()
-        marked |= bool(columns["marked"].any())
+        marked |= bool(columns["marked"][acks].any())
         if changes.topic.settings.remember_ms:
             _note_acked(changes, settles, ids, place[acks].tolist(), columns["payload_sum"][acks].tolist())
-        extends = ~acks & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
+        extends = ours & ~asks_ack & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
         where = place[extends]
         until_ms = np.maximum(columns["due_ms"][extends], settles.time_ms[where])
         statements.extend(session, list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True)))

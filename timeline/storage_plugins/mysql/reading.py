@@ -102,7 +102,7 @@ def _scan_ids(
     places = [place for place in places if place > place_after(cursor)]
     asked = places[:limit]
     rows: list[int] = []
-    for found in statements.find(session, key, [bucket for bucket, _ in asked], [id for _, id in asked], lock=False):
+    for found in statements.find(session, key, asked, lock=False):
         rows += found.numbers["row"]
     chosen = f"m.`row` IN ({statements.listed(rows)}) AND {conditions(where, now_ms)} ORDER BY m.bucket, m.id"
     whole = Part.of(WHOLE.read(session, WHOLE.first(f"message AS m WHERE {chosen} LIMIT {limit}")))
