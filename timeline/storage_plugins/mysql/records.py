@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import pymysql
 
 from timeline.model import Topic
+from timeline.storage_plugins import sql
 from timeline.storage_plugins.contract import StoreRefused
 from timeline.storage_plugins.mysql.connections import Session, code_of
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
-from timeline.storage_plugins.sql import MIGRATIONS, settings_text, topic_of
+from timeline.storage_plugins.sql import settings_text, topic_of
 from timeline.storage_plugins.versions import Versions, migrate
 
 OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
@@ -76,7 +77,7 @@ def _prepare(session: Session) -> str:
             except pymysql.MySQLError as error:
                 if code_of(error) != SAME_INDEX:
                     raise
-        session.execute(f"INSERT INTO meta (name, value) VALUES ('schema', '{1 + len(MIGRATIONS)}')")
+        session.execute(f"INSERT INTO meta (name, value) VALUES ('schema', '{1 + len(sql.MIGRATIONS)}')")
     else:
         _migrated(session, found, contract=False)
     return bytes(found[b"cluster"]).decode()
@@ -90,7 +91,7 @@ def contracted(session: Session, contract: bool) -> Versions:
 
 def _migrated(session: Session, known: dict[bytes, bytes], contract: bool) -> Versions:
     found = Versions.of(known[b"schema"], known.get(b"oldest"))
-    reached = migrate(session.execute, found, MIGRATIONS, contract=contract)
+    reached = migrate(session.execute, found, sql.MIGRATIONS, contract=contract)
     if reached != found:
         noted = (str(reached.version), str(reached.oldest))
         session.execute("REPLACE INTO meta (name, value) VALUES ('schema', %s), ('oldest', %s)", noted)

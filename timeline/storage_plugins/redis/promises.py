@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused
-from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.connection import Refusal
 from timeline.storage_plugins.redis.server import Address, Server
 
 OLDEST = (7, 0)
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +90,4 @@ async def _fsync(server: Server, address: Address) -> str:
     return found[1].decode() if len(found) == 2 else ""
 
 
-async def cluster_uid(server: Server) -> str:
-    """The store's uuid, made once; StoreRefused for a schema of a newer version."""
-    key = f"{server.location.prefix}:store".encode()
-    uid: bytes = await server.at(key, "HGET", key, "cluster_uid") or b""
-    if not uid:
-        await server.run(scripts.SWAP, [key], (b"schema_version", b"", str(SCHEMA)))
-        await server.run(scripts.SWAP, [key], (b"cluster_uid", b"", secrets.token_hex(16)))
-        uid = await server.at(key, "HGET", key, "cluster_uid")
-    version = int(await server.at(key, "HGET", key, "schema_version") or 0)
-    if version > SCHEMA:
-        raise StoreRefused(
-            f"the store's schema has version {version}, this Timeline knows {SCHEMA}: install the newer version"
-        )
-    return uid.decode()
-
-
-__all__ = ["Promises", "cluster_uid", "read"]
+__all__ = ["Promises", "read"]

@@ -23,9 +23,10 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.redis import leasing, messages, promises, reading, scripts, topics
+from timeline.storage_plugins.redis import leasing, messages, promises, reading, schema, scripts, topics
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Server
+from timeline.storage_plugins.versions import Versions
 
 
 class RedisStore(Store):
@@ -52,7 +53,7 @@ class RedisStore(Store):
             try:
                 await server.connect()
                 promised = await promises.read(server)
-                uid = await promises.cluster_uid(server)
+                uid = await schema.cluster_uid(server)
             except BaseException:
                 await server.close()
                 raise
@@ -77,6 +78,9 @@ class RedisStore(Store):
         key = f"{self._location.prefix}:check".encode()
         await server.run(scripts.SWAP, [key], (b"written", b"", b"1"))
         await server.run(scripts.SWAP, [key], (b"written", b"1", b""))
+
+    async def migrate(self, contract: bool) -> Versions:
+        return await schema.migrated(self._running(), contract)
 
     async def clock_ms(self) -> float | None:
         server = self._running()

@@ -1,0 +1,78 @@
+"""Brokers of two neighbouring versions of a schema at work on one server: the next version, an invented one, opens the
+store while this one's callers are at it, both go on together, and the history checker finds no promise broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.servers.fixture import Running
+from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of
+from timeline.storage_plugins import make_store, sql
+from timeline.storage_plugins.conformance.crowd import Crowd
+from timeline.storage_plugins.conformance.trial import Trial
+from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.versions import Step, Versions
+
+pytestmark = pytest.mark.servers
+
+OWN = {"redis": "?prefix=versions", "mysql": "", "postgresql": "?schema=versions"}
+"""How a URL names a place of its own: what is done to its schema is nobody else's affair."""
+NAMES = [name for name in KINDS if name in OWN]
+
+
+def _expand_tables(execute: sql.Executes) -> None:
+    execute("ALTER TABLE message ADD COLUMN urgency INTEGER DEFAULT 0 NOT NULL")
+    execute("CREATE TABLE urgency (number INTEGER PRIMARY KEY)")
+
+
+def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, stores are of the next version."""
+    if name != "redis":
+        step = sql.Migration(_expand_tables, lambda execute: execute("DROP TABLE urgency"))
+        monkeypatch.setattr(sql, "MIGRATIONS", (step,))
+        return
+    from timeline.storage_plugins.redis import schema
+
+    def on_key(command: str) -> Callable[[schema.Runs], None]:
+        script = f"return redis.call({command})"
+        return lambda runs: runs(script, [runs.prefix + b":urgency"], [])
+
+    made = Step(on_key("'HSET', KEYS[1], 'a', '1'"), on_key("'DEL', KEYS[1]"))
+    monkeypatch.setattr(schema, "MIGRATIONS", (made,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_two_versions_share_a_store_under_load(
+    servers: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = servers.server(kind_of(name)).url + OWN[name]
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic(buckets=4, max_deliveries=0)
+        assert await trial.store.migrate(False) == Versions(1, 1)
+        this, newer = trial.store, make_store(url)
+        crowd = Crowd(trial, topic, [this], 1)
+        at_work = asyncio.create_task(crowd.run(8))
+        with monkeypatch.context() as patch:
+            _invent(name, patch)
+            await newer.open()
+            assert await newer.migrate(False) == Versions(2, 1)
+        await at_work
+        crowd.stores = [this, newer]
+        await crowd.run(8)
+        await trial.reopen()
+        crowd.stores = [trial.store, newer]
+        await crowd.run(4)
+        assert await trial.store.migrate(False) == Versions(2, 1)
+        with pytest.raises(StoreRefused, match="contract it with the newer Timeline"):
+            await trial.store.migrate(True)
+        await crowd.settle_all()
+        await crowd.expect_kept(("put", "OK"), ("ack", "OK"), ("move", "OK"))
+        with monkeypatch.context() as patch:
+            _invent(name, patch)
+            assert await newer.migrate(True) == await newer.migrate(True) == Versions(2, 2)
+        with pytest.raises(StoreRefused, match="which 2 and newer can use"):
+            await make_store(url).open()
+        await newer.close()
