@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import struct
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class PostgresqlServer(Server):
 
     name = "postgresql"
     user = "postgres"
+    stop_signal = signal.SIGINT
 
     def __init__(self, folder: Path, *settings: str) -> None:
         super().__init__(folder)

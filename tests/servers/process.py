@@ -29,10 +29,12 @@ def free_port() -> int:
 
 class Server(ABC):
     """One server. Subclasses say what to run, how its folder is prepared, and when it is ready. `user`: who runs it,
-    where the tests run as root and the server refuses that."""
+    where the tests run as root and the server refuses that. `stop_signal`: what ends it in order without
+    waiting for those who are connected."""
 
     name: ClassVar[str]
     user: ClassVar[str] = ""
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +111,7 @@ class Server(ABC):
         """Ends it in order; kills it when that takes too long. Harmless when it is not running."""
         if self.process is not None and self.process.poll() is None:
             self.signal(signal.SIGCONT)
-            self.signal(signal.SIGTERM)
+            self.signal(self.stop_signal)
             if not self._ended(STOP_S):
                 self.kill()
 

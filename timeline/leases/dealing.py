@@ -36,14 +36,14 @@ def deal(grants: Sequence[Granted], sizes: Int64) -> UInt32:
     sizes = sizes[:wanted]
     if len(grants) == 1 and int(sizes.sum()) <= grants[0].max_bytes:
         return np.zeros(wanted, dtype=np.uint32)
-    turns = _turns(grants, wanted)
+    turns = turns_of(grants, wanted)
     spent = np.bincount(turns, weights=sizes, minlength=len(grants))
     if all(spent[index] <= grant.max_bytes for index, grant in enumerate(grants)):
         return turns
     return _deal_by_bytes(grants, sizes)
 
 
-def _turns(grants: Sequence[Granted], wanted: int) -> UInt32:
+def turns_of(grants: Sequence[Granted], wanted: int) -> UInt32:
     """The order of turns when only counts limit: grant g's k-th turn is in round k; rounds run by grant index."""
     counts = np.fromiter((min(grant.count, wanted) for grant in grants), dtype=np.int64, count=len(grants))
     whose = np.repeat(np.arange(len(grants), dtype=np.uint32), counts)

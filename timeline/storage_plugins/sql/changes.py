@@ -104,16 +104,21 @@ def mutate(changes: Changes, mutations: Mutations) -> Answers:
     """`Store.mutate`."""
     count = len(mutations)
     answers = Answers.blank(count)
-    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
-    asks = [
-        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
-        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    asks = mutation_asks(mutations)
     ids = mutations.ids.tolist()
     buckets = buckets_of(mutations.ids, changes.topic.settings.buckets).tolist()
     decide_each(changes, ids, buckets, asks, answers, range(count))
     changes.write()
     return answers
+
+
+def mutation_asks(mutations: Mutations) -> list[Ask]:
+    """The mutations as the rules ask them."""
+    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
+    return [
+        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
+        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def put_ask(puts: Puts, at: int) -> Ask:

@@ -1,0 +1,293 @@
+"""Connections at work: deadlines, what is tried again, and what a failure means: nothing happened, or something may
+have."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import asyncpg
+
+from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.postgresql.location import SCHEMA, Location
+from timeline.storage_plugins.postgresql.pool import Busy, Pool, Raw
+
+Result = TypeVar("Result")
+
+TRIES = 5
+SETTINGS = {
+    "application_name": "timeline",
+    "client_encoding": "UTF8",
+    "jit": "off",
+    # Every statement is written for an index. Parameters that are arrays, and tables that grow from nothing to
+    # millions between two looks at them, mislead the planner into reading, sorting or comparing all of a table; and
+    # what it believed when it first saw a statement is what a generic plan keeps.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_material": "off",
+    "random_page_cost": "1.1",
+    "plan_cache_mode": "force_generic_plan",
+    "default_transaction_isolation": "read committed",
+}
+PLANNING = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode")
+"""Of these, what statements cannot do without where tables are large: `schema` looks whether they came through."""
+_TAKEN = "23505"
+_REPEATED = frozenset(("40001", "40P01", _TAKEN))
+"""Serialization failure and deadlock: the server has undone the transaction, and asks for it to be sent again. And a
+row number that is taken, which a server that lost its last moments gave out twice."""
+_DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
+"""Of a commit that ends so nobody knows whether it was done."""
+_REFUSED = {
+    "28P01": "the password is wrong: mend it in the URL, in PGPASSWORD or in ~/.pgpass",
+    "28000": "this user may not connect: see the server's pg_hba.conf",
+    "3D000": "there is no such database: create it (createdb), or name another one in the URL",
+    "42501": "this user lacks rights: it must own the schema, or be allowed to create one in the database",
+}
+_UNAVAILABLE = {
+    "53300": "the server has no connection left: raise its max_connections, or lower pool= in the URLs of the brokers",
+    "53100": "the server's disk is full: free some space",
+    "53200": "the server is out of memory",
+    "57P03": "the server starts up, shuts down or recovers",
+    "25006": "the server takes no writes (it is a standby, or recovers): give the primary's address, or all hosts",
+    "42501": _REFUSED["42501"],
+}
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError)
+
+
+def _sentence(error: BaseException) -> str:
+    """What went wrong, without anything of the URL; the driver's own texts name hosts at most."""
+    if isinstance(error, TimeoutError):
+        return "no answer within the deadline"
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
+
+
+def state_of(error: BaseException) -> str:
+    """The server's own code of an error; empty when it is not the server's."""
+    return getattr(error, "sqlstate", None) or ""
+
+
+def judged(error: BaseException, doubtful: bool) -> StoreError:
+    """`error` in the contract's words. `doubtful`: what was sent may have been committed when no answer came."""
+    if isinstance(error, StoreError):
+        return error
+    state = state_of(error)
+    said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
+    if doubtful and not said:
+        return StoreUnknown(_sentence(error))
+    return StoreUnavailable(_UNAVAILABLE.get(state, _sentence(error)))
+
+
+_OWN_TYPES = 16_384
+"""The server's own types have numbers below, the same on every server."""
+
+
+class _Knowing(asyncpg.Connection):  # type: ignore[misc]
+    """A connection that asks only once, not once each, what an array of the server's own types is: that is five round
+    trips before the first statement."""
+
+    _known: ClassVar[dict[frozenset[int], Any]] = {}
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> Any:
+        asked = frozenset(typeoids)
+        found = self._known.get(asked)
+        if found is None:
+            found = await super()._introspect_types(asked, timeout)
+            if max(asked) < _OWN_TYPES:
+                self._known[asked] = found
+        return found
+
+
+class _Qualified(dict[str, str]):
+    """Statements by the text they are written in, where our tables are in schema `timeline`, as sent to the schema
+    that the URL names. Every name is qualified: a pooler between us and the server need not keep a search_path."""
+
+    def __init__(self, schema: str) -> None:
+        super().__init__()
+        self._schema = schema
+
+    def __missing__(self, statement: str) -> str:
+        text = self[statement] = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+        return text
+
+
+class Connection:
+    """A connection in use: asyncpg's, with statements qualified."""
+
+    __slots__ = ("_qualified", "raw")
+
+    def __init__(self, raw: Raw, qualified: _Qualified) -> None:
+        self.raw = raw
+        self._qualified = qualified
+
+    async def fetch(self, statement: str, *values: Any) -> list[Any]:
+        """All records."""
+        found: list[Any] = await self.raw.fetch(self._qualified[statement], *values)
+        return found
+
+    async def fetchrow(self, statement: str, *values: Any) -> Any:
+        """The first record, or None."""
+        return await self.raw.fetchrow(self._qualified[statement], *values)
+
+    async def fetchval(self, statement: str, *values: Any) -> Any:
+        """The first field of the first record, or None."""
+        return await self.raw.fetchval(self._qualified[statement], *values)
+
+    async def execute(self, statement: str, *values: Any) -> str:
+        """The command's tag, as in `DELETE 3`."""
+        tag: str = await self.raw.execute(self._qualified[statement], *values)
+        return tag
+
+    async def executemany(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """The statement with each of `rows`."""
+        await self.raw.executemany(self._qualified[statement], rows)
+
+
+Act: TypeAlias = Callable[[Connection], Awaitable[Result]]
+
+
+class Connections:
+    """The pool at work. A call waits for a connection no longer than its deadline."""
+
+    def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
+        self._location = location
+        self._deadline_s = location.timeout_ms / 1000
+        self._renumber = renumber
+        self._qualified = _Qualified(location.schema)
+        self._pool: Pool | None = None
+
+    async def open(self) -> None:
+        """Connects once, to say at once what does not work. Raises StoreRefused or StoreUnavailable."""
+        shown = self._location.shown
+        pool = Pool(self._connect, self._location.pool)
+        try:
+            pool.give(await pool.take(self._deadline_s), sound=True)
+        except FAILURES as error:
+            if state_of(error) in _REFUSED:
+                raise StoreRefused(f"{shown}: {_REFUSED[state_of(error)]}") from error
+            known = judged(error, doubtful=False)
+            raise StoreUnavailable(f"{shown}: {known.reason}") from error
+        except ValueError as error:
+            raise StoreRefused(f"{shown}: the driver cannot read this URL ({type(error).__name__})") from None
+        self._pool = pool
+
+    async def _connect(self) -> Raw:
+        return await asyncpg.connect(
+            self._location.dsn,
+            timeout=self._deadline_s,
+            command_timeout=self._deadline_s,
+            server_settings=SETTINGS,
+            connection_class=_Knowing,
+        )
+
+    async def close(self) -> None:
+        """Waits for what runs, at most a deadline long."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close(self._deadline_s)
+
+    async def use(self, act: Act[Result], writes: bool) -> Result:
+        """`act` on a connection: one statement, which commits by itself. `writes`: when its answer is lost, it may
+        have happened."""
+        for attempt in range(TRIES):
+            pool, raw = await self._take()
+            sound = False
+            try:
+                result = await act(Connection(raw, self._qualified))
+                sound = True
+                return result
+            except FAILURES as error:
+                sound = isinstance(error, asyncpg.PostgresError)
+                if not self._again(error, attempt):
+                    raise judged(error, writes) from error
+            except StoreError:
+                sound = True
+                raise
+            finally:
+                pool.give(raw, sound)
+        raise AssertionError("the last try returns or raises")
+
+    async def transact(self, act: Act[Result]) -> Result:
+        """`act` within a transaction, which is done again where the server undid it for another's sake. A connection
+        on which anything but a plain answer came is dropped, and its transaction with it."""
+        for attempt in range(TRIES):
+            pool, raw = await self._take()
+            committing = sound = False
+            try:
+                await raw.execute("BEGIN")
+                result = await act(Connection(raw, self._qualified))
+                committing = True
+                await raw.execute("COMMIT")
+                sound = True
+                return result
+            except FAILURES as error:
+                if isinstance(error, asyncpg.PostgresError) and not committing:
+                    sound = await _undone(raw)
+                if not self._again(error, attempt):
+                    raise judged(error, committing) from error
+            except StoreError:
+                sound = await _undone(raw)
+                raise
+            finally:
+                pool.give(raw, sound)
+        raise AssertionError("the last try returns or raises")
+
+    def _again(self, error: BaseException, attempt: int) -> bool:
+        """Whether it is done again: the server has undone it, for another's sake."""
+        state = state_of(error)
+        if state == _TAKEN:
+            self._renumber()
+        return state in _REPEATED and attempt < TRIES - 1
+
+    async def _take(self) -> tuple[Pool, Raw]:
+        pool = self._pool
+        if pool is None:
+            raise StoreUnavailable("the store is not open")
+        try:
+            return pool, await pool.take(self._deadline_s)
+        except Busy:
+            raise StoreUnavailable(
+                f"no connection came free within the deadline: all {self._location.pool} of the pool are busy"
+            ) from None
+        except FAILURES as error:
+            raise judged(error, doubtful=False) from error
+
+
+class Steps:
+    """One call of the store that takes several steps, each of which commits by itself: once one has written, what
+    fails a later one leaves the call unknown."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._begun = False
+
+    async def use(self, act: Act[Result], writes: bool) -> Result:
+        """`Connections.use`."""
+        return await self._step(self._connections.use(act, writes), writes)
+
+    async def transact(self, act: Act[Result]) -> Result:
+        """`Connections.transact`."""
+        return await self._step(self._connections.transact(act), True)
+
+    async def _step(self, step: Awaitable[Result], writes: bool) -> Result:
+        try:
+            result = await step
+        except StoreUnavailable as error:
+            if self._begun:
+                raise StoreUnknown(f"a part of it was done before this: {error.reason}") from error
+            raise
+        self._begun = self._begun or writes
+        return result
+
+
+async def _undone(raw: Raw) -> bool:
+    """Rolls back; False where that does not work, and the connection is to be dropped."""
+    if raw.is_closed():
+        return False
+    try:
+        await raw.execute("ROLLBACK")
+    except FAILURES:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""What a `postgresql://` URL says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from timeline.storage_plugins import shown
+from timeline.storage_plugins.contract import StoreRefused
+
+SCHEMA = "timeline"
+POOL, POOL_RANGE = 8, (2, 1_000)
+TIMEOUT_MS, TIMEOUT_RANGE_MS = 10_000, (10, 3_600_000)
+_PASSED_ON = frozenset(
+    ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "passfile", "target_session_attrs")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """`dsn`: what the driver is given. `schema`: the schema of our tables. `pool`: most connections at once.
+    `timeout_ms`: a call's deadline."""
+
+    dsn: str
+    shown: str
+    schema: str = SCHEMA
+    pool: int = POOL
+    timeout_ms: int = TIMEOUT_MS
+
+    @classmethod
+    def of(cls, url: str) -> Location:
+        """Reads `postgresql://user:password@host:port,host:port/database?schema=&pool=&timeout_ms=&sslmode=`. What is
+        not in it comes from PGHOST, PGUSER, PGPASSWORD, PGSSLMODE and so on. Raises StoreRefused with what to write
+        instead."""
+        try:
+            parts = urlsplit(url)
+            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        except ValueError as bad:
+            raise StoreRefused(f"{shown(url)!r} is no URL: write postgresql://user@host:5432/database") from bad
+        schema = options.pop("schema", SCHEMA)
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+            raise StoreRefused(f"schema must be small letters, digits and _, not {schema!r:.80}")
+        pool = _number(options, "pool", POOL, POOL_RANGE)
+        timeout_ms = _number(options, "timeout_ms", TIMEOUT_MS, TIMEOUT_RANGE_MS)
+        unknown = sorted(set(options) - _PASSED_ON)
+        if unknown:
+            known = ", ".join(sorted({"schema", "pool", "timeout_ms", *_PASSED_ON}))
+            raise StoreRefused(f"{unknown[0]!r:.80} is no option of postgresql://; known are {known}")
+        # Of several hosts, the one that can be written to; where a fail-over moved it, the next connection finds it.
+        options.setdefault("target_session_attrs", "read-write" if "," in parts.netloc else "any")
+        dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options), ""))
+        return cls(dsn, shown(url), schema, pool, timeout_ms)
+
+
+def _number(options: dict[str, str], name: str, default: int, allowed: tuple[int, int]) -> int:
+    value = options.pop(name, str(default))
+    low, high = allowed
+    if not value.isascii() or not value.isdigit() or not low <= int(value[:9]) <= high:
+        raise StoreRefused(f"{name} must be a whole number from {low} to {high}, not {value!r:.80}")
+    return int(value)

@@ -1,0 +1,186 @@
+"""Messages by id: read, decided by the one table of rules, changed by compare-and-set against what was read.
+
+No transaction spans a read and its change: who loses the race for a message reads it again. So a call that changes
+nothing is one statement, one that changes something two, and nobody waits for a lock longer than one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from timeline.columns import Ragged
+from timeline.leases import Ask, Decision, Message, decide
+from timeline.leases.table import REMEMBERED
+from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.contract import Mutations, StoreUnavailable
+from timeline.storage_plugins.postgresql import statements
+from timeline.storage_plugins.postgresql.connections import Connection, Steps
+from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stored_of
+from timeline.storage_plugins.sql import signed_one
+from timeline.storage_plugins.sql.changes import mutation_asks
+
+MOST_LOST = 100
+"""Races that one call may lose for the same message. In each of them somebody else has changed it."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a call changes, gathered, then written by one statement. `met`: what was read, by id; a change stands only
+    where the row is still as it was met. `remembered`: ids that leave something behind."""
+
+    topic: Topic
+    now_ms: int
+    met: dict[bytes, Stored] = field(default_factory=dict)
+    updated: dict[bytes, Message] = field(default_factory=dict)
+    removed: set[bytes] = field(default_factory=set)
+    remembered: dict[bytes, Message] = field(default_factory=dict)
+
+    def remove(self, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
+        """Removes a message; answers what is left of it on a topic that remembers."""
+        self.updated.pop(stored.id, None)
+        self.removed.add(stored.id)
+        if not remember or not self.topic.settings.remember_ms:
+            return None
+        old = stored.message
+        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
+        self.remembered[stored.id] = left
+        return Stored(0, left, 0, stored.id)
+
+    def apply(self, stored: Stored | None, ask: Ask, decision: Decision) -> Stored | None:
+        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
+        if stored is None or not stored.row:
+            return stored
+        if decision.message is None:
+            if decision.status not in (Status.OK, Status.EXPIRED):
+                return stored
+            last_op = ask.op if ask.operation is Operation.CANCEL else 0
+            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
+            return self.remove(stored, last_op if decision.status is Status.OK else 0, keeps)
+        if decision.message is not stored.message:
+            self.updated[stored.id] = decision.message
+            return Stored(stored.row, decision.message, stored.bucket, stored.id)
+        return stored
+
+    async def write(self, steps: Steps) -> set[bytes]:
+        """Writes what was noted; answers the ids of which nothing was written, because somebody else came first."""
+        ids = sorted((*self.updated, *self.removed), key=lambda id: (self.met[id].bucket, id))
+        if not ids:
+            return set()
+        met = [self.met[id] for id in ids]
+        was = [stored.message for stored in met]
+        after = [self.updated.get(id, stored.message) for id, stored in zip(ids, met, strict=True)]
+        asked = [
+            self.topic.uid,
+            [stored.bucket for stored in met],
+            ids,
+            [signed_one(message.birth) for message in was],
+            [message.version for message in was],
+            [message.due_ms for message in was],
+            [message.died_ms for message in was],
+            [id in self.removed for id in ids],
+        ]
+        if self.updated:
+            asked += [
+                [message.version for message in after],
+                [message.due_ms for message in after],
+                [message.scheduled_ms for message in after],
+                [message.asked_ms for message in after],
+                [message.holder for message in after],
+                [message.deliveries for message in after],
+                [signed_one(message.last_op) for message in after],
+                [message.died_ms for message in after],
+                [message.dead for message in after],
+            ]
+        if self.remembered:
+            left = [self.remembered.get(id) for id in ids]
+            asked += [
+                self.now_ms,
+                [left_one is not None for left_one in left],
+                [0 if left_one is None else signed_one(left_one.last_op) for left_one in left],
+            ]
+        statement = statements.CHANGE[bool(self.updated), bool(self.removed), bool(self.remembered)]
+        done = await steps.use(lambda connection: connection.fetchval(statement, *asked), writes=True)
+        return set(ids).difference(ids[at] for at in done or ())
+
+
+async def read(
+    steps: Steps, topic: Topic, now_ms: int, ids: Sequence[bytes], buckets: Sequence[int]
+) -> dict[bytes, Stored]:
+    """What stands under `ids`: messages, and remembered ids within the topic's time. Remembered ones are looked for
+    last: whoever settled a message in between has left its id there by then."""
+
+    async def look(connection: Connection) -> dict[bytes, Stored]:
+        found = await connection.fetch(statements.FIND, topic.uid, buckets, ids)
+        standing = {record["id"]: stored_of(record) for record in found}
+        if topic.settings.remember_ms and len(standing) < len(ids):
+            rest = [id for id in ids if id not in standing]
+            for record in await find_remembered(connection, topic, now_ms, rest):
+                standing[record["id"]] = remembered_of(record)
+        return standing
+
+    return await steps.use(look, writes=False)
+
+
+async def find_remembered(
+    connection: Connection, topic: Topic, now_ms: int, ids: Sequence[bytes]
+) -> list[dict[str, bytes]]:
+    """Records of the remembered among `ids`, within the topic's time."""
+    after_ms = now_ms - topic.settings.remember_ms
+    found: list[dict[str, bytes]] = await connection.fetch(statements.FIND_REMEMBERED, topic.uid, ids, after_ms)
+    return found
+
+
+async def decide_each(
+    steps: Steps, topic: Topic, now_ms: int, ids: Sequence[bytes], asks: Sequence[Ask], answers: Answers,
+    places: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Decides `asks` in order, each on what the ones before left, writes their changes and fills `answers` at
+    `places`. Answers the indexes of the puts that met nothing, and of what comes after them under the same id: the
+    caller stores those."""
+    buckets = dict(zip(ids, buckets_of(Ragged.of(list(ids)), topic.settings.buckets).tolist(), strict=True))
+    left = list(range(len(ids)))
+    absent: list[int] = []
+    for _ in range(MOST_LOST):
+        asked = list(dict.fromkeys(ids[at] for at in left))
+        standing = await read(steps, topic, now_ms, asked, [buckets[id] for id in asked])
+        changes = Changes(topic, now_ms, dict(standing))
+        new: set[bytes] = set()
+        for at in left:
+            id, ask = ids[at], asks[at]
+            stored = standing.get(id)
+            decision = decide(stored.message if stored else None, ask, now_ms, topic.settings)
+            if id in new or (stored is None and decision.status is Status.OK):
+                new.add(id)
+                absent.append(at)
+                continue
+            remains = changes.apply(stored, ask, decision)
+            if remains is None:
+                standing.pop(id, None)
+            else:
+                standing[id] = remains
+            fill(answers, places[at], decision)
+        lost = await changes.write(steps)
+        left = [at for at in left if ids[at] in lost]
+        absent = [at for at in absent if ids[at] not in lost]
+        if not left:
+            return sorted(absent)
+    raise StoreUnavailable(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
+
+
+def fill(answers: Answers, at: int, decision: Decision) -> None:
+    """Writes a decision as answer `at`."""
+    answers.status[at] = decision.status.code
+    answers.version[at] = decision.message.version if decision.message is not None else 0
+    answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
+    answers.settled[at] = decision.settled
+    answers.late[at] = decision.late
+    answers.repeat[at] = decision.repeat
+
+
+async def mutate(steps: Steps, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+    """`Store.mutate`."""
+    answers = Answers.blank(len(mutations))
+    asks = mutation_asks(mutations)
+    await decide_each(steps, topic, now_ms, mutations.ids.tolist(), asks, answers, range(len(mutations)))
+    return answers

@@ -1,0 +1,76 @@
+"""A bounded pool of connections: a dead one is replaced, one whose state is in doubt is dropped, never mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+Raw: TypeAlias = Any
+"""A connection of asyncpg, which ships no type hints."""
+
+IDLE_S = 240.0
+"""A connection that nobody used for so long is not trusted any more: firewalls forget them without a word."""
+
+
+class Busy(Exception):
+    """All connections stayed in use for the whole deadline."""
+
+
+class Pool:
+    """At most `most` connections, made by `connect` as they are needed."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Raw]], most: int) -> None:
+        self._connect = connect
+        self._most = most
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[tuple[Raw, float]] = []
+        self._used: set[Raw] = set()
+
+    async def take(self, within_s: float) -> Raw:
+        """A connection that lives, as far as is known. Raises Busy, or what connecting raises."""
+        try:
+            await asyncio.wait_for(self._free.acquire(), within_s)
+        except TimeoutError:
+            raise Busy from None
+        try:
+            connection = self._kept() or await self._connect()
+        except BaseException:
+            self._free.release()
+            raise
+        self._used.add(connection)
+        return connection
+
+    def give(self, connection: Raw, sound: bool) -> None:
+        """Gives it back. Not `sound`: nobody knows what its server is doing; it is dropped."""
+        self._used.discard(connection)
+        if connection.is_closed():
+            pass
+        elif sound:
+            self._idle.append((connection, asyncio.get_running_loop().time()))
+        else:
+            connection.terminate()
+        self._free.release()
+
+    async def close(self, within_s: float) -> None:
+        """Waits for what is in use, so long, and ends all."""
+        try:
+            async with asyncio.timeout(within_s):
+                for _ in range(self._most):
+                    await self._free.acquire()
+                for connection, _ in self._idle:
+                    await connection.close()
+        except (TimeoutError, OSError):
+            for connection in (*self._used, *(idle for idle, _ in self._idle)):
+                connection.terminate()
+        self._idle.clear()
+
+    def _kept(self) -> Raw | None:
+        """The one used last of those that nobody uses: a server that has calmed down has the others closed."""
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            connection, since_s = self._idle.pop()
+            if now_s - since_s < IDLE_S and not connection.is_closed():
+                return connection
+            connection.terminate()
+        return None

@@ -1,0 +1,125 @@
+"""Tables and their tuning, migrations under an advisory lock, and what the server's settings promise."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from sqlalchemy.dialects import postgresql as dialect
+
+from timeline.storage_plugins import sql
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.postgresql.connections import PLANNING, SETTINGS, Connection
+
+OLDEST = 130_000
+LOCK = 0x544C4E
+"""The advisory lock under which one broker at a time creates or migrates the schema."""
+ROWS_AT_A_TIME = 1_000
+"""Row numbers are taken from the sequence by so many, so that a put costs no statement for them."""
+NOTHING = "''::bytea"
+
+# A message's row is written three times and deleted: room on its page and an early vacuum keep the tables from growing.
+_CHURN = "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
+TUNING = (
+    f"ALTER TABLE message SET (fillfactor = 70, {_CHURN}, autovacuum_analyze_scale_factor = 0.05, "
+    "autovacuum_vacuum_insert_scale_factor = 0.2)",
+    f"ALTER TABLE payload SET ({_CHURN}, toast.autovacuum_vacuum_scale_factor = 0.01)",
+    f"ALTER TABLE remembered SET ({_CHURN})",
+    "ALTER TABLE payload ALTER COLUMN payload SET STORAGE EXTERNAL",
+    # Nothing looks a message up by its row number: an index less to write at each put and each lease.
+    "ALTER TABLE message DROP CONSTRAINT message_pkey",
+    "ALTER TABLE message REPLICA IDENTITY USING INDEX message_id",
+    f"CREATE SEQUENCE message_row INCREMENT BY {ROWS_AT_A_TIME}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `prepare` found."""
+
+    cluster_uid: str
+    server: str
+    warnings: tuple[str, ...]
+    durable: bool
+    survives_failover: bool
+
+
+def statements() -> list[str]:
+    """All that creates the schema, in order."""
+    made = sql.ddl(dialect.dialect())  # type: ignore[no-untyped-call]
+    return [text.replace("x''", NOTHING) for text in made] + list(TUNING)
+
+
+async def prepare(connection: Connection, schema: str, shown: str) -> Found:
+    """Creates or migrates the schema, in the caller's transaction. Raises StoreRefused or StoreUnavailable."""
+    number = int(await connection.fetchval("SHOW server_version_num"))
+    if number < OLDEST:
+        raise StoreRefused(f"PostgreSQL {number // 10_000} is too old: {OLDEST // 10_000} or newer is needed")
+    if await connection.fetchval("SELECT pg_is_in_recovery()"):
+        raise StoreUnavailable(
+            f"{shown}: this server is a standby or recovers, and takes no writes: give the primary's address, or all "
+            "hosts, separated by commas"
+        )
+    # Of this schema alone: two clusters in one database need not wait for each other.
+    await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, schema)
+    await connection.execute(f"SET LOCAL search_path TO {schema}")
+    if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.meta"):
+        if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
+            await connection.execute(f"CREATE SCHEMA {schema}")
+        for statement in statements():
+            await connection.execute(statement)
+        made = [("schema_version", str(1 + len(sql.MIGRATIONS))), ("cluster_uid", secrets.token_hex(16))]
+        await connection.executemany("INSERT INTO timeline.meta (name, value) VALUES ($1, $2)", made)
+    known = {
+        record["name"]: record["value"] for record in await connection.fetch("SELECT name, value FROM timeline.meta")
+    }
+    try:
+        version, cluster_uid = int(known["schema_version"]), known["cluster_uid"]
+    except (KeyError, ValueError) as damaged:
+        raise StoreRefused(f"{shown}: table {schema}.meta is damaged ({damaged!r}): restore the database") from damaged
+    steps: list[str] = []
+    wanted = sql.migrate(steps.append, version, sql.MIGRATIONS)
+    for step in steps:
+        await connection.execute(step)
+    if steps:
+        await connection.execute("UPDATE timeline.meta SET value = $1 WHERE name = 'schema_version'", str(wanted))
+    settings = {name: await connection.fetchval(f"SHOW {name}") for name in (*_LOOKED_AT, *PLANNING)}
+    server = f"PostgreSQL {await connection.fetchval('SHOW server_version')}, {shown}"
+    return Found(cluster_uid, server, tuple(_warnings(settings)), *_promises(settings))
+
+
+_LOOKED_AT = ("synchronous_commit", "fsync", "full_page_writes", "synchronous_standby_names")
+
+
+def _promises(settings: dict[str, str]) -> tuple[bool, bool]:
+    """Whether what was answered survives a crash of the server, and the loss of it."""
+    commit = settings["synchronous_commit"]
+    durable = settings["fsync"] != "off" and commit != "off"
+    return durable, durable and commit in ("on", "remote_apply") and bool(settings["synchronous_standby_names"].strip())
+
+
+def _warnings(settings: dict[str, str]) -> list[str]:
+    """A sentence for each setting that weakens what was answered."""
+    said: list[str] = []
+    commit = settings["synchronous_commit"]
+    if commit == "off":
+        said.append(
+            "synchronous_commit is off: a crash of the server loses what was answered in its last moments (up to three "
+            "times wal_writer_delay); set it to on"
+        )
+    if commit in ("local", "remote_write") and settings["synchronous_standby_names"].strip():
+        said.append(
+            f"synchronous_commit is {commit}: the standbys that synchronous_standby_names waits for may lack what was "
+            "answered last, and a fail-over loses it; set it to on"
+        )
+    if settings["fsync"] == "off":
+        said.append("fsync is off: a crash of the machine may lose or damage everything; set it to on")
+    if settings["full_page_writes"] == "off":
+        said.append("full_page_writes is off: a crash of the machine may damage pages; set it to on")
+    lost = [name for name in PLANNING if settings[name] != SETTINGS[name]]
+    if lost:
+        said.append(
+            f"{', '.join(lost)}: a pooler between here and the server dropped these settings of the connection, and "
+            "plans may read whole tables; set them with ALTER ROLE … SET, see the page on PostgreSQL"
+        )
+    return said

@@ -1,0 +1,194 @@
+"""`postgresql://`: the store on PostgreSQL. Several brokers may share it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from timeline.columns import Int64
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+)
+from timeline.storage_plugins.postgresql import leasing, records, schema, sweeping, tags, walking
+from timeline.storage_plugins.postgresql.connections import FAILURES, Connection, Connections, Steps, state_of
+from timeline.storage_plugins.postgresql.location import Location
+from timeline.storage_plugins.postgresql.messages import mutate
+from timeline.storage_plugins.postgresql.numbers import Numbers
+from timeline.storage_plugins.postgresql.putting import Putting
+
+Result = TypeVar("Result")
+
+
+class PostgresqlStore(Store):
+    """The store of `postgresql://`; see `location.Location` for the URL."""
+
+    def __init__(self, url: str) -> None:
+        self._location = Location.of(url)
+        self._numbers = Numbers()
+        self._connections = Connections(self._location, self._numbers.forget)
+        self._opened: Opened | None = None
+        self._opening = asyncio.Lock()
+        self.capabilities = _capabilities(durable=True, survives_failover=False)
+
+    async def open(self) -> Opened:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await self._open()
+            return self._opened
+
+    async def _open(self) -> Opened:
+        location = self._location
+        await self._connections.open()
+
+        async def prepare(connection: Connection) -> schema.Found:
+            try:
+                return await schema.prepare(connection, location.schema, location.shown)
+            except FAILURES as error:
+                if state_of(error) == "42501":
+                    raise StoreRefused(
+                        f"{location.shown}: this user may not create or use schema {location.schema!r}: GRANT CREATE "
+                        f"ON DATABASE … TO the user, or let it own the schema"
+                    ) from error
+                raise
+
+        try:
+            found = await self._connections.transact(prepare)
+        except BaseException:
+            await self._connections.close()
+            raise
+        self.capabilities = _capabilities(found.durable, found.survives_failover)
+        return Opened(found.cluster_uid, found.server, found.warnings)
+
+    async def close(self) -> None:
+        async with self._opening:
+            self._opened = None
+            self._numbers.forget()
+            await self._connections.close()
+
+    async def check(self) -> None:
+        async def write(connection: Connection) -> None:
+            if await connection.fetchval("SELECT pg_is_in_recovery()"):
+                raise StoreUnavailable("the server is a standby or recovers, and takes no writes")
+            await connection.execute("UPDATE timeline.meta SET value = value WHERE name = 'schema_version'")
+
+        await self._connections.transact(write)
+
+    async def clock_ms(self) -> float | None:
+        sql = "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
+        return float(await self._connections.use(lambda connection: connection.fetchval(sql), writes=False))
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        return await self._connections.use(records.all_topics, writes=False)
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        return await self._connections.transact(lambda connection: records.create(connection, topic))
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        return await self._connections.transact(lambda connection: records.update(connection, topic))
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        return await self._connections.transact(lambda connection: records.drop(connection, topic))
+
+    # ── messages ──
+
+    async def _read(self, topic: Topic, act: Callable[[Connection, int], Awaitable[Result]], gone: Result) -> Result:
+        async def begin(connection: Connection) -> Result:
+            key = await records.key_of(connection, topic)
+            return gone if key is None else await act(connection, key)
+
+        return await self._connections.use(begin, writes=False)
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        if not len(puts):
+            return Answers.blank(0)
+        return await Putting(Steps(self._connections), topic, now_ms, puts, self._numbers).answers()
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
+    ) -> Leased:
+        wanted = None if buckets is None or len(set(buckets)) == topic.settings.buckets else list(buckets)
+        asked = (topic, wanted, now_ms, due_before_ms, grants, overdue_ms)
+        if any(grant.count for grant in grants):
+            leased = await self._connections.use(lambda connection: leasing.lease_plain(connection, *asked), True)
+            if leased is not None:
+                return leased
+        return await leasing.lease_by_rules(Steps(self._connections), *asked)
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        return await leasing.settle(Steps(self._connections), topic, now_ms, settles)
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        return await mutate(Steps(self._connections), topic, now_ms, mutations)
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        if not mutation.tag:
+            return TagStep({}, None)
+        return await tags.step(Steps(self._connections), topic, now_ms, mutation, cursor, max(1, limit))
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        return await self._read(
+            topic,
+            lambda connection, key: walking.held_by(connection, key, now_ms, holder, cursor, limit),
+            Page(Rows.empty(payload=True), None),
+        )
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        return await self._read(
+            topic,
+            lambda connection, key: walking.scan(connection, topic, key, now_ms, where, cursor, limit, payload),
+            Page(Rows.empty(payload), None),
+        )
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        nothing = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
+        return await self._read(topic, lambda connection, key: walking.count_due(connection, key, edges_ms), nothing)
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        return await self._connections.use(
+            lambda connection: walking.next_due(connection, topic, buckets, after_ms), writes=False
+        )
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        steps, limit = Steps(self._connections), max(1, limit)
+        swept = await sweeping.sweep(steps, topic, now_ms, limit)
+        more = await steps.transact(lambda connection: sweeping.remove_dropped(connection, limit))
+        return Swept(swept.expired, swept.forgotten, swept.dead_purged, swept.orphans, swept.more or more)
+
+
+def _capabilities(durable: bool, survives_failover: bool) -> Capabilities:
+    return Capabilities(
+        durable=durable,
+        survives_failover=survives_failover,
+        shared=True,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=True,
+        exact_counts=True,
+    )
