@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy.dialects import postgresql as dialect
 
-from timeline.storage_plugins import sql
+from timeline.storage_plugins import sql, versions
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.postgresql.connections import PLANNING, SETTINGS, Connection
+from timeline.storage_plugins.versions import Versions, noted
 
 OLDEST = 130_000
 LOCK = 0x544C4E
@@ -60,32 +61,62 @@ async def prepare(connection: Connection, schema: str, shown: str) -> Found:
             f"{shown}: this server is a standby or recovers, and takes no writes: give the primary's address, or all "
             "hosts, separated by commas"
         )
-    # Of this schema alone: two clusters in one database need not wait for each other.
-    await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, schema)
-    await connection.execute(f"SET LOCAL search_path TO {schema}")
+    await _alone(connection, schema)
     if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.meta"):
         if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
             await connection.execute(f"CREATE SCHEMA {schema}")
         for statement in statements():
             await connection.execute(statement)
-        made = [("schema_version", str(1 + len(sql.MIGRATIONS))), ("cluster_uid", secrets.token_hex(16))]
-        await connection.executemany("INSERT INTO timeline.meta (name, value) VALUES ($1, $2)", made)
-    known = {
-        record["name"]: record["value"] for record in await connection.fetch("SELECT name, value FROM timeline.meta")
-    }
+        newest = 1 + len(sql.MIGRATIONS)
+        await _note(connection, Versions(newest, newest), cluster_uid=secrets.token_hex(16))
+    known = await _known(connection)
     try:
-        version, cluster_uid = int(known["schema_version"]), known["cluster_uid"]
+        cluster_uid = known["cluster_uid"]
+        await _migrated(connection, known, contract=False)
     except (KeyError, ValueError) as damaged:
         raise StoreRefused(f"{shown}: table {schema}.meta is damaged ({damaged!r}): restore the database") from damaged
-    steps: list[str] = []
-    wanted = sql.migrate(steps.append, version, sql.MIGRATIONS)
-    for step in steps:
-        await connection.execute(step)
-    if steps:
-        await connection.execute("UPDATE timeline.meta SET value = $1 WHERE name = 'schema_version'", str(wanted))
     settings = {name: await connection.fetchval(f"SHOW {name}") for name in (*_LOOKED_AT, *PLANNING)}
     server = f"PostgreSQL {await connection.fetchval('SHOW server_version')}, {shown}"
     return Found(cluster_uid, server, tuple(_warnings(settings)), *_promises(settings))
+
+
+async def migrate(connection: Connection, schema: str, contract: bool) -> Versions:
+    """`Store.migrate`, in the caller's transaction."""
+    await _alone(connection, schema)
+    return await _migrated(connection, await _known(connection), contract)
+
+
+async def _alone(connection: Connection, schema: str) -> None:
+    """Until the transaction ends nobody else creates or migrates this schema; those of other clusters in the database
+    need not wait. Names without a schema are of this one."""
+    await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, schema)
+    await connection.execute(f"SET LOCAL search_path TO {schema}")
+
+
+async def _known(connection: Connection) -> dict[str, str]:
+    records = await connection.fetch("SELECT name, value FROM timeline.meta")
+    return {record["name"]: record["value"] for record in records}
+
+
+async def _migrated(connection: Connection, known: dict[str, str], contract: bool) -> Versions:
+    """What `versions.migrate` reaches. Its steps say their statements, which are then run in order."""
+    told: list[str] = []
+    found = noted(known)
+    reached = versions.migrate(told.append, found, sql.MIGRATIONS, contract=contract)
+    for statement in told:
+        await connection.execute(statement)
+    if reached != found:
+        await _note(connection, reached)
+    return reached
+
+
+async def _note(connection: Connection, reached: Versions, **more: str) -> None:
+    written = {**more, "schema_version": str(reached.version), "oldest_version": str(reached.oldest)}
+    await connection.executemany(
+        "INSERT INTO timeline.meta (name, value) VALUES ($1, $2) "
+        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        list(written.items()),
+    )
 
 
 _LOOKED_AT = ("synchronous_commit", "fsync", "full_page_writes", "synchronous_standby_names")

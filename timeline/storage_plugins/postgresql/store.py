@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from timeline.storage_plugins.postgresql.location import Location
 from timeline.storage_plugins.postgresql.messages import mutate
 from timeline.storage_plugins.postgresql.numbers import Numbers
 from timeline.storage_plugins.postgresql.putting import Putting
+from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
 
@@ -40,13 +42,21 @@ Result = TypeVar("Result")
 class PostgresqlStore(Store):
     """The store of `postgresql://`; see `location.Location` for the URL."""
 
+    capabilities = Capabilities(
+        durable=True,
+        survives_failover=False,
+        shared=True,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=True,
+        exact_counts=True,
+    )
+
     def __init__(self, url: str) -> None:
         self._location = Location.of(url)
         self._numbers = Numbers()
         self._connections = Connections(self._location, self._numbers.forget)
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
-        self.capabilities = _capabilities(durable=True, survives_failover=False)
 
     async def open(self) -> Opened:
         async with self._opening:
@@ -74,7 +84,7 @@ class PostgresqlStore(Store):
         except BaseException:
             await self._connections.close()
             raise
-        self.capabilities = _capabilities(found.durable, found.survives_failover)
+        self.capabilities = replace(self.capabilities, durable=found.durable, survives_failover=found.survives_failover)
         return Opened(found.cluster_uid, found.server, found.warnings)
 
     async def close(self) -> None:
@@ -90,6 +100,11 @@ class PostgresqlStore(Store):
             await connection.execute("UPDATE timeline.meta SET value = value WHERE name = 'schema_version'")
 
         await self._connections.transact(write)
+
+    async def migrate(self, contract: bool) -> Versions:
+        return await self._connections.transact(
+            lambda connection: schema.migrate(connection, self._location.schema, contract)
+        )
 
     async def clock_ms(self) -> float | None:
         sql = "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
@@ -181,14 +196,3 @@ class PostgresqlStore(Store):
         swept = await sweeping.sweep(steps, topic, now_ms, limit)
         more = await steps.transact(lambda connection: sweeping.remove_dropped(connection, limit))
         return Swept(swept.expired, swept.forgotten, swept.dead_purged, swept.orphans, swept.more or more)
-
-
-def _capabilities(durable: bool, survives_failover: bool) -> Capabilities:
-    return Capabilities(
-        durable=durable,
-        survives_failover=survives_failover,
-        shared=True,
-        payload_limit_bytes=MAX_PAYLOAD_BYTES,
-        own_clock=True,
-        exact_counts=True,
-    )
