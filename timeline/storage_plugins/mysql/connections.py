@@ -57,11 +57,25 @@ def judged(error: BaseException, where: str, opening: bool) -> StoreError:
     """An error of a transaction of which surely nothing happened. What a person has to mend is refused at an opening;
     later it may pass, as when rights are changed."""
     code = code_of(error)
+    distrusted = getattr(error, "original_exception", None)
+    if opening and isinstance(distrusted, ssl.SSLCertVerificationError):
+        why = distrusted.verify_message
+        return StoreRefused(f"{where}: the certificate of the server is not trusted: name in ca= who vouches ({why})")
     said = str(error.args[1]) if len(error.args) > 1 else str(error)
     if code in WRONG_SETTINGS:
         wrong = StoreRefused if opening else StoreUnavailable
         return wrong(f"{where}: {WRONG_SETTINGS[code]} (error {code})")
     return StoreUnavailable(f"{where}: {UNUSABLE.get(code, said)} (error {code})")
+
+
+def tls_of(location: Location) -> ssl.SSLContext | None:
+    """How the server's certificate is verified; None where TLS is not asked for. Raises StoreRefused."""
+    if not location.tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=location.ca or None)
+    except ssl.SSLError as error:
+        raise StoreRefused(f"ca: {location.ca} holds no certificate: name a file of them in PEM") from error
 
 
 class Session:
@@ -113,6 +127,7 @@ class Connections:
 
     def __init__(self, location: Location) -> None:
         self._location = location
+        self._tls = tls_of(location)
         self._threads = ThreadPoolExecutor(location.pool, "timeline-mysql")
         self._mine = threading.local()
         self._all: set[Any] = set()
@@ -164,7 +179,7 @@ class Connections:
             connect_timeout=max(1.0, min(5.0, at.timeout_ms / 1000)),
             read_timeout=max(1.0, at.timeout_ms / 1000),
             write_timeout=max(1.0, at.timeout_ms / 1000),
-            ssl=ssl.create_default_context(cafile=at.ca or None) if at.tls else None,
+            ssl=self._tls,
         )
         session = Session(connection)
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
