@@ -21,6 +21,8 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named
 from timeline.storage_plugins.contract import ScanFilter, Store, StoreUnavailable
 from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
+from timeline.storage_plugins.offload import OffloadingStore
+from timeline.storage_plugins.payload_files import PayloadFiles
 from timeline.storage_plugins.sqlite import SqliteStore
 
 FAR = 4_000_000_000_000
@@ -219,6 +221,21 @@ async def test_a_damaged_payload_is_an_error_of_its_message() -> None:
         await copying.prepare()
         done = await copying.run()
         assert (done.copied, done.reasons) == (1, {b"a": "its payload is gone or damaged in the source"})
+
+
+async def test_a_source_that_is_not_told_where_payloads_lie_is_told_apart() -> None:
+    inner = MemoryStore()
+    async with Trial(lambda: OffloadingStore(inner, PayloadFiles("memory://copying"), 1_024)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, [b"a", b"b"], FAR, payload=[b"x" * 2_000, b"small"])
+        async with Trial(MemoryStore) as other:
+            copying = TopicCopy(inner, other.store, topic, lambda: T0)
+            await copying.prepare()
+            done = await copying.run()
+            assert (done.copied, list(done.reasons)) == (1, [b"a"]) and "?payloads=" in done.reasons[b"a"]
+            again = TopicCopy(trial.store, other.store, topic, lambda: T0)
+            await again.prepare()
+            assert (await again.run()).copied == 1 and (await again.compare()).same
 
 
 # ── the command ──

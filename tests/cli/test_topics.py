@@ -147,7 +147,9 @@ def test_check_store(call: Call, tmp_path: Path) -> None:
     assert [line.get("outcome") for line in done.json] == ["passed", "passed", None]
     assert (done.json[-1]["ok"], done.json[-1]["passed"]) == (True, 2)
     assert done.json[-1]["url"].endswith("/check.db")  # what may hold a secret is left out
-    text = call("check-store", "memory://", *checks).out
+    assert done.json[-1]["declares"]["durable"] is True and done.json[-1]["warnings"] == []
+    text = call("check-store", f"sqlite:///{tmp_path / 'check.db'}?payloads=memory://check", *checks).out
+    assert "durable            no" in text and "! payloads in memory://check are gone" in text
     assert "✓ fencing" in text and "keeps the storage contract: 2 passed" in text
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import click
 from rich.text import Text
 
 from timeline.cli.app import DONE, SOME_FAILED, awaited
-from timeline.cli.output import console, print_json
+from timeline.cli.output import console, print_fields, print_json
+from timeline.cli.values import shown_bytes
 from timeline.errors import Invalid
 from timeline.storage_plugins import open_store, shown
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Report, Result, run_suite
+from timeline.storage_plugins.contract import Opened
 
 _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"), Outcome.SKIPPED: ("–", "grey58")}
 
@@ -39,9 +44,11 @@ def check_store(url: str | None, only: tuple[str, ...], listing: bool, as_json: 
 
     async def work() -> int:
         # One that cannot be opened at all is told once, not by every check.
-        await (await open_store(url)).close()
+        store = await open_store(url)
+        opened, declared = await store.open(), dataclasses.asdict(store.capabilities)
+        await store.close()
         report = await run_suite(url, only or None, lambda result: _told(result, as_json, False))
-        _summed_up(url, report, as_json)
+        _summed_up(url, report, opened, declared, as_json)
         return DONE if report.ok else SOME_FAILED
 
     return awaited(work())
@@ -59,11 +66,24 @@ def _told(result: Result, as_json: bool, listing: bool) -> None:
         screen.print(Text(f"    {result.found}", style=style), soft_wrap=True)
 
 
-def _summed_up(url: str, report: Report, as_json: bool) -> None:
+def _declared(opened: Opened, declared: dict[str, Any]) -> None:
+    """What the store says of itself: the checks hold it to that."""
+    fields: dict[str, object] = {"store": opened.server}
+    for name, value in declared.items():
+        shown_value = ("yes" if value else "no") if isinstance(value, bool) else shown_bytes(value)
+        fields[name.removesuffix("_bytes").replace("_", " ")] = shown_value
+    print_fields(fields)
+    for warning in opened.warnings:
+        console().print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
+
+
+def _summed_up(url: str, report: Report, opened: Opened, declared: dict[str, Any], as_json: bool) -> None:
     counts = report.counts()
     if as_json:
-        print_json({"url": shown(url), "ok": report.ok, **counts})
+        of = {"server": opened.server, "declares": declared, "warnings": list(opened.warnings)}
+        print_json({"url": shown(url), "ok": report.ok, **counts, **of})
         return
+    _declared(opened, declared)
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     verdict = "keeps the storage contract" if report.ok else "does NOT keep the storage contract"
     click.echo(f"{shown(url)} {verdict}: {said}")

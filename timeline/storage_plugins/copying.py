@@ -18,6 +18,7 @@ import numpy as np
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
 from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
+from timeline.storage_plugins.payloads import is_pointer
 from timeline.storage_plugins.records import same_settings
 
 PAGE = 1_000
@@ -27,6 +28,7 @@ DEAD = frozenset((State.DEAD,))
 MOST_TOLD = 1_000
 """So many messages that could not be copied, or differ, are named; all are counted."""
 MOST_LEASES = 1_000
+GONE = "its payload is gone or damaged in the source"
 
 Said = Callable[[int], None]
 
@@ -226,8 +228,11 @@ class TopicCopy:
         )
         fits: Bools = rows.payload_bytes <= limit
         for at in np.flatnonzero(~(right & fits)).tolist():
-            large = f"its payload has {int(rows.payload_bytes[at]):,} bytes, of which the target takes {limit:,}"
-            self.done.fail(rows.ids[at], large if right[at] else "its payload is gone or damaged in the source")
+            why = f"its payload has {int(rows.payload_bytes[at]):,} bytes, of which the target takes {limit:,}"
+            if not right[at]:
+                apart = is_pointer(rows.payloads[at])
+                why = "its payload lies apart: say where in the source's URL, ?payloads=" if apart else GONE
+            self.done.fail(rows.ids[at], why)
         return right & fits
 
     async def _bury(self, rows: Rows) -> Rows:
