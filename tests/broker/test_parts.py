@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.ahead import Ahead
+from timeline.broker.ahead import FEWEST, MOST, REMEMBERED_MS, Ahead, LeaseTimes
 from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.logs import JsonLines, TextLines
-from timeline.broker.metered import P99_OF, MeteredStore
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
 from timeline.model import LEASE_AHEAD_AUTO
-from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
 
@@ -166,7 +164,7 @@ def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
 
 def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
     ahead = Ahead(Limits(lease_ahead_cap_ms=50))
-    assert [ahead.lead_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 50]
+    assert [ahead.lead_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 40]
     assert [ahead.lead_ms(asked, 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
 
@@ -352,10 +350,32 @@ def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behin
     assert len(looked) == 6
 
 
-@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 7.0, 90.0]), min_size=1, max_size=400))
-def test_the_p99_of_leases_is_that_of_the_last_ones(took_ms):
-    store = MeteredStore(MemoryStore(), lambda: 0.0, Metrics(), lambda _: None, lambda: None)
-    for took in took_ms:
-        store._lease_took(took)
-    last = sorted(took_ms[-P99_OF:])
-    assert store.lease_p99_ms == last[min(len(last) - 1, int(len(last) * 0.99))]
+@given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.5, 7.0, 90.0]), st.integers(0, 400)), min_size=1, max_size=400))
+def test_the_p99_of_leases_is_that_of_the_last_ones_as_messages_meet_them(leases):
+    times, mono_ms, taken = LeaseTimes(), 0.0, []
+    for took_ms, after_ms in leases:
+        mono_ms += after_ms
+        taken.append((mono_ms, took_ms))
+        times.took(took_ms, mono_ms)
+    while len(taken) > FEWEST and taken[0][0] < mono_ms - REMEMBERED_MS:
+        taken.pop(0)
+    took = sorted((ms for _, ms in taken), reverse=True)
+    longer = [sum(one for one in took if one > ms) for ms in took]
+    assert times.p99_ms == min(ms for ms, held_up in zip(took, longer, strict=True) if held_up <= sum(took) * 0.01)
+
+
+def test_no_more_leases_are_remembered_than_worthwhile():
+    times = LeaseTimes()
+    times.took(50.0, 0.0)
+    for at in range(MOST - 1):
+        times.took(1.0, at / 10)
+    assert times.p99_ms == 50.0
+    times.took(1.0, MOST / 10)
+    assert times.p99_ms == 1.0
+
+
+def test_one_long_lease_in_a_hundred_holds_up_more_than_one_message_in_a_hundred():
+    times = LeaseTimes()
+    for at in range(200):
+        times.took(40.0 if at % 100 == 50 else 2.0, 10.0 * at)
+    assert times.p99_ms == 40.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from timeline.broker.ahead import LeaseTimes
 from timeline.metrics import Metrics
 from timeline.model import Answers, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
@@ -26,7 +25,6 @@ from timeline.storage_plugins.contract import (
 
 log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
-P99_OF = 128
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
 
@@ -48,11 +46,13 @@ class MeteredStore:
         self._took, self._changed = took, changed
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
-        self._lease_ms: deque[float] = deque(maxlen=P99_OF)
-        self._ordered_ms: list[float] = []
+        self._lease_times = LeaseTimes()
         self._under_way: set[asyncio.Task[Any]] = set()
-        self.lease_p99_ms: float | None = None
-        """None until a lease has been measured."""
+
+    @property
+    def lease_p99_ms(self) -> float | None:
+        """How long the store's leases take, 99 of 100 as messages meet them; None until one has been measured."""
+        return self._lease_times.p99_ms
 
     @property
     def down(self) -> str:
@@ -142,16 +142,9 @@ class MeteredStore:
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         leased = await self._timed(self.call("lease_due", call))
         if len(leased.rows):
-            self._lease_took(self._monotonic_ms() - started_ms)
+            back_ms = self._monotonic_ms()
+            self._lease_times.took(back_ms - started_ms, back_ms)
         return leased
-
-    def _lease_took(self, took_ms: float) -> None:
-        ordered = self._ordered_ms  # kept in order: sorting at each lease cost a lone message 10 µs
-        if len(self._lease_ms) == P99_OF:
-            del ordered[bisect_left(ordered, self._lease_ms[0])]
-        self._lease_ms.append(took_ms)
-        insort(ordered, took_ms)
-        self.lease_p99_ms = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
     async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:
         """What `holder` holds, with payloads, page by page."""
