@@ -11,8 +11,9 @@ LEASE = (
 -- ARGV: now, free until, held until, most deliveries (0: any), '1' to tell what comes next, whose turn it is, then of
 -- each grant: holder, count, length in ms, bytes, '1' where alone.
 -- Takes the earliest by (due, id), dealt in turn. Answers: for each bucket, as often as something was taken there,
--- ids, values as they were, contents and turns; ids and values of what was met that has expired or was delivered out;
--- whether there may be more; whose turn it is then; the earliest due of what is free and of what is held.
+-- ids, values as they were, turns, contents where they are small, and the number of its key; ids and values of
+-- what was met that has expired or was delivered out; whether there may be more; whose turn it is then; the earliest
+-- due of what is free and of what is held.
 local now, limit, wanted, turn = tonumber(ARGV[1]), tonumber(ARGV[4]), 0, tonumber(ARGV[6])
 local holders, counts, lengths, room, alone = {}, {}, {}, {}, {}
 for at = 7, #ARGV, 5 do
@@ -68,6 +69,7 @@ local function take(bucket, id, value, one)
     return
   end
   count, spent = count + 1, spent + size
+  bucket.bytes = bucket.bytes + size
   local k, rest = bucket.count + 1, nil
   if one.held then
     local group, tag = value:byte(97, 98)
@@ -83,9 +85,10 @@ local function take(bucket, id, value, one)
   if #holders > 1 then bucket.turns[k] = g - 1 end
 end
 local function begun()
-  return {count = 0, ids = {}, olds = {}, fields = {}, times = {}, free = {}, turns = {}}
+  return {count = 0, bytes = 0, ids = {}, olds = {}, fields = {}, times = {}, free = {}, turns = {}}
 end
-local function write(base, bucket, first)  -- first: what was free was the first there
+local function write(n, bucket, first)  -- first: what was free was the first there
+  local base = KEYS[n]
   if first then
     redis.call('ZREMRANGEBYRANK', base .. ':f', 0, bucket.count - 1)
   else
@@ -93,8 +96,10 @@ local function write(base, bucket, first)  -- first: what was free was the first
   end
   spread('HSET', base, bucket.fields)
   spread('ZADD', base .. ':h', bucket.times)
-  local contents = redis.call('HMGET', base .. ':p', unpack(bucket.ids))
-  answer[#answer + 1] = {bucket.ids, bucket.olds, contents, bucket.turns}
+  -- A script reads each byte of a string that it handles: large contents are asked for afterwards, by a plain command.
+  local small = bucket.bytes < 4096 * bucket.count
+  local contents = small and redis.call('HMGET', base .. ':p', unpack(bucket.ids)) or {}
+  answer[#answer + 1] = {bucket.ids, bucket.olds, bucket.turns, contents, n - 1}
 end
 
 local function take_all(listed, values)  -- of each bucket what is free, all of it
@@ -112,7 +117,7 @@ local function take_all(listed, values)  -- of each bucket what is free, all of 
         take(bucket, ids[i], value, one)
       end
     end
-    if bucket.count > 0 then write(KEYS[n], bucket, first) end
+    if bucket.count > 0 then write(n, bucket, first) end
   end
 end
 local function take_earliest(listed, values, edge)  -- of all buckets what comes first
@@ -150,7 +155,7 @@ local function take_earliest(listed, values, edge)  -- of all buckets what comes
     end
   end
   for n, bucket in pairs(touched) do
-    if bucket.count > 0 then write(KEYS[n], bucket) end
+    if bucket.count > 0 then write(n, bucket) end
   end
 end
 

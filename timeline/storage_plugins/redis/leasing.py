@@ -12,7 +12,7 @@ import numpy as np
 from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, deal, decide
 from timeline.model import DELIVERED_OUT, Operation, Rows, Status, Topic
-from timeline.storage_plugins.contract import Grant, Leased, StoreError, StoreUnavailable
+from timeline.storage_plugins.contract import Grant, Leased, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.redis import queries, scripts
 from timeline.storage_plugins.redis.changes import Items, Keys, left_of
 from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, heads_of, rows_of, unpack
@@ -116,7 +116,8 @@ async def _lease_at_once(search: _Search, left: list[Grant], taken: _Taken, tell
     while True:
         answer, odd, odds, more, turn, free, held = await search.lease(left, turn, tell_next)
         if answer:
-            ids, values, contents, turns = ([item for part in answer for item in part[at]] for at in range(4))
+            ids, values, turns = ([item for part in answer for item in part[at]] for at in range(3))
+            contents = await search.contents(answer)
             dealt = np.array(turns, dtype=np.uint32) if len(left) > 1 else np.zeros(len(ids), dtype=np.uint32)
             rows = taken.add(ids, values, contents, dealt)
             assert rows.headers is not None
@@ -196,6 +197,18 @@ class _Search:
         keys = [self._keys.base(bucket) for bucket in groups[0]]
         answer: list[Any] = await self._keys.server.run(scripts.LEASE, keys, args)
         return answer
+
+    async def contents(self, answer: list[Any]) -> list[bytes | None]:
+        """Payloads and headers of what a lease answered, where it has not told them itself."""
+        keys = [self._keys.base(bucket) for bucket in self._keys.groups(self._buckets)[0]]
+        asked = [(keys[part[4]], (b"HMGET", keys[part[4]] + b":p", *part[0])) for part in answer if not part[3]]
+        if not asked:
+            return [content for part in answer for content in part[3]]
+        try:
+            told = iter(await self._keys.server.at_each(asked))
+        except StoreUnavailable as error:
+            raise StoreUnknown(f"leased, but the payloads did not come: {error.reason}") from error
+        return [content for part in answer for content in (part[3] or next(told))]
 
     async def first(self, wanted: int) -> Candidates:
         """The first of what is due, up to `wanted`: as far as what was read of each bucket reaches."""

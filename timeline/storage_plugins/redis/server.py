@@ -124,6 +124,11 @@ class Server:
         """A command that only reads, where `key` is."""
         return _raised((await self._send([_Command(command, key)], False))[0])
 
+    async def at_each(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]]) -> list[Any]:
+        """Commands that only read, each where its key is, those of one server in one go."""
+        answers = await self._send([_Command(command, key) for key, command in commands], False)
+        return [_raised(answer) for answer in answers]
+
     async def run(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
         """Runs a script where `keys` are: on a cluster, all of one slot."""
         return _raised((await self.run_each(script, [(keys, args)]))[0])
