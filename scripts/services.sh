@@ -15,6 +15,7 @@ postgres postgresql
 redis-server redis-server
 mariadbd mariadb-server
 redis-cli redis-tools
+openssl openssl
 LIST
 
 found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }

@@ -63,6 +63,7 @@ def _missing_postgresql() -> str | None:
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,
     "redis": lambda: _missing_program("redis-server", "redis-server"),
     "mysql": _missing_mariadb,

@@ -48,7 +48,8 @@ class RedisClusterServer(Server):
 
     def start(self) -> Self:
         for node in self.nodes:
-            node.start()
+            if node.process is None or node.process.poll() is not None:
+                node.start()
         self.process = self.nodes[0].process
         if not self._formed:
             addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import signal
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.redis import promises
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Server as Connections
 
@@ -193,3 +200,118 @@ async def test_lease_passes_what_may_neither_be_let_nor_buried_in_a_few_calls(st
         assert isinstance(said, bytes)
         calls = int(said.split(b"cmdstat_evalsha:calls=")[1].split(b",")[0])
         assert calls < 10
+
+
+async def test_what_was_answered_outlives_a_kill_under_load_where_each_write_is_synced(start: Start) -> None:
+    server = start("--appendfsync", "always")
+    async with Trial(lambda: make_store(server.url)) as trial:
+        assert trial.store.capabilities.durable
+        topic = await trial.topic()
+        answered: set[bytes] = set()
+        enough = asyncio.Event()
+
+        async def put(part: int) -> None:
+            for turn in range(10_000):
+                ids = named(100, f"p{part}-{turn}")
+                try:
+                    answers = await trial.put(topic, ids)
+                except (StoreUnavailable, StoreUnknown):
+                    return
+                answered.update(id for id, status in zip(ids, statuses(answers), strict=True) if status is Status.OK)
+                if len(answered) >= 20_000:
+                    enough.set()
+
+        putting = [asyncio.create_task(put(part)) for part in range(4)]
+        await enough.wait()
+        server.kill()
+        await asyncio.gather(*putting)
+        server.start()
+        there = set(await trial.everything(topic))
+        assert len(answered) >= 20_000
+        assert not answered - there
+
+
+async def test_server_that_loads_its_data_is_not_there_yet(start: Start) -> None:
+    server = start("--appendonly", "no", "--enable-debug-command", "yes")
+    async with Trial(lambda: make_store(server.url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(10))
+        await _tell(server, "DEBUG", "POPULATE", "30000")
+        await _tell(server, "SAVE")
+        server.kill()
+        slow = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+        server.settings = (*server.settings, *slow)
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        while not _says(server, b"PING", b"-LOADING"):
+            await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailable, match="LOADING"):
+            await trial.put(topic, named(5, "n"))
+        with pytest.raises(StoreUnavailable, match="LOADING"):
+            await make_store(server.url).open()
+        assert _says(server, b"CONFIG SET key-load-delay 0", b"+OK")
+        await starting
+        assert len(await trial.everything(topic)) == 10
+
+
+def _says(server: RedisServer, command: bytes, wanted: bytes) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as asked:
+            asked.sendall(command + b"\r\n")
+            return asked.recv(64).startswith(wanted)
+    except OSError:
+        return False
+
+
+async def test_server_that_is_too_old_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setattr(promises, "OLDEST", (99, 0))
+    assert "upgrade it" in await _refusal(server.url)
+
+
+async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> None:
+    master, replica = start("--repl-diskless-sync-delay", "0"), start()
+    await _tell(replica, "REPLICAOF", "127.0.0.1", str(master.port))
+    while b"state=online" not in await _tell(master, "INFO", "replication"):  # type: ignore[operator]
+        assert replica.accepts()
+    async with Trial(lambda: make_store(f"{master.url}?wait_replicas=1&wait_ms=60000&timeout_ms=90000")) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(10))
+        assert len(await trial.everything(topic)) == 10
+    replica.signal(signal.SIGSTOP)
+    try:
+        async with Trial(lambda: make_store(master.url)) as trial:
+            topic = await trial.topic()
+            store = make_store(f"{master.url}?wait_replicas=1&wait_ms=50")
+            with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
+                await store.open()  # it swaps a record, which is a write
+                await store.create_topic(dataclasses.replace(topic, name=f"{topic.name}-2", uid=topic.uid + 1))
+            await store.close()
+    finally:
+        replica.signal(signal.SIGCONT)
+
+
+async def test_connections_are_bounded(start: Start) -> None:
+    location = Location.of(f"{start().url}?connections=1&timeout_ms=500")
+    connections = Connections(location)
+    held = [asyncio.create_task(connections.ask(location.addresses[0], "BLPOP", "nothing", "0")) for _ in range(3)]
+    ends = await asyncio.gather(*held, return_exceptions=True)
+    await connections.close()
+    assert all(isinstance(end, StoreUnavailable) for end in ends)
+    assert "connections=… in the URL allows more" in str(ends[-1])
+
+
+async def test_tls(start: Start, tmp_path: Path) -> None:
+    require_service("openssl")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    asked = ("-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-newkey", "rsa:2048")
+    made = ["openssl", "req", "-x509", "-nodes", *asked, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(made, check=True, capture_output=True)
+    port = free_port()
+    files = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    start("--tls-port", str(port), *files)
+    async with Trial(lambda: make_store(f"redis://127.0.0.1:{port}/0?tls=1&ca={cert}")) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(10), payload=b"x" * 100_000)
+        assert len((await trial.lease(topic)).rows) == 10
+    with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+        await make_store(f"redis://127.0.0.1:{port}/0?tls=1").open()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+SUFFIXES = (b":p", b":f", b":h", b":x", b":k", b":e", b":t", b":gone", b":w", b":i")
+"""The keys of a bucket beside the first. On a cluster a script is told all of them: while their slot is being moved to
+another node, and some are there already, the node then answers TRYAGAIN instead of running it on a part of them."""
+
+BASES = "local KEYS = KEYS[2] == KEYS[1] .. ':p' and {KEYS[1]} or KEYS\n"
+
 PRELUDE = """
 local function spread(name, key, args)
   for at = 1, #args, 4000 do
@@ -29,4 +35,4 @@ local function before(a, b)  -- as bytes: Lua's own < goes by the locale
 end
 """
 
-__all__ = ["BEFORE", "PRELUDE"]
+__all__ = ["BASES", "BEFORE", "PRELUDE", "SUFFIXES"]

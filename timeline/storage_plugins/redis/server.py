@@ -17,6 +17,7 @@ from typing import Any
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.redis.connection import Address, Broken, Pool, Refusal
 from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.lua import BASES, SUFFIXES
 from timeline.storage_plugins.redis.scripts import WRITING
 
 REDIRECTS = 5
@@ -136,13 +137,15 @@ class Server:
     async def run_each(self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]]) -> list[Any]:
         """Runs a script for each of `calls` (keys, arguments), those of one server in one go. Answers what each
         answered, a StoreError where it failed."""
-        sha = _sha(script)
-        commands = [
-            _Command(
-                ("EVALSHA", sha, len(keys), *keys, *args), keys[0], ("EVAL", script, len(keys), *keys, *args)
-            )
-            for keys, args in calls
-        ]  # fmt: skip
+        whole = BASES + script
+        sha = _sha(whole)
+        commands = []
+        for given, args in calls:
+            keys = given
+            if self.cluster and b"{" in given[0]:
+                keys = [given[0], *(given[0] + suffix for suffix in SUFFIXES)]
+            words = (len(keys), *keys, *args)
+            commands.append(_Command(("EVALSHA", sha, *words), keys[0], ("EVAL", whole, *words)))
         return await self._send(commands, script in WRITING)
 
     async def _send(self, commands: list[_Command], writes: bool) -> list[Any]:

@@ -1,0 +1,92 @@
+"""What a real Redis Cluster does to its store: slots that move, a node that dies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.servers.fixture import Running
+from tests.servers.redis_cluster import RedisClusterServer
+from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.redis.changes import Keys
+from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.server import Address, Server, slot_of
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+async def nodes(servers: Running) -> AsyncIterator[Server]:
+    """The cluster, past the store."""
+    server = Server(Location.of(servers.server(RedisClusterServer).url))
+    await server.connect()
+    yield server
+    await server.close()
+
+
+async def _places(nodes: Server, topic: Topic) -> tuple[int, Address, Address]:
+    """The slot of the topic's only bucket, the node that has it, and another."""
+    slot = slot_of(Keys(nodes, topic).base(0))
+    for first, last, (_, port, *_rest) in await nodes.ask(nodes.masters[0], "CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            source = ("127.0.0.1", int(port))
+    return slot, source, next(address for address in nodes.masters if address != source)
+
+
+async def _set_slot(nodes: Server, node: Address, slot: int, *state: Any) -> None:
+    assert await nodes.ask(node, "CLUSTER", "SETSLOT", slot, *state) == b"OK"
+
+
+async def test_messages_move_with_their_slot(servers: Running, nodes: Server) -> None:
+    """Half moved, a bucket is UNAVAILABLE and keeps all that it has; moved, it is found where it is."""
+    async with Trial(lambda: make_store(servers.url(RedisClusterServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(50), tag=b"t")
+        leased = (await trial.lease(topic, 10)).rows
+        slot, source, target = await _places(nodes, topic)
+        ids = {node: (await nodes.ask(node, "CLUSTER", "MYID")).decode() for node in (source, target)}
+        await _set_slot(nodes, target, slot, "IMPORTING", ids[source])
+        await _set_slot(nodes, source, slot, "MIGRATING", ids[target])
+        keys = sorted(await nodes.ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100))
+        assert len(keys) >= 4
+        for number, key in enumerate(keys):
+            with pytest.raises(StoreUnavailable, match="TRYAGAIN"):
+                await trial.put(topic, named(1, f"n{number}"))
+            with pytest.raises(StoreUnavailable, match="TRYAGAIN"):
+                await trial.settle(topic, Operation.ACK, leased)
+            assert await nodes.ask(source, "MIGRATE", *target, key, 0, 10_000) == b"OK"
+        for node in (target, source):
+            await _set_slot(nodes, node, slot, "NODE", ids[target])
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased))) == {Status.OK}
+        await trial.stored(topic, named(5, "n"))
+        rows = await trial.lease(topic)
+        assert len(rows.rows) == 45
+        assert set(rows.rows.payloads or ()) == {b"payload"}
+
+
+async def test_dead_node_takes_its_buckets_with_it_until_it_is_back(servers: Running) -> None:
+    cluster = servers.server(RedisClusterServer)
+    async with Trial(lambda: make_store(cluster.url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(1_000))
+        leased = (await trial.lease(topic, 500)).rows
+        dead = cluster.nodes[2]
+        dead.kill()
+        try:
+            found = set(statuses(await trial.put(topic, named(500, "n"))))
+        except (StoreUnavailable, StoreUnknown):
+            found = {Status.UNAVAILABLE}
+        assert found & {Status.UNAVAILABLE, Status.UNKNOWN}
+        with pytest.raises(StoreUnavailable):
+            await trial.lease(topic)
+        cluster.start()
+        # What was left open is done again, as a broker's callers do.
+        again = set(statuses(await trial.put(topic, named(500, "n"))))
+        assert again <= {Status.OK, Status.DUPLICATE}
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased))) == {Status.OK}
+        assert len(await trial.everything(topic, now_ms=T0)) == 1_000
