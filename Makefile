@@ -69,6 +69,7 @@ fuzz: $(STAMP) ## Fuzz the wire's decoder with atheris, FUZZ_SECONDS=3600 over a
 	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
 
 docs: $(STAMP) ## Build the documentation site into build/docs; warnings are errors
+	$(PY) scripts/stores_page.py
 	$(PY) scripts/check_links.py
 	$(PY) -m sphinx -q -n -W --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/index.html"
