@@ -1,0 +1,166 @@
+"""Tables, their indexes, and the schema's version.
+
+CockroachDB changes schemas in the background and advises against DDL inside a transaction; it has no advisory locks
+either. So each statement stands by itself and does nothing where its work is done; the table with the version is made
+last; and several brokers may do all of it at once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+import asyncpg
+from sqlalchemy import BigInteger, Column, Computed, Index, MetaData, Table, UniqueConstraint
+from sqlalchemy.schema import CreateTable
+from sqlalchemy_cockroachdb.base import CockroachDBDialect
+
+from timeline.storage_plugins import sql
+from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.postgresql.connections import Connection, Connections, state_of
+from timeline.storage_plugins.postgresql.location import SCHEMA, Location
+from timeline.storage_plugins.postgresql.schema import NOTHING
+from timeline.storage_plugins.versions import Versions, migrate, noted
+
+OLDEST = (23, 2)
+SHARDS = 16
+"""Of an index that time runs along: without them all brokers would write to its last range."""
+HASHED = frozenset(("message_free", "message_held", "message_expires", "message_died", "remembered_settled"))
+_ABSENT = frozenset(("42P01", "3F000"))
+"""No such table, no such schema."""
+_THERE = frozenset(("42P06", "42P07", "42710", "23505"))
+"""Somebody else has just made it."""
+VERSION = "SELECT version()"
+KNOWN = "SELECT name, value FROM timeline.meta"
+BEGUN = (
+    "INSERT INTO timeline.meta (name, value) VALUES ('schema_version', $1), ('cluster_uid', $2) ON CONFLICT DO NOTHING"
+)
+REACHED = (
+    "INSERT INTO timeline.meta (name, value) VALUES ('schema_version', $1), ('oldest_version', $2) "
+    "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+WRITABLE = "UPDATE timeline.meta SET value = value WHERE name = 'schema_version'"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `prepare` found."""
+
+    cluster_uid: str
+    server: str
+
+
+def statements() -> list[str]:
+    """All that creates the schema, in order."""
+    made = [f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"]
+    tables = [table for table in sql.schema.sorted_tables if table.name != "meta"]
+    dialect = CockroachDBDialect()
+    for table in (*tables, sql.meta):
+        text = str(CreateTable(_own(table), if_not_exists=True).compile(dialect=dialect)).strip()
+        made += [text, *map(_index, sorted(table.indexes, key=lambda index: index.name or ""))]
+    return [text.replace("x''", NOTHING) for text in made]
+
+
+def _own(table: Table) -> Table:
+    """The table as CockroachDB has it: rows carry their topic's uid for its key."""
+    columns = [
+        Column(column.name, BigInteger if column.name == "key" else column.type, primary_key=column.primary_key,
+               autoincrement=False, nullable=column.nullable, server_default=column.server_default)
+        for column in table.columns
+    ]  # fmt: skip
+    if table is sql.topic:
+        computed = Column("key", BigInteger, Computed("uid", persisted=True))
+        columns = [Column("uid", BigInteger, primary_key=True, autoincrement=False), *columns[2:], computed]
+    unique = [UniqueConstraint("name")] if table is sql.topic else []
+    return Table(table.name, MetaData(), *columns, *unique, schema=SCHEMA)
+
+
+def _index(index: Index) -> str:
+    """What SQLAlchemy writes of a hash-sharded index is refused by CockroachDB's grammar: so all are written out."""
+    assert index.name is not None and index.table is not None
+    where = index.dialect_options["postgresql"]["where"]
+    return "".join(
+        (
+            f"CREATE {'UNIQUE ' if index.unique else ''}INDEX IF NOT EXISTS {index.name} ",
+            f"ON {SCHEMA}.{index.table.name} ({', '.join(column.name for column in index.columns)})",
+            f" USING HASH WITH (bucket_count = {SHARDS})" if index.name in HASHED else "",
+            "" if where is None else f" WHERE {where}",
+        )
+    )
+
+
+async def prepare(connections: Connections, location: Location) -> Found:
+    """Creates or migrates the schema. Raises StoreRefused or StoreUnavailable."""
+    said = str(await connections.use(lambda connection: connection.fetchval(VERSION), writes=False))
+    version = re.search(r"CockroachDB\D* v(\d+)\.(\d+)", said)
+    if version is None:
+        raise StoreRefused(
+            f"{location.shown}: this is no CockroachDB but {said:.60}; for PostgreSQL write postgresql://"
+        )
+    if (int(version[1]), int(version[2])) < OLDEST:
+        raise StoreRefused(
+            f"CockroachDB {version[1]}.{version[2]} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed"
+        )
+    known = await _known(connections)
+    if "cluster_uid" not in known:
+        for statement in statements():
+            await _made(connections, statement, location)
+        first = (str(1 + len(sql.MIGRATIONS)), secrets.token_hex(16))
+        await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)
+        known = await _known(connections)
+    await migrated(connections, location, known, contract=False)
+    return Found(known["cluster_uid"], f"CockroachDB {version[1]}.{version[2]}, {location.shown}")
+
+
+async def versions(connections: Connections, location: Location, contract: bool) -> Versions:
+    """The schema's versions; `contract`: without what only the version before needed."""
+    return await migrated(connections, location, await _known(connections), contract)
+
+
+async def migrated(connections: Connections, location: Location, known: dict[str, str], contract: bool) -> Versions:
+    """Takes the schema forward, a statement at a time. Raises StoreRefused."""
+    try:
+        found = noted(known)
+    except (KeyError, ValueError) as damaged:
+        raise StoreRefused(
+            f"{location.shown}: table {location.schema}.meta is damaged ({damaged!r}): restore the database"
+        ) from damaged
+    steps: list[str] = []
+    reached = migrate(steps.append, found, sql.MIGRATIONS, contract=contract)
+    for step in steps:
+        await _made(connections, step, location)
+    if reached != found:
+        numbers = (str(reached.version), str(reached.oldest))
+        await connections.use(lambda connection: connection.execute(REACHED, *numbers), writes=True)
+    return reached
+
+
+async def _known(connections: Connections) -> dict[str, str]:
+    """What the schema says of itself; nothing where there is none."""
+
+    async def look(connection: Connection) -> dict[str, str]:
+        try:
+            return {record["name"]: record["value"] for record in await connection.fetch(KNOWN)}
+        except asyncpg.PostgresError as error:
+            if state_of(error) in _ABSENT:
+                return {}
+            raise
+
+    return await connections.use(look, writes=False)
+
+
+async def _made(connections: Connections, statement: str, location: Location) -> None:
+    async def make(connection: Connection) -> None:
+        try:
+            await connection.execute(statement)
+        except asyncpg.PostgresError as error:
+            if state_of(error) == "42501":
+                raise StoreRefused(
+                    f"{location.shown}: this user may not create or use schema {location.schema!r}: GRANT CREATE ON "
+                    "DATABASE … TO the user, or let it own the schema"
+                ) from error
+            if state_of(error) not in _THERE:
+                raise
+
+    await connections.use(make, writes=True)
