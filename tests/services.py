@@ -62,6 +62,7 @@ def _missing_postgresql() -> str | None:
 
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
+    "cockroachdb": _missing_postgresql,  # which stands in for it
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,

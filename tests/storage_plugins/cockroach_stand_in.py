@@ -35,7 +35,7 @@ def for_postgresql(statement: str) -> str:
 
 def golden() -> set[str]:
     """The statements of the golden file."""
-    return {text.strip() for text in GOLDEN.read_text(encoding="utf-8").split(";\n") if text.strip()}
+    return {text.strip() for text in GOLDEN.read_text(encoding="utf-8").split(";\n\n") if text.strip()}
 
 
 class RecordedWords(Worded):

@@ -59,7 +59,7 @@ def statements() -> list[str]:
     for table in (*tables, sql.meta):
         text = str(CreateTable(_own(table), if_not_exists=True).compile(dialect=dialect)).strip()
         made += [text, *map(_index, sorted(table.indexes, key=lambda index: index.name or ""))]
-    return [text.replace("x''", NOTHING) for text in made]
+    return [text.replace("x''", NOTHING).replace("\t", "    ").replace(", \n", ",\n") for text in made]
 
 
 def _own(table: Table) -> Table:

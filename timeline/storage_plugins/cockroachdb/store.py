@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -26,13 +27,15 @@ from timeline.storage_plugins.postgresql.connections import Connections, Steps
 from timeline.storage_plugins.postgresql.leasing import lease_by_rules
 from timeline.storage_plugins.postgresql.location import Location
 from timeline.storage_plugins.postgresql.numbers import Numbers
-from timeline.storage_plugins.postgresql.store import PostgresqlStore, capabilities
+from timeline.storage_plugins.postgresql.store import PostgresqlStore
 from timeline.storage_plugins.versions import Versions
 
 
 class CockroachStore(PostgresqlStore):
     """The store of `cockroachdb://`; see `location.location_of` for the URL."""
 
+    # A majority of replicas has on disk what was answered.
+    capabilities = replace(PostgresqlStore.capabilities, survives_failover=True)
     located: ClassVar[Callable[[str], Location]] = staticmethod(location_of)
     connecting: ClassVar[type[Connections]] = CockroachConnections
     numbering: ClassVar[type[Numbers]] = RandomNumbers
@@ -40,8 +43,6 @@ class CockroachStore(PostgresqlStore):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._floors = Floors()
-        # A majority of replicas has on disk what was answered.
-        self.capabilities = capabilities(durable=True, survives_failover=True)
 
     async def _open(self) -> Opened:
         await self._connections.open()

@@ -21,7 +21,9 @@ _REPLACED = (
     # Keeps PostgreSQL from joining in its own way, and CockroachDB from joining at all: it would look for each row.
     (re.compile(r"\s+OFFSET 0\b"), ""),
     (re.compile(r"\bctid\b"), "row"),
-    (re.compile(r"WHERE \((b\.row IN \(SELECT stored\.row FROM stored\))\) IS TRUE"), r"WHERE \1"),
+    # A word of the grammar; in quotes it is a name wherever it stands.
+    (re.compile(r'(?<!")\brow\b(?!")'), '"row"'),
+    (re.compile(r'WHERE \((b\."row" IN \(SELECT stored\."row" FROM stored\))\) IS TRUE'), r"WHERE \1"),
 )
 _OWN = {
     sweeping.FORGET: """

@@ -100,7 +100,7 @@ class _Knowing(asyncpg.Connection):  # type: ignore[misc]
         return found
 
 
-class _Qualified(dict[str, str]):
+class Qualified(dict[str, str]):
     """Statements by the text they are written in, where our tables are in schema `timeline`, as sent to the schema
     that the URL names. Every name is qualified: a pooler between us and the server need not keep a search_path."""
 
@@ -109,8 +109,12 @@ class _Qualified(dict[str, str]):
         self._schema = schema
 
     def __missing__(self, statement: str) -> str:
-        text = self[statement] = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+        text = self[statement] = self.qualified(statement)
         return text
+
+    def qualified(self, statement: str) -> str:
+        """`statement` with our schema's name."""
+        return statement.replace(f"{SCHEMA}.", f"{self._schema}.")
 
 
 class Connection:
@@ -118,7 +122,7 @@ class Connection:
 
     __slots__ = ("_qualified", "raw")
 
-    def __init__(self, raw: Raw, qualified: _Qualified) -> None:
+    def __init__(self, raw: Raw, qualified: Qualified) -> None:
         self.raw = raw
         self._qualified = qualified
 
@@ -149,13 +153,18 @@ Act: TypeAlias = Callable[[Connection], Awaitable[Result]]
 
 
 class Connections:
-    """The pool at work. A call waits for a connection no longer than its deadline."""
+    """The pool at work. A call waits for a connection no longer than its deadline. A server that speaks PostgreSQL's
+    protocol and another SQL has `settings` and `wording` of its own."""
+
+    settings: ClassVar[dict[str, str]] = SETTINGS
+    wording: ClassVar[type[Qualified]] = Qualified
+    tries: ClassVar[int] = TRIES
 
     def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
         self._location = location
         self._deadline_s = location.timeout_ms / 1000
         self._renumber = renumber
-        self._qualified = _Qualified(location.schema)
+        self._qualified = self.wording(location.schema)
         self._pool: Pool | None = None
 
     async def open(self) -> None:
@@ -178,7 +187,7 @@ class Connections:
             self._location.dsn,
             timeout=self._deadline_s,
             command_timeout=self._deadline_s,
-            server_settings=SETTINGS,
+            server_settings=self.settings,
             connection_class=_Knowing,
         )
 
@@ -191,7 +200,7 @@ class Connections:
     async def use(self, act: Act[Result], writes: bool) -> Result:
         """`act` on a connection: one statement, which commits by itself. `writes`: when its answer is lost, it may
         have happened."""
-        for attempt in range(TRIES):
+        for attempt in range(self.tries):
             pool, raw = await self._take()
             sound = False
             try:
@@ -200,7 +209,7 @@ class Connections:
                 return result
             except FAILURES as error:
                 sound = isinstance(error, asyncpg.PostgresError)
-                if not self._again(error, attempt):
+                if not await self._again(error, attempt):
                     raise judged(error, writes) from error
             except StoreError:
                 sound = True
@@ -212,7 +221,7 @@ class Connections:
     async def transact(self, act: Act[Result]) -> Result:
         """`act` within a transaction, which is done again where the server undid it for another's sake. A connection
         on which anything but a plain answer came is dropped, and its transaction with it."""
-        for attempt in range(TRIES):
+        for attempt in range(self.tries):
             pool, raw = await self._take()
             committing = sound = False
             try:
@@ -225,7 +234,7 @@ class Connections:
             except FAILURES as error:
                 if isinstance(error, asyncpg.PostgresError) and not committing:
                     sound = await _undone(raw)
-                if not self._again(error, attempt):
+                if not await self._again(error, attempt):
                     raise judged(error, committing) from error
             except StoreError:
                 sound = await _undone(raw)
@@ -234,12 +243,12 @@ class Connections:
                 pool.give(raw, sound)
         raise AssertionError("the last try returns or raises")
 
-    def _again(self, error: BaseException, attempt: int) -> bool:
+    async def _again(self, error: BaseException, attempt: int) -> bool:
         """Whether it is done again: the server has undone it, for another's sake."""
         state = state_of(error)
         if state == _TAKEN:
             self._renumber()
-        return state in _REPEATED and attempt < TRIES - 1
+        return state in _REPEATED and attempt < self.tries - 1
 
     async def _take(self) -> tuple[Pool, Raw]:
         pool = self._pool

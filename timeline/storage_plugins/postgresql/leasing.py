@@ -39,12 +39,14 @@ class Search:
     """Looks for what may be leased, and removes or buries what it meets that has expired or was delivered out."""
 
     def __init__(
-        self, steps: Steps, topic: Topic, now_ms: int, buckets: list[int] | None, due_before_ms: int, overdue_ms: int
-    ) -> None:
+        self, steps: Steps, topic: Topic, now_ms: int, buckets: list[int] | None, due_before_ms: int, overdue_ms: int,
+        after_ms: int = -1,
+    ) -> None:  # fmt: skip
         self._steps, self._topic, self._now_ms, self._buckets = steps, topic, now_ms, buckets
         self._due_before_ms = due_before_ms
         self._changes = Changes(topic, now_ms)
         free_ms = now_ms - overdue_ms if overdue_ms else max(now_ms, due_before_ms)
+        self._after_ms = after_ms
         self._until_ms = {False: free_ms, True: now_ms - max(topic.settings.redelivery_backoff_ms, overdue_ms)}
         self._expired: list[bytes] = []
         self._buried: list[Rows] = []
@@ -56,7 +58,7 @@ class Search:
         that ran out left from another; both are read in order and merged."""
         eligible: list[Any] = []
         removed = 0
-        after = (-1, b"")
+        after = (self._after_ms, b"")
         while len(eligible) < wanted and removed < MOST_REMOVED:
             left = wanted - len(eligible)
             met = await self._steps.use(partial(self._met, after, left), writes=False)
@@ -107,16 +109,17 @@ class Search:
 
 async def lease_by_rules(
     steps: Steps, topic: Topic, buckets: list[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
-    overdue_ms: int,
+    overdue_ms: int, after_ms: int = -1,
 ) -> Leased:  # fmt: skip
-    """`Store.lease_due`, whatever is met: a search, what it removes, the leases, what comes next."""
-    search = Search(steps, topic, now_ms, buckets, due_before_ms, overdue_ms)
+    """`Store.lease_due`, whatever is met: a search, what it removes, the leases, what comes next. `after_ms`: nothing
+    is looked for that was due before."""
+    search = Search(steps, topic, now_ms, buckets, due_before_ms, overdue_ms, after_ms)
     wanted = sum(grant.count for grant in grants)
     eligible = await search.first(wanted) if wanted else Part.of([])
     turns = deal(grants, eligible.sizes)
     leased = await _lease(steps, topic, now_ms, grants, turns, eligible)
     if not overdue_ms:
-        leased.next_due_ms = await _next_lease_ms(steps, topic, buckets)
+        leased.next_due_ms = await _next_lease_ms(steps, topic, buckets, after_ms)
     leased.expired, leased.buried = search.expired, search.buried
     return leased
 
@@ -199,9 +202,9 @@ async def lease_plain(
     return leased
 
 
-async def _next_lease_ms(steps: Steps, topic: Topic, buckets: list[int] | None) -> int | None:
+async def _next_lease_ms(steps: Steps, topic: Topic, buckets: list[int] | None, after_ms: int) -> int | None:
     """The earliest time at which more may become leasable."""
-    free, held = await steps.use(lambda connection: first_due(connection, topic, -1, buckets), writes=False)
+    free, held = await steps.use(lambda connection: first_due(connection, topic, after_ms - 1, buckets), writes=False)
     if held is not None:
         held += topic.settings.redelivery_backoff_ms
     return min((time for time in (free, held) if time is not None), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -51,10 +51,14 @@ class PostgresqlStore(Store):
         exact_counts=True,
     )
 
+    located: ClassVar[Callable[[str], Location]] = Location.of
+    connecting: ClassVar[type[Connections]] = Connections
+    numbering: ClassVar[type[Numbers]] = Numbers
+
     def __init__(self, url: str) -> None:
-        self._location = Location.of(url)
-        self._numbers = Numbers()
-        self._connections = Connections(self._location, self._numbers.forget)
+        self._location = type(self).located(url)
+        self._numbers = self.numbering()
+        self._connections = self.connecting(self._location, self._numbers.forget)
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
 

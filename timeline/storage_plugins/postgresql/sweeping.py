@@ -21,7 +21,7 @@ _DEAD = f"""
 SELECT {whole()} FROM timeline.message AS m WHERE m.topic = {TOPIC} AND {DEAD} AND m.died_ms <= $2
 ORDER BY m.died_ms LIMIT $3
 """
-_FORGET = f"""
+FORGET = f"""
 DELETE FROM timeline.remembered WHERE ctid = ANY(ARRAY(
   SELECT r.ctid FROM timeline.remembered AS r WHERE r.topic = {TOPIC} AND r.settled_ms <= $2
   ORDER BY r.settled_ms LIMIT $3)) AND settled_ms <= $2
@@ -34,7 +34,7 @@ WITH gone AS (
 ), content AS (DELETE FROM timeline.payload WHERE row = ANY(ARRAY(SELECT gone.row FROM gone)))
 SELECT count(*) FROM gone
 """
-_IDS_OF_DROPPED = """
+IDS_OF_DROPPED = """
 DELETE FROM timeline.remembered WHERE ctid = ANY(ARRAY(
   SELECT r.ctid FROM timeline.remembered AS r WHERE r.topic = $1 ORDER BY r.id LIMIT $2))
 """
@@ -52,7 +52,7 @@ async def sweep(steps: Steps, topic: Topic, now_ms: int, limit: int) -> Swept:
         return expired, dead
 
     async def forget(connection: Connection) -> int:
-        return _count(await connection.execute(_FORGET, topic.uid, now_ms - settings.remember_ms, limit))
+        return _count(await connection.execute(FORGET, topic.uid, now_ms - settings.remember_ms, limit))
 
     expired, dead = await steps.use(look, writes=False)
     for record in expired:
@@ -75,7 +75,7 @@ async def remove_dropped(connection: Connection, limit: int) -> bool:
         return False
     removed = await connection.fetchval(_ROWS_OF_DROPPED, key, limit)
     if removed < limit:
-        removed += _count(await connection.execute(_IDS_OF_DROPPED, key, limit - removed))
+        removed += _count(await connection.execute(IDS_OF_DROPPED, key, limit - removed))
     if removed < limit:
         await connection.execute("DELETE FROM timeline.dropped WHERE key = $1", key)
     return True
