@@ -1,4 +1,4 @@
-"""CockroachDB's stand-in: PostgreSQL, every transaction of it SERIALIZABLE, so that it refuses some for real (40001)."""
+"""CockroachDB's stand-in: PostgreSQL, its every transaction SERIALIZABLE, so that it refuses some for real (40001)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""`python -m tests.storage_plugins.cockroach_statements` writes the golden file: the whole conformance suite is run on the
+"""`python -m tests.storage_plugins.cockroach_statements` writes the golden file: the conformance suite is run on the
 stand-in, and every statement of it noted as CockroachDB would be told it, beside all that the code has written out."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 from tests.servers.cockroachdb import CockroachServer
@@ -33,7 +34,17 @@ def written_out() -> set[str]:
     for module in MODULES:
         for value in vars(module).values():
             found |= {text for text in _texts(value) if text not in lease_statements.LEASE.values()}
-    return {worded(text).strip() for text in found}
+    every = {worded(text).strip() for text in found}
+    # Others begin with what stands in a constant of its own; and no statement updates and deletes rows of one table.
+    return {
+        text
+        for text in every
+        if not any(other != text and other.startswith(text) for other in every) and not _mixes(text)
+    }
+
+
+def _mixes(text: str) -> bool:
+    return "UPDATE timeline.message" in text and "DELETE FROM timeline.message" in text
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -50,7 +61,7 @@ def main() -> None:
     for servers in running():
         url = servers.url(CockroachServer)
         for name in CHECKS:
-            asyncio.run(run_check(name, lambda: store(url))).raise_failed()
+            asyncio.run(run_check(name, partial(store, url))).raise_failed()
     every = sorted(RecordedWords.emitted | written_out())
     GOLDEN.write_text("".join(f"{text};\n\n" for text in every), encoding="utf-8")
     print(f"{len(every)} statements")

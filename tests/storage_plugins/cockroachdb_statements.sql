@@ -200,7 +200,7 @@ WITH found AS MATERIALIZED (
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND f.removed
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone))) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
 
 WITH found AS MATERIALIZED (
   SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[], $10::bool[], $11::int8[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, remembered, left_op, n), LATERAL (
@@ -209,9 +209,9 @@ WITH found AS MATERIALIZED (
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND f.removed
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum, f.remembered, f.left_op
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone))), kept AS (
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9 FROM gone
+  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9::INT8 FROM gone
   WHERE gone.remembered ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
@@ -224,35 +224,6 @@ WITH found AS MATERIALIZED (
   UPDATE timeline.message AS m SET version = f.new_version, due_ms = f.new_due_ms, scheduled_ms = f.new_scheduled_ms, asked_ms = f.new_asked_ms, holder = f.new_holder, deliveries = f.new_deliveries, last_op = f.new_last_op, died_ms = f.new_died_ms, dead = f.new_dead
   FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND NOT f.removed RETURNING f.n
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM changed) AS done;
-
-WITH found AS MATERIALIZED (
-  SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[], $9::int8[], $10::int8[], $11::int8[], $12::int8[], $13::bytea[], $14::int8[], $15::int8[], $16::int8[], $17::bytea[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, new_version, new_due_ms, new_scheduled_ms, new_asked_ms, new_holder, new_deliveries, new_last_op, new_died_ms, new_dead, n), LATERAL (
-    SELECT x."row" AS place FROM timeline.message AS x
-    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
-), changed AS (
-  UPDATE timeline.message AS m SET version = f.new_version, due_ms = f.new_due_ms, scheduled_ms = f.new_scheduled_ms, asked_ms = f.new_asked_ms, holder = f.new_holder, deliveries = f.new_deliveries, last_op = f.new_last_op, died_ms = f.new_died_ms, dead = f.new_dead
-  FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND NOT f.removed RETURNING f.n
-), gone AS (
-  DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND f.removed
-  RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone))) SELECT array_agg(done.n - 1) FROM (SELECT n FROM changed UNION ALL SELECT n FROM gone) AS done;
-
-WITH found AS MATERIALIZED (
-  SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[], $9::int8[], $10::int8[], $11::int8[], $12::int8[], $13::bytea[], $14::int8[], $15::int8[], $16::int8[], $17::bytea[], $19::bool[], $20::int8[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, new_version, new_due_ms, new_scheduled_ms, new_asked_ms, new_holder, new_deliveries, new_last_op, new_died_ms, new_dead, remembered, left_op, n), LATERAL (
-    SELECT x."row" AS place FROM timeline.message AS x
-    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
-), changed AS (
-  UPDATE timeline.message AS m SET version = f.new_version, due_ms = f.new_due_ms, scheduled_ms = f.new_scheduled_ms, asked_ms = f.new_asked_ms, holder = f.new_holder, deliveries = f.new_deliveries, last_op = f.new_last_op, died_ms = f.new_died_ms, dead = f.new_dead
-  FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND NOT f.removed RETURNING f.n
-), gone AS (
-  DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND f.removed
-  RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum, f.remembered, f.left_op
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone))), kept AS (
-  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $18 FROM gone
-  WHERE gone.remembered ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
-    payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
-) SELECT array_agg(done.n - 1) FROM (SELECT n FROM changed UNION ALL SELECT n FROM gone) AS done;
 
 WITH found AS MATERIALIZED (
   SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bytea[])
@@ -303,21 +274,10 @@ WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
   RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone)));
-
-WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
-  FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
-    AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
-  WHERE a.holder != ''::bytea
-), gone AS (
-  DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
-  RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone)))
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone))
 , kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7 FROM gone
+  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::INT8 FROM gone
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 )
@@ -332,25 +292,25 @@ WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
   RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone)))
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone))
 SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone;
 
 WITH gone AS (
-  DELETE FROM timeline.message WHERE "row" = ANY(ARRAY(
-    SELECT m."row" FROM timeline.message AS m WHERE m.topic = $1 ORDER BY m.bucket, m.id LIMIT $2)) RETURNING "row"
-), content AS (DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone)))
+  DELETE FROM timeline.message WHERE "row" IN (
+    SELECT m."row" FROM timeline.message AS m WHERE m.topic = $1 ORDER BY m.bucket, m.id LIMIT $2) RETURNING "row"
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone))
 SELECT count(*) FROM gone;
 
-WITH gone AS (DELETE FROM timeline.message WHERE "row" = ANY(ARRAY(
+WITH gone AS (DELETE FROM timeline.message WHERE "row" IN (
   SELECT f.place FROM unnest($2::int8[], $3::bytea[]) AS a(bucket, id), LATERAL (
     SELECT x."row" AS place FROM timeline.message AS x
-    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f)) RETURNING "row"
-) DELETE FROM timeline.payload WHERE "row" = ANY(ARRAY(SELECT gone."row" FROM gone));
+    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f) RETURNING "row"
+) DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone);
 
 WITH standing AS MATERIALIZED (SELECT key FROM timeline.topic WHERE uid = $1), stored AS (
   INSERT INTO timeline.message ("row", topic, bucket, id, birth, due_ms, scheduled_ms, put_ms, asked_ms, expires_ms,
     payload_sum, payload_bytes, headers_bytes, grp, tag)
-  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2, $2, a.expires_ms, a.payload_sum,
+  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2::INT8, $2::INT8, a.expires_ms, a.payload_sum,
     a.size, length(a.headers), a.grp, a.tag
   FROM standing, unnest($3::int8[], $4::int8[], $5::bytea[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
     $10::int8[], $12::bytea[], $13::bytea[], $14::bytea[])

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.servers
 @pytest.mark.parametrize("name", CHECKS)
 async def test_check(servers: Running, name: str) -> None:
     url = servers.url(CockroachServer)
+    RecordedWords.emitted.clear()
     (await run_check(name, lambda: store(url))).raise_failed()
     assert RecordedWords.emitted <= golden(), (
         "python -m tests.storage_plugins.cockroach_statements writes the golden file"

@@ -32,6 +32,7 @@ class CockroachConnections(Connections):
         "application_name": "timeline",
         "default_transaction_isolation": "serializable",
     }
+    apart: ClassVar[bool] = True
     wording: ClassVar[type[Qualified]] = Worded
     tries: ClassVar[int] = 12
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from timeline.storage_plugins import shown
 from timeline.storage_plugins.contract import StoreRefused
@@ -15,12 +15,13 @@ def location_of(url: str) -> Location:
     """Reads `cockroachdb://user:password@host:port,host:port/database?schema=&pool=&timeout_ms=&sslmode=`. Any node
     takes writes: of several hosts the first that answers is used. Raises StoreRefused with what to write instead."""
     try:
-        hosts = urlsplit(url).netloc.rpartition("@")[2]
-        ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts.split(",")]
+        parts = urlsplit(url)
+        user, at, hosts = parts.netloc.rpartition("@")
+        if hosts and not any(host.rpartition("]")[2].partition(":")[2] for host in hosts.split(",")):
+            hosts = ",".join(f"{host}:{PORT}" for host in hosts.split(","))
+            url = urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}"))
     except ValueError:
-        ports = []  # what is wrong with it is said below
-    if hosts and not any(ports):
-        url = url.replace(hosts, ",".join(f"{host}:{PORT}" for host in hosts.split(",")), 1)
+        pass  # what is wrong with it is said below
     if "target_session_attrs" not in url:
         url += f"{'&' if '?' in url else '?'}target_session_attrs=any"
     try:

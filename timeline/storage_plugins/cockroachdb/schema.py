@@ -51,9 +51,9 @@ class Found:
     server: str
 
 
-def statements() -> list[str]:
+def statements(schema: str = SCHEMA) -> list[str]:
     """All that creates the schema, in order."""
-    made = [f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"]
+    made = [f"CREATE SCHEMA IF NOT EXISTS {schema}"]
     tables = [table for table in sql.schema.sorted_tables if table.name != "meta"]
     dialect = CockroachDBDialect()
     for table in (*tables, sql.meta):
@@ -104,7 +104,7 @@ async def prepare(connections: Connections, location: Location) -> Found:
         )
     known = await _known(connections)
     if "cluster_uid" not in known:
-        for statement in statements():
+        for statement in statements(location.schema):
             await _made(connections, statement, location)
         first = (str(1 + len(sql.MIGRATIONS)), secrets.token_hex(16))
         await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)

@@ -154,9 +154,11 @@ Act: TypeAlias = Callable[[Connection], Awaitable[Result]]
 
 class Connections:
     """The pool at work. A call waits for a connection no longer than its deadline. A server that speaks PostgreSQL's
-    protocol and another SQL has `settings` and `wording` of its own."""
+    protocol and another SQL has `settings` and `wording` of its own. `apart`: no statement may update and
+    delete rows of one table."""
 
     settings: ClassVar[dict[str, str]] = SETTINGS
+    apart: ClassVar[bool] = False
     wording: ClassVar[type[Qualified]] = Qualified
     tries: ClassVar[int] = TRIES
 
@@ -271,6 +273,11 @@ class Steps:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._begun = False
+
+    @property
+    def apart(self) -> bool:
+        """`Connections.apart`."""
+        return self._connections.apart
 
     async def use(self, act: Act[Result], writes: bool) -> Result:
         """`Connections.use`."""

@@ -7,7 +7,7 @@ nothing is one statement, one that changes something two, and nobody waits for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
@@ -64,6 +64,9 @@ class Changes:
 
     async def write(self, steps: Steps) -> set[bytes]:
         """Writes what was noted; answers the ids of which nothing was written, because somebody else came first."""
+        if self.updated and self.removed and steps.apart:
+            lost = await replace(self, removed=set(), remembered={}).write(steps)
+            return lost | await replace(self, updated={}).write(steps)
         ids = sorted((*self.updated, *self.removed), key=lambda id: (self.met[id].bucket, id))
         if not ids:
             return set()

@@ -1,0 +1,248 @@
+"""What is CockroachDB's own of its plugin: words, retries, where searches begin; refusals and unknown outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from tests.servers.cockroachdb import CockroachServer
+from tests.servers.fixture import Running
+from tests.storage_plugins.cockroach_stand_in import StandInStore, golden
+from tests.storage_plugins.cockroach_statements import written_out
+from timeline.model import Topic, TopicSettings
+from timeline.storage_plugins.cockroachdb import schema
+from timeline.storage_plugins.cockroachdb.leasing import SLACK_MS, WHOLE_EVERY_MS, Floors
+from timeline.storage_plugins.cockroachdb.location import location_of
+from timeline.storage_plugins.cockroachdb.store import CockroachStore
+from timeline.storage_plugins.cockroachdb.words import worded
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.postgresql import lease_statements, statements
+from timeline.storage_plugins.postgresql.connections import Connection, judged
+
+TOPIC = Topic(name="t", uid=7, settings=TopicSettings(), revision=1, created_ms=1)
+WRITE = "python -m tests.storage_plugins.cockroach_statements writes the golden file"
+
+
+# ── words ──
+
+
+def test_the_golden_file_is_current() -> None:
+    assert written_out() <= golden(), WRITE
+
+
+def test_no_statement_of_the_golden_file_says_what_cockroachdb_has_not() -> None:
+    every = golden()
+    foreign = re.compile(r"ctid|SKIP LOCKED|KEY SHARE|pg_advisory|LISTEN|NOTIFY|int8send|ANY\(ARRAY|OFFSET 0\b|nextval")
+    assert len(every) > 60
+    assert not [text for text in every if foreign.search(text)]
+    both = [text for text in every if "UPDATE timeline.message" in text and "DELETE FROM timeline.message" in text]
+    assert not both, "CockroachDB takes no statement that updates and deletes rows of one table"
+    hashed = {name for text in every if "USING HASH" in text for name in re.findall(r"EXISTS (\w+) ON", text)}
+    assert hashed == schema.HASHED
+    assert all("USING HASH WITH (bucket_count = 16)" in text for text in every if "USING HASH" in text)
+
+
+def test_a_statement_without_words_is_not_sent() -> None:
+    with pytest.raises(AssertionError, match="no words of CockroachDB for"):
+        worded(lease_statements.LEASE[False])
+
+
+def test_arrays_of_rows_are_joined_and_what_an_insert_selects_has_its_type() -> None:
+    removed = worded(statements.REMOVE_NEW)
+    assert 'DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)' in removed
+    assert removed.count("(") == removed.count(")")
+    assert "$2::INT8, $2::INT8, a.expires_ms" in worded(statements.PUT)
+    assert "gone.payload_sum, 0, $7::INT8 FROM gone" in worded(statements.ACK[True])
+
+
+# ── where a search begins ──
+
+
+def test_a_search_begins_a_little_before_what_the_last_one_left() -> None:
+    floors = Floors()
+    assert floors.begin_ms(TOPIC, None, 100_000) == -1
+    floors.looked(TOPIC, None, 100_000, -1, 99_500)
+    assert floors.begin_ms(TOPIC, None, 100_010) == 99_500 - SLACK_MS
+    floors.looked(TOPIC, None, 100_010, 98_500, None)
+    assert floors.begin_ms(TOPIC, None, 100_020) == 100_010 - SLACK_MS
+    assert floors.begin_ms(TOPIC, [1, 2], 100_020) == -1
+
+
+def test_a_search_begins_at_the_beginning_once_a_second_and_when_the_clock_went_back() -> None:
+    floors = Floors()
+    floors.looked(TOPIC, [2, 1], 100_000, -1, None)
+    assert floors.begin_ms(TOPIC, [1, 2], 100_000 + WHOLE_EVERY_MS - 1) > 0
+    assert floors.begin_ms(TOPIC, [1, 2], 100_000 + WHOLE_EVERY_MS) == -1
+    assert floors.begin_ms(TOPIC, [1, 2], 99_999) == -1
+    floors.looked(TOPIC, [1, 2], 100_500, floors.begin_ms(TOPIC, [1, 2], 100_500), None)
+    assert floors.begin_ms(TOPIC, [1, 2], 101_000) == -1, "only a search from the beginning puts that off"
+
+
+def test_what_this_store_writes_further_back_is_looked_for() -> None:
+    floors = Floors()
+    other = Topic(name="u", uid=8, settings=TopicSettings(), revision=1, created_ms=1)
+    for topic in (TOPIC, other):
+        floors.looked(topic, None, 100_000, -1, None)
+    floors.lowered(TOPIC, 100_000)
+    assert floors.begin_ms(TOPIC, None, 100_001) > 0
+    floors.lowered(TOPIC, 99_999)
+    assert floors.begin_ms(TOPIC, None, 100_001) == -1
+    assert floors.begin_ms(other, None, 100_001) > 0
+    floors.forget(other)
+    assert floors.begin_ms(other, None, 100_001) == -1
+
+
+def test_a_lease_that_ran_out_waits_for_its_backoff_above_the_floor() -> None:
+    floors = Floors()
+    topic = Topic(name="t", uid=7, settings=TopicSettings(redelivery_backoff_ms=5_000), revision=1, created_ms=1)
+    floors.looked(topic, None, 100_000, -1, 104_000)  # its lease ended at 99,000
+    assert floors.begin_ms(topic, None, 100_001) <= 99_000
+
+
+# ── URLs ──
+
+
+@pytest.mark.parametrize(
+    ("url", "dsn"),
+    [
+        ("cockroachdb://root@h/d", "postgresql://root@h:26257/d?target_session_attrs=any"),
+        (
+            "cockroachdb://a,b/d?sslmode=disable",
+            "postgresql://a:26257,b:26257/d?sslmode=disable&target_session_attrs=any",
+        ),
+        ("cockroachdb://root@h:1/d", "postgresql://root@h:1/d?target_session_attrs=any"),
+    ],
+)
+def test_a_url(url: str, dsn: str) -> None:
+    assert location_of(url).dsn == dsn
+
+
+def test_a_url_that_makes_no_sense_says_what_does() -> None:
+    with pytest.raises(StoreRefused, match="'nope' is no option of cockroachdb://; known are"):
+        CockroachStore("cockroachdb://root:secret@h/d?nope=1")
+    assert location_of("cockroachdb://root:secret@h/d").shown == "cockroachdb://…@h:26257/d"
+
+
+# ── retries ──
+
+
+def error(state: str) -> asyncpg.PostgresError:
+    found: asyncpg.PostgresError = asyncpg.PostgresError.new({"C": state, "M": "said"})
+    return found
+
+
+def test_an_answer_that_the_server_does_not_know_is_unknown() -> None:
+    assert isinstance(judged(error("40003"), doubtful=True), StoreUnknown)
+    assert isinstance(judged(error("40001"), doubtful=True), StoreUnavailable)
+
+
+@pytest.fixture
+async def opened(servers: Running) -> AsyncIterator[StandInStore]:
+    store = StandInStore(servers.server(CockroachServer).url + "?schema=retries")
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.mark.servers
+async def test_transactions_that_make_each_other_impossible_are_done_again(opened: StandInStore) -> None:
+    """Write skew, for real: each of two reads both rows and changes one; without retries one would be refused."""
+    connections = opened._connections
+    both = asyncio.Barrier(2)
+    refused = 0
+
+    async def prepare(connection: Connection) -> None:
+        await connection.execute("INSERT INTO timeline.meta (name, value) VALUES ('x', '1'), ('y', '1')")
+
+    async def skew(connection: Connection, mine: str) -> int:
+        nonlocal refused
+        refused += 1
+        rows = await connection.fetch("SELECT value FROM timeline.meta WHERE name IN ('x', 'y') ORDER BY name")
+        if refused <= 2:
+            await both.wait()
+        total = sum(int(record["value"]) for record in rows)
+        await connection.execute("UPDATE timeline.meta SET value = $1 WHERE name = $2", str(total), mine)
+        return total
+
+    await connections.transact(prepare)
+    found = await asyncio.gather(
+        *(connections.transact(lambda connection, mine=mine: skew(connection, mine)) for mine in ("x", "y"))  # type: ignore[misc]
+    )
+    assert sorted(found) == [2, 3], "as if one had come after the other"
+    assert refused == 3
+
+
+@pytest.mark.servers
+async def test_what_is_impossible_for_ever_is_given_up_and_nothing_happened(opened: StandInStore) -> None:
+    tries = 0
+
+    async def impossible(connection: Connection) -> None:
+        nonlocal tries
+        tries += 1
+        await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'restart transaction' USING ERRCODE = '40001'; END $$")
+
+    connections = opened._connections
+    type(connections).tries, before = 3, type(connections).tries
+    try:
+        with pytest.raises(StoreUnavailable, match="restart transaction"):
+            await connections.transact(impossible)
+    finally:
+        type(connections).tries = before
+    assert tries == 3
+
+
+# ── servers that are refused ──
+
+
+@pytest.mark.servers
+async def test_postgresql_is_not_taken_for_cockroachdb(servers: Running) -> None:
+    store = CockroachStore(servers.server(CockroachServer).url)
+    with pytest.raises(
+        StoreRefused, match=r"this is no CockroachDB but PostgreSQL .*; for PostgreSQL write postgresql://"
+    ):
+        await store.open()
+    await store.close()
+
+
+@pytest.mark.servers
+async def test_a_server_that_is_too_old_is_refused(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.storage_plugins.cockroach_stand_in.VERSION", "CockroachDB CCL v22.1.9 (x86_64)")
+    store = StandInStore(servers.server(CockroachServer).url)
+    with pytest.raises(StoreRefused, match=r"CockroachDB 22\.1 is too old: 23\.2 or newer is needed"):
+        await store.open()
+    await store.close()
+
+
+@pytest.mark.servers
+async def test_a_schema_of_a_newer_version_is_refused(servers: Running) -> None:
+    url = servers.server(CockroachServer).url + "?schema=newer"
+    store = StandInStore(url)
+    await store.open()
+    newer = "UPDATE timeline.meta SET value = '9' WHERE name = 'schema_version'"
+    await store._connections.use(lambda connection: connection.execute(newer), writes=True)
+    await store.close()
+    with pytest.raises(StoreRefused, match="the store's schema has version 9"):
+        await StandInStore(url).open()
+
+
+@pytest.mark.servers
+async def test_brokers_that_open_at_once_make_one_schema(servers: Running) -> None:
+    url = servers.server(CockroachServer).url + "?schema=at_once"
+    stores = [StandInStore(url) for _ in range(4)]
+    opened = await asyncio.gather(*(store.open() for store in stores))
+    assert len({one.cluster_uid for one in opened}) == 1
+    assert opened[0].server.startswith("CockroachDB 23.2, cockroachdb://")
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+@pytest.mark.servers
+async def test_a_server_that_is_not_there_and_a_database_that_is_not(servers: Running) -> None:
+    with pytest.raises(StoreUnavailable):
+        await CockroachStore("cockroachdb://root@127.0.0.1:1/d").open()
+    url = servers.server(CockroachServer).url.removesuffix("postgres") + "nowhere"
+    with pytest.raises(StoreRefused, match="there is no such database"):
+        await StandInStore(url).open()
