@@ -167,22 +167,18 @@ if last ~= '' then
     end
   end
 end
-local listed = redis.call('ZRANGE', held, from, from + ARGV[5] - 1, 'WITHSCORES')
-local ids, values = {}, {}
-local looked = 0
-for at = 1, #listed, 2 do
-  local id, value = listed[at], redis.call('HGET', base, listed[at])
+local listed = redis.call('ZRANGE', held, from, from + ARGV[5] - 1)
+local stand = #listed > 0 and redis.call('HMGET', base, unpack(listed)) or {}
+local ids, values, looked = {}, {}, 0
+for at, value in ipairs(stand) do
   looked = at
-  if value then
-    local group, tag = value:byte(97, 98)
-    if value:sub(99 + tag + group) == ARGV[2] then
-      ids[#ids + 1], values[#values + 1] = id, value
-      if #ids == tonumber(ARGV[6]) then break end
-    end
+  if value and value:byte(21) == #ARGV[2] and value:sub(-#ARGV[2]) == ARGV[2] then
+    ids[#ids + 1], values[#values + 1] = listed[at], value
+    if #ids == tonumber(ARGV[6]) then break end
   end
 end
-if looked == 0 or (looked + 1 == #listed and #listed < 2 * ARGV[5]) then return {ids, values, '', ''} end
-return {ids, values, listed[looked + 1], listed[looked]}
+if looked == #listed and #listed < tonumber(ARGV[5]) then return {ids, values, '', ''} end
+return {ids, values, redis.call('ZSCORE', held, listed[looked]), listed[looked]}
 """
 )
 
