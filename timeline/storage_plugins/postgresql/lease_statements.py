@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timeline.storage_plugins.postgresql.rows import OLD, PACKED, TEXTS, whole
-from timeline.storage_plugins.postgresql.statements import FREE, HELD, TOPIC
+from timeline.storage_plugins.postgresql.statements import CONTENT_OF, FREE, HELD, TOPIC
 
 _BUCKETS = "($4::int8[] IS NULL OR m.bucket = ANY($4))"
 LARGEST_ID = r"'\x" + "ff" * 256 + "'::bytea"
@@ -92,7 +92,7 @@ SELECT judged.plain, (SELECT count(*) FROM dealt WHERE fits) AS fitting, rest.fr
   held_onward.next_ms AS next_held_ms, packed.*
 FROM judged, rest, free_onward, held_onward, (
   SELECT {_packed()}
-  FROM (SELECT * FROM leased) AS l LEFT JOIN timeline.payload AS p ON p.row = l.row
+  FROM leased AS l {CONTENT_OF.format("l")}
 ) AS packed
 """
 
@@ -124,7 +124,7 @@ WITH found AS MATERIALIZED (
     AND m.died_ms = 0
   RETURNING f.n, m.row
 )
-SELECT l.n - 1, p.payload, p.headers FROM leased AS l LEFT JOIN timeline.payload AS p ON p.row = l.row ORDER BY l.n
+SELECT l.n - 1, p.payload, p.headers FROM leased AS l {CONTENT_OF.format("l")} ORDER BY l.n
 """
 """Leases of what is still as it was read; answers which, with their content."""
 

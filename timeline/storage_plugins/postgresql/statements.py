@@ -18,6 +18,9 @@ from timeline.storage_plugins.sql import FREE as _FREE
 from timeline.storage_plugins.sql import HELD as _HELD
 
 FREE, HELD = _FREE.replace("x''", NOTHING), _HELD.replace("x''", NOTHING)
+CONTENT_OF = """LEFT JOIN LATERAL (
+  SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c.row = {}.row OFFSET 0) AS p ON true"""
+"""The content `p` of the rows of a table; NULL where it is gone."""
 TOPIC = "(SELECT key FROM timeline.topic WHERE uid = $1)"
 
 PUT = """
@@ -100,8 +103,9 @@ SELECT f.*, a.n FROM unnest($2::int8[], $3::bytea[]) WITH ORDINALITY AS a(bucket
 FIND_REMEMBERED = f"""
 SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   SELECT r.id, r.birth, r.version, r.payload_sum, r.last_op FROM timeline.remembered AS r
-  WHERE r.topic = {TOPIC} AND r.id = a.id AND r.settled_ms > $3 OFFSET 0) AS f
+  WHERE r.topic = {TOPIC} AND r.id = a.id AND r.settled_ms + 0 > $3 OFFSET 0) AS f
 """
+"""`+ 0`, here and where the same index is meant to be used: none but the one of (topic, id) serves then."""
 
 _NEW = ("version", "due_ms", "scheduled_ms", "asked_ms", "holder", "deliveries", "last_op", "died_ms", "dead")
 
@@ -165,9 +169,8 @@ CHANGE = {
     )
 }
 
-CONTENTS = """
-SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a(row, n)
-LEFT JOIN timeline.payload AS p ON p.row = a.row ORDER BY a.n
+CONTENTS = f"""
+SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a(row, n) {CONTENT_OF.format("a")} ORDER BY a.n
 """
 
 REMOVE_NEW = f"""

@@ -23,8 +23,8 @@ ORDER BY m.died_ms LIMIT $3
 """
 FORGET = f"""
 DELETE FROM timeline.remembered WHERE ctid = ANY(ARRAY(
-  SELECT r.ctid FROM timeline.remembered AS r WHERE r.topic = {TOPIC} AND r.settled_ms <= $2
-  ORDER BY r.settled_ms LIMIT $3)) AND settled_ms <= $2
+  SELECT r.ctid FROM timeline.remembered AS r WHERE r.topic + 0 = {TOPIC} AND r.settled_ms <= $2
+  ORDER BY r.topic + 0, r.settled_ms LIMIT $3)) AND settled_ms <= $2
 """
 _DROPPED = "SELECT key FROM timeline.dropped ORDER BY key LIMIT 1 FOR UPDATE SKIP LOCKED"
 _ROWS_OF_DROPPED = """
