@@ -107,7 +107,8 @@ def _excesses(log: str) -> list[str]:
             came_by = (node["Actual Rows"] + removed) * node["Actual Loops"]
             table = node.get("Relation Name")
             if came_by > MOST_READ or (node["Node Type"] == "Seq Scan" and table in TABLES):
-                what = f"{node.get('Index Cond')} {node['Node Type']} {node.get('Index Name') or table or ''} came by {came_by:,}"
+                read = f"{node['Node Type']} {node.get('Index Name', '')} {node.get('Index Cond', '')}"
+                what = f"{read} came by {came_by:,}"
                 found.append(f"{what} in {' '.join(told['Query Text'].split())[:300]}")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.services import require_service
 from timeline.model import Status
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.postgresql import connections, schema
 
 pytestmark = pytest.mark.servers
 
@@ -35,6 +38,22 @@ def own() -> Iterator[PostgresqlServer]:
     finally:
         server.stop()
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 32 MiB that the server's user may write to."""
+    require_service("tmpfs")
+    folder = Path(tempfile.mkdtemp(prefix="timeline-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=0777", "tmpfs", folder], check=True)
+    try:
+        (folder / "space").mkdir()
+        shutil.chown(folder / "space", "postgres")
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
 
 
 async def _asked(url: str, statement: str) -> Any:
@@ -99,6 +118,112 @@ async def test_what_was_answered_survives_a_kill(own: PostgresqlServer) -> None:
         await trial.store.check()
         assert sorted(await trial.everything(topic)) >= named(500)
         assert statuses(await trial.put(topic, [b"again"])) == [Status.OK]
+
+
+async def test_a_crowd_survives_kills(own: PostgresqlServer) -> None:
+    """Workers and producers of two brokers at work while the server is killed, thrice; no promise is broken."""
+    async with Trial(lambda: make_store(own.url)) as trial:
+        topic = await trial.topic(buckets=4, max_deliveries=0)
+        async with brokers(trial, 2) as stores:
+            crowd = Crowd(trial, topic, stores, 11)
+            for _ in range(3):
+                running = asyncio.create_task(crowd.run(12))
+                for _ in range(40):
+                    await trial.store.clock_ms()
+                own.kill()
+                own.start()
+                await running
+            await crowd.settle_all()
+            await crowd.expect_kept(("put", "OK"), ("ack", "OK"))
+    assert crowd.unknown + crowd.unavailable > 0, "no kill hit a call"
+
+
+async def test_a_full_disk_is_told_and_loses_nothing(servers: Running, small_disk: Path) -> None:
+    url = servers.server(PostgresqlServer).url
+    await _asked(url, f"CREATE TABLESPACE small LOCATION '{small_disk}/space'")
+    await _asked(url, "CREATE DATABASE full_up TABLESPACE small")
+    try:
+        async with Trial(lambda: make_store(url.rpartition("/")[0] + "/full_up")) as trial:
+            topic = await trial.topic()
+            kept: list[bytes] = []
+            with pytest.raises(StoreUnavailable, match="disk is full"):
+                for at in range(1_000):
+                    ids = named(100, f"batch {at}")
+                    await trial.stored(topic, ids, payload=b"x" * 2_000)
+                    kept += ids
+            subprocess.run(["mount", "-o", "remount,size=128m", small_disk], check=True)
+            await trial.stored(topic, [b"after"])
+            assert sorted(await trial.everything(topic)) == sorted([*kept, b"after"])
+    finally:
+        await _asked(url, "DROP DATABASE full_up")
+        await _asked(url, "DROP TABLESPACE small")
+
+
+async def test_missing_rights_are_told(servers: Running) -> None:
+    url = servers.server(PostgresqlServer).url
+    await _asked(url, "CREATE ROLE poor LOGIN")
+    poor = url.replace("postgres@", "poor@")
+    await _opened(url)
+    with pytest.raises(StoreRefused, match="may not create or use schema 'timeline'"):
+        await _opened(poor)
+    with pytest.raises(StoreRefused, match="may not create or use schema 'of_the_poor'"):
+        await _opened(f"{poor}?schema=of_the_poor")
+    await _asked(url, "GRANT CREATE ON DATABASE postgres TO poor")
+    assert (await _opened(f"{poor}?schema=of_the_poor")).cluster_uid
+
+
+async def test_a_server_that_is_too_old_is_refused(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "OLDEST", 990_000)
+    with pytest.raises(StoreRefused, match=r"PostgreSQL \d+ is too old: 99 or newer is needed"):
+        await _opened(servers.url(PostgresqlServer))
+
+
+async def test_settings_that_lose_what_was_answered_are_declared(own: PostgresqlServer) -> None:
+    for settings, durable, survives, told in (
+        (("fsync=off",), False, False, "fsync is off"),
+        (("full_page_writes=off",), True, False, "full_page_writes is off"),
+        (("synchronous_standby_names=*", "synchronous_commit=local"), True, False, "a fail-over loses it"),
+    ):
+        own.stop()
+        own.settings = settings
+        own.start()
+        store = make_store(own.url)
+        try:
+            opened = await store.open()
+            assert told in opened.warnings[0]
+            assert (store.capabilities.durable, store.capabilities.survives_failover) == (durable, survives)
+        finally:
+            await store.close()
+
+
+async def test_settings_that_a_pooler_dropped_are_told(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {name: value for name, value in connections.SETTINGS.items() if name not in connections.PLANNING}
+    monkeypatch.setattr(connections, "SETTINGS", kept)
+    opened = await _opened(servers.url(PostgresqlServer))
+    assert "enable_seqscan" in opened.warnings[0] and "ALTER ROLE" in opened.warnings[0]
+
+
+async def test_tls_is_asked_for_and_checked(own: PostgresqlServer) -> None:
+    own.run(
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+        *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"),
+    )
+    own.run(
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=somebody else"),
+        *("-keyout", "other_key.pem", "-out", "other.pem"),
+    )
+    await _asked(own.url, "CREATE DATABASE secured")
+    own.stop()
+    rules = "host postgres postgres 127.0.0.1/32 trust\nhostssl secured all 127.0.0.1/32 trust\n"
+    (own.folder / "data" / "pg_hba.conf").write_text(rules, encoding="utf-8")
+    secured = own.url.rpartition("/")[0] + "/secured"
+    own.settings = ("ssl=on", f"ssl_cert_file={own.folder}/cert.pem", f"ssl_key_file={own.folder}/key.pem")
+    own.start()
+    assert (await _opened(f"{secured}?sslmode=verify-full&sslrootcert={own.folder}/cert.pem")).cluster_uid
+    with pytest.raises(StoreRefused, match="certificate"):
+        await _opened(f"{secured}?sslmode=verify-full&sslrootcert={own.folder}/other.pem")
+    with pytest.raises(StoreRefused, match=r"may not connect: see the server's pg_hba\.conf"):
+        await _opened(f"{secured}?sslmode=disable")
 
 
 async def test_connections_exhausted_say_so(own: PostgresqlServer) -> None:

@@ -4,6 +4,7 @@ have."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from ssl import SSLCertVerificationError
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import asyncpg
@@ -175,6 +176,11 @@ class Connections:
         pool = Pool(self._connect, self._location.pool)
         try:
             pool.give(await pool.take(self._deadline_s), sound=True)
+        except SSLCertVerificationError as error:
+            raise StoreRefused(
+                f"{shown}: the server's certificate is not trusted ({error.verify_message}): name its authority with "
+                "sslrootcert= in the URL, and the server as its certificate does"
+            ) from error
         except FAILURES as error:
             if state_of(error) in _REFUSED:
                 raise StoreRefused(f"{shown}: {_REFUSED[state_of(error)]}") from error
