@@ -16,6 +16,8 @@ redis-server redis-server
 mariadbd mariadb-server
 redis-cli redis-tools
 openssl openssl
+java openjdk-17-jre-headless
+mvn maven
 LIST
 
 found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }
@@ -38,5 +40,23 @@ if ((${#missing[@]})); then
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
     else
         echo "services: the tests with real servers need: sudo apt-get install -y ${missing[*]}"
+    fi
+fi
+
+# Cassandra is no package of Debian's: its jars, once. A copy that was broken off leaves no folder that looks whole.
+version=5.0.9
+lib=build/cassandra/$version/lib
+if [[ ! -d $lib ]]; then
+    if command -v mvn >/dev/null; then
+        echo "services: fetching Cassandra $version into $lib"
+        rm -rf "$lib.part"
+        if mvn -q -B -f scripts/cassandra/pom.xml dependency:copy-dependencies -DincludeScope=runtime \
+            "-DoutputDirectory=$PWD/$lib.part" </dev/null; then
+            mv "$lib.part" "$lib"
+        else
+            echo "services: Maven could not fetch Cassandra; the tests that need it are skipped"
+        fi
+    else
+        echo "services: the tests with Cassandra need Maven, then: make services"
     fi
 fi

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "TIMELINE_REQUIRE_SERVICES"
+CASSANDRA_JARS = Path(__file__).parents[1] / "build" / "cassandra" / "5.0.9" / "lib"
+"""Where scripts/services.sh puts them."""
 
 
 def _missing_program(name: str, package: str) -> str | None:
@@ -47,6 +49,17 @@ def _missing_tmpfs() -> str | None:
     return None
 
 
+def _missing_cassandra() -> str | None:
+    absent = _missing_program("java", "openjdk-17-jre-headless")
+    if absent:
+        return absent
+    if not CASSANDRA_JARS.is_dir():
+        return f"Cassandra's jars are not in {CASSANDRA_JARS}: run make services (it needs Maven)"
+    if importlib.util.find_spec("cassandra") is None:
+        return "Cassandra's driver is not installed: pip install 'timeline[cassandra]'"
+    return None
+
+
 def _missing_atheris() -> str | None:
     if importlib.util.find_spec("atheris"):
         return None
@@ -62,6 +75,7 @@ def _missing_postgresql() -> str | None:
 
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
+    "cassandra": _missing_cassandra,
     "cockroachdb": _missing_postgresql,  # which stands in for it
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "openssl": lambda: _missing_program("openssl", "openssl"),

@@ -186,7 +186,9 @@ async def check_durable_store_keeps_everything(trial: Trial) -> None:
     leased = await trial.lease(topic, now_ms=T0 + 95)
     expect_equal(len(leased.rows), 10, "number leased")
     part = leased.rows.take(np.arange(4))
-    await trial.settle(topic, [Operation.ACK, Operation.BURY, Operation.RELEASE, Operation.EXTEND], part, time_ms=T0)
+    each = [Operation.ACK, Operation.BURY, Operation.RELEASE, Operation.EXTEND]
+    settled = await trial.settle(topic, each, part, time_ms=T0)
+    expect_equal(set(statuses(settled)), {Status.OK}, "statuses of settles before it was closed")
     await trial.mutate(topic, Operation.MOVE, ids[20:25], T0 + 900_000)
     before, uid = await trial.everything(topic), trial.opened.cluster_uid
     await trial.reopen()

@@ -1,0 +1,238 @@
+"""What a real Cassandra does to its store: refused, gone, paused, killed; and what a lease reads after many acks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cassandra import cluster as driver
+from cassandra.auth import PlainTextAuthProvider
+
+from tests.servers.cassandra import CassandraServer
+from tests.servers.fixture import Running
+from tests.services import require_service
+from tests.storage_plugins.cassandra_traces import acknowledge, traced_lease
+from timeline.model import Status
+from timeline.storage_plugins import make_store
+from timeline.storage_plugins.cassandra.opening import older
+from timeline.storage_plugins.conformance.trial import Trial, named, statuses
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("cassandra://localhost", "needs a keyspace"),
+        ("cassandra://localhost:port/timeline", "needs host"),
+        ("cassandra:///timeline", "needs host"),
+        ("cassandra://localhost/timeline?replicas=3", "knows no option 'replicas'"),
+        ("cassandra://localhost/timeline?replication=many", "no number"),
+        ("cassandra://localhost/timeline?timeout_s=0", "timeout_s from 0.1"),
+        ("cassandra://localhost/timeline?tls=yes", "tls=1 or tls=0"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str, why: str) -> None:
+    with pytest.raises(StoreRefused, match=why):
+        make_store(url)
+
+
+def test_versions_before_4_1_are_too_old() -> None:
+    found = [older(version) for version in ("3.11.17", "2.2.19", "4.0.0", "4.1-beta1", "5.0.9", "10.0")]
+    assert found == [True, True, True, False, False, False]
+
+
+def test_a_missing_driver_names_the_extra() -> None:
+    """In a process of its own, in which the driver cannot be imported."""
+    said = (
+        "import sys\n"
+        "sys.modules['cassandra'] = None\n"
+        "from timeline.storage_plugins import make_store\n"
+        "try:\n"
+        "    make_store('cassandra://localhost/timeline')\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("StoreRefused") and "pip install 'timeline[cassandra]'" in done.stdout
+
+
+def _in_keyspace(url: str, keyspace: str) -> str:
+    return re.sub(r"/\w+\?", f"/{keyspace}?", url)
+
+
+async def test_a_missing_keyspace_is_refused_with_what_creates_it(servers: Running) -> None:
+    url = servers.url(CassandraServer).partition("?")[0] + "_absent"
+    with pytest.raises(StoreRefused, match=r"CREATE KEYSPACE IF NOT EXISTS \w+_absent WITH replication"):
+        await make_store(url).open()
+
+
+async def test_a_node_that_is_not_there_is_unavailable(servers: Running) -> None:
+    url = re.sub(r":\d+/", ":1/", servers.url(CassandraServer))
+    store = make_store(url)
+    with pytest.raises(StoreUnavailable, match="no node of Cassandra can be reached"):
+        await store.open()
+    await store.close()
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_session(servers: Running) -> None:
+    url = servers.url(CassandraServer)
+    before = set(driver._clusters_for_shutdown)
+    store = make_store(url)
+    opening = asyncio.ensure_future(store.open())
+    while driver._clusters_for_shutdown == before:
+        await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    while driver._clusters_for_shutdown - before:
+        await asyncio.sleep(0)
+    await store.open()
+    await store.close()
+    assert driver._clusters_for_shutdown == before
+
+
+async def test_data_of_a_newer_timeline_is_refused(servers: Running) -> None:
+    url = _in_keyspace(servers.url(CassandraServer), "timeline_newer")
+    store: Any = make_store(url)
+    await store.open()
+    await store._desk.partition.connected.write([("probe", ("schema", "999"))])
+    await store.close()
+    with pytest.raises(StoreRefused, match="schema has version 999"):
+        await make_store(url).open()
+
+
+async def test_what_is_left_of_dropped_topics_is_cleared(servers: Running) -> None:
+    """Rows and contents that a put brought late are gone after the next sweep, and so is the note of the topic."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        store: Any = trial.store
+        connected = store._desk.partition.connected
+        for note in await connected.read("dropped"):
+            await connected.write([("dropped_remove", (note.uid,))])
+        gone, stays = await trial.topic(buckets=3), await trial.topic(buckets=3)
+        await trial.stored(gone, named(20), payload=b"x" * 40_000)
+        assert await store.drop_topic(gone)
+        late = (gone.uid, 1, 2, b"late", 7, 8, 9, b"payload", b"")
+        await connected.write([("content_store", late)])
+        await trial.store.sweep(stays, 0, 100)
+        for part in range(5):
+            for bucket in range(3):
+                place = (gone.uid, bucket, part)
+                assert not await connected.read("content_walk", *place, b"", -(1 << 63), -(1 << 63), 10)
+        assert not await connected.read("dropped")
+        assert not await connected.read("walk", gone.uid, 1, b"", 10)
+
+
+async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(servers: Running) -> None:
+    """No flush, no compaction, gc_grace_seconds as it is: no trace of what was acknowledged is read."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        await acknowledge(trial, topic, 3_000, 1_000)
+        reads = await traced_lease(trial, topic)
+    assert reads, "nothing was traced"
+    # Ten messages are there, and a read counts the partition's static row.
+    assert all(tombstones == 0 and live <= 11 for live, tombstones in reads), reads
+
+
+@asynccontextmanager
+async def _own(folder: Path, **settings: Any) -> AsyncIterator[CassandraServer]:
+    require_service("cassandra")
+    node = CassandraServer(folder, **settings)
+    await asyncio.to_thread(node.start)
+    try:
+        yield node
+    finally:
+        await asyncio.to_thread(node.stop)
+
+
+GUEST = "CREATE ROLE IF NOT EXISTS guest WITH PASSWORD = 'guest' AND LOGIN = true"
+
+
+def _log_in(node: CassandraServer, statement: str) -> None:
+    """Runs a statement as the superuser that a node makes for itself soon after its start."""
+    while True:
+        who = PlainTextAuthProvider("cassandra", "cassandra")
+        session = driver.Cluster(["127.0.0.1"], port=node.port, auth_provider=who, protocol_version=5)
+        try:
+            session.connect().execute(statement)
+            return
+        except driver.NoHostAvailable:
+            continue
+        finally:
+            session.shutdown()
+
+
+@pytest.mark.slow
+async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) -> None:
+    async with _own(tmp_path, guarded=True, commitlog_sync="periodic") as node:
+        await asyncio.to_thread(_log_in, node, GUEST)
+
+        def url(account: str, more: str = "") -> str:
+            return node.url.replace("//", f"//{account}@") + more
+
+        with pytest.raises(StoreRefused, match="refuses user 'cassandra'") as refused:
+            await make_store(url("cassandra:secret")).open()
+        assert "secret" not in str(refused.value)
+        with pytest.raises(StoreRefused, match=r"user 'guest' may not .* GRANT"):
+            await make_store(url("guest:guest")).open()
+        with pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await make_store(url("cassandra:cassandra", "&tls=1")).open()
+        with pytest.raises(StoreRefused, match=r"ca=.*No such file"):
+            await make_store(url("cassandra:cassandra", "&ca=/no/such/file")).open()
+        async with Trial(lambda: make_store(url("cassandra:cassandra", f"&ca={node.certificate}"))) as trial:
+            assert "commitlog_sync of node 127.0.0.1 is periodic" in trial.opened.warnings[0]
+            assert not trial.store.capabilities.durable
+            await trial.stored(await trial.topic(), named(10))
+
+
+@pytest.mark.slow
+async def test_a_node_paused_or_killed_under_load_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    async with _own(tmp_path) as node, Trial(lambda: make_store(node.url + "&timeout_s=2")) as trial:
+        topic = await trial.topic(buckets=8)
+        answered: list[bytes] = []
+
+        async def produce(worker: str, enough: asyncio.Event) -> str:
+            for turn in range(100_000):
+                ids = named(50, f"{worker}-{turn}")
+                try:
+                    answers = await trial.put(topic, ids)
+                except (StoreUnavailable, StoreUnknown) as error:
+                    return error.code
+                assert set(statuses(answers)) == {Status.OK}
+                answered.extend(ids)
+                if len(answered) >= 1_000 * (1 + ("after" in worker)):
+                    enough.set()
+            return "never hit"
+
+        async def until_hit(name: str, fault: Any) -> set[str]:
+            enough = asyncio.Event()
+            working = [asyncio.ensure_future(produce(f"{name}-{worker}", enough)) for worker in range(4)]
+            await enough.wait()
+            fault()
+            return set(await asyncio.gather(*working))
+
+        assert await until_hit("before", lambda: node.signal(signal.SIGSTOP)) <= {"UNAVAILABLE", "UNKNOWN"}
+        node.signal(signal.SIGCONT)
+        await _usable(trial)
+        assert await until_hit("after", node.kill) <= {"UNAVAILABLE", "UNKNOWN"}
+        await asyncio.to_thread(node.start)
+        await _usable(trial)
+        assert set(answered) <= (await trial.everything(topic)).keys()
+
+
+async def _usable(trial: Trial) -> None:
+    """Returns when the store takes writes again."""
+    while True:
+        try:
+            return await trial.store.check()
+        except StoreUnavailable:
+            await asyncio.sleep(0)

@@ -1,0 +1,206 @@
+"""A bucket as this process knows it: its head, the beginnings of its two timelines, and the messages on these.
+
+All that is known is of one state of the bucket, the one that `head.last` names. Every change is made on the condition
+that this state still stands, so that what is known need not be read again to be relied on; what is answered without a
+change is confirmed by reading the head alone. Nothing here is more than a copy: it may be forgotten at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from timeline.storage_plugins.cassandra.rows import Entry, Stored
+from timeline.storage_plugins.cassandra.statements import FREE, HELD
+
+NOWHERE_MS = 1 << 62
+"""The floor of a timeline with nothing on it."""
+KNOWN_ENTRIES = 32_000
+"""Entries of timelines that one process knows at most, over all buckets."""
+MOST_OF_ONE, FEWEST_OF_ONE = 1_000, 16
+WORTH_CUTTING = 3
+"""Entries in a row from which one deletion of a range takes the place of one each."""
+
+Place = tuple[int, bytes]
+"""(due, id): where something lies on a timeline."""
+Pairs = Mapping[bytes, tuple[Stored | None, Stored | None]]
+"""By id what stood and what is to stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a bucket says of itself: the batch that changed it last (None: nothing ever did), and below which due
+    nothing lies on either timeline."""
+
+    last: int | None = None
+    floor_free: int = NOWHERE_MS
+    floor_held: int = NOWHERE_MS
+
+    @classmethod
+    def of(cls, row: Any) -> Head:
+        return cls(row.last, row.floor_free, row.floor_held)
+
+    def floor(self, kind: int) -> int:
+        return self.floor_free if kind == FREE else self.floor_held
+
+
+class Changed(Exception):
+    """Somebody else changed the bucket since it was looked at: read again."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """The beginning of a timeline, in order: every entry before `until` (None: every entry)."""
+
+    entries: list[Place]
+    until: Place | None
+
+    @property
+    def floor(self) -> int:
+        """Below this due the timeline is empty."""
+        if self.entries:
+            return self.entries[0][0]
+        return self.until[0] if self.until is not None else NOWHERE_MS
+
+    def covers(self, place: Place) -> bool:
+        """Whether what lies there would be known."""
+        return self.until is None or place < self.until
+
+    def changed(self, gone: Collection[Place], come: Iterable[Place], room: int) -> Stretch:
+        """The same once `gone` is off the timeline and `come` on it, with at most `room` entries."""
+        entries = [place for place in self.entries if place not in gone]
+        entries += [place for place in come if self.covers(place)]
+        entries.sort()
+        if len(entries) > room:
+            return Stretch(entries[:room], entries[room])
+        return Stretch(entries, self.until)
+
+    def runs(self, gone: Collection[Place], come: Collection[Place]) -> Iterator[tuple[Place, Place]]:
+        """Ranges that hold entries of `gone` alone, first and last of each: worth one deletion. What comes into such
+        a range by the same batch would be deleted with it."""
+        for removed, run in groupby(self.entries, key=gone.__contains__):
+            places = list(run)
+            if removed and len(places) >= WORTH_CUTTING:
+                first, last = places[0], places[-1]
+                if not any(first <= place <= last for place in come):
+                    yield first, last
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
+    `lock`. `room`: entries to know of each timeline."""
+
+    topic: int
+    number: int
+    head: Head | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    room: int = MOST_OF_ONE
+    stretches: dict[int, Stretch] = field(default_factory=dict)
+    messages: dict[bytes, Stored] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.topic, self.number
+
+    def forget(self) -> None:
+        """Forgets all of it."""
+        self.head, self.stretches, self.messages = None, {}, {}
+
+    def meet(self, head: Head) -> bool:
+        """Takes note of the head as it was read; answers whether it is another than the known one."""
+        if self.head is not None and self.head.last == head.last:
+            return False
+        self.forget()
+        self.head = head
+        self.stretches = {kind: Stretch([], None) for kind in (FREE, HELD) if head.floor(kind) >= NOWHERE_MS}
+        return True
+
+    def agree(self, row: Any) -> None:
+        """Raises Changed when `row` was read from another state than the head that is known."""
+        if self.meet(Head.of(row)):
+            raise Changed
+
+    def keep(self, stored: Iterable[Stored]) -> None:
+        """Keeps messages as they stand, those on a stretch that is known."""
+        for one in stored:
+            kind, place = HELD if one.message.holder else FREE, (one.message.due_ms, one.id)
+            known = self.stretches.get(kind)
+            lives = not one.message.died_ms and not one.message.remembered
+            if lives and one.whole and known is not None and known.covers(place):
+                self.messages[one.id] = one
+
+    def became(self, head: Head, stretches: dict[int, Stretch], pairs: Pairs) -> None:
+        """Takes note of a change that was made."""
+        self.head, self.stretches = head, stretches
+        for id in pairs:
+            self.messages.pop(id, None)
+        self.keep(after for _, after in pairs.values() if after is not None)
+        if len(self.messages) > sum(len(known.entries) for known in stretches.values()):
+            on = {id for known in stretches.values() for _, id in known.entries}
+            self.messages = {id: one for id, one in self.messages.items() if id in on}
+
+
+@dataclass(slots=True)
+class Change:
+    """What a batch does to the index of a bucket."""
+
+    gone: set[Entry]
+    come: set[Entry]
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> Change:
+        """An entry that stays is in neither: in one batch a removal would win."""
+        change = cls(set(), set())
+        for before, after in pairs.values():
+            old = before.entries() if before is not None else set()
+            new = after.entries() if after is not None else set()
+            change.gone |= old - new
+            change.come |= new - old
+        return change
+
+    def stretches(self, bucket: Bucket) -> dict[int, Stretch]:
+        """What is known of the timelines afterwards."""
+        after: dict[int, Stretch] = {}
+        for kind, known in bucket.stretches.items():
+            after[kind] = known.changed(_on(kind, self.gone), _on(kind, self.come), bucket.room)
+        return after
+
+    def cuts(self, bucket: Bucket) -> list[tuple[int, Place, Place]]:
+        """Ranges to delete, as (kind, first, last); what they hold is in `gone` no more."""
+        found: list[tuple[int, Place, Place]] = []
+        for kind, known in bucket.stretches.items():
+            mine = _on(kind, self.gone)
+            for first, last in known.runs(mine, _on(kind, self.come)):
+                found.append((kind, first, last))
+                self.gone -= {(kind, *place) for place in mine if first <= place <= last}
+        return found
+
+
+def _on(kind: int, entries: set[Entry]) -> set[Place]:
+    return {(at, id) for where, at, id in entries if where == kind}
+
+
+class Buckets:
+    """The buckets that this process has met."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Bucket] = {}
+
+    def of(self, topic: int, numbers: Iterable[int]) -> list[Bucket]:
+        """Buckets of a topic, in ascending order, which is the order in which they are locked."""
+        found = [self._known.setdefault((topic, at), Bucket(topic, at)) for at in sorted(set(numbers))]
+        room = min(MOST_OF_ONE, max(FEWEST_OF_ONE, KNOWN_ENTRIES // len(self._known))) if self._known else 0
+        for bucket in found:
+            bucket.room = room
+        return found
+
+    def forget(self, topic: int) -> None:
+        """Forgets a topic that was dropped."""
+        self._known = {key: bucket for key, bucket in self._known.items() if key[0] != topic}
+
+
+__all__ = ["NOWHERE_MS", "Bucket", "Buckets", "Change", "Changed", "Head", "Pairs", "Place", "Stretch"]

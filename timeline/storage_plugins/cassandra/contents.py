@@ -1,0 +1,124 @@
+"""Contents that lie apart from their messages: written before, read by those who deliver, deleted after.
+
+What is small lies in the message's own row, see `Stored.content`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from timeline.storage_plugins.cassandra.rows import Stored, signed
+from timeline.storage_plugins.cassandra.session import Connected, Doubt, Statement
+from timeline.storage_plugins.cassandra.statements import part_of
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable
+
+BATCH_ROWS = 200
+BATCH_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where a content lies, and what it is where that is known."""
+
+    bucket: int
+    id: bytes
+    birth: int
+    attempt: int
+    size_bytes: int
+    payload: bytes = b""
+    headers: bytes = b""
+
+    @classmethod
+    def of(cls, bucket: int, stored: Stored) -> Content:
+        return cls(bucket, stored.id, stored.message.birth, stored.attempt, stored.content_bytes)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.bucket, part_of(self.size_bytes, self.attempt)
+
+
+def _batches(contents: Iterable[Content]) -> Iterator[tuple[tuple[int, int], list[Content]]]:
+    """By partition, few and small enough for one request."""
+    by_place: dict[tuple[int, int], list[Content]] = defaultdict(list)
+    for content in contents:
+        by_place[content.place].append(content)
+    for place, those in by_place.items():
+        batch: list[Content] = []
+        left = BATCH_BYTES
+        for content in those:
+            if batch and (len(batch) == BATCH_ROWS or content.size_bytes > left):
+                yield place, batch
+                batch, left = [], BATCH_BYTES
+            batch.append(content)
+            left -= content.size_bytes
+        yield place, batch
+
+
+class Contents:
+    """The contents of all topics."""
+
+    def __init__(self, connected: Connected) -> None:
+        self._connected = connected
+        self._deleting: set[asyncio.Task[None]] = set()
+
+    async def write(self, topic: int, now_ms: int, contents: Sequence[Content]) -> None:
+        """Writes them. A failure means that nothing happened yet: what was written is an orphan, and swept."""
+        batches: list[list[Statement]] = []
+        for (bucket, part), those in _batches(contents):
+            place = (topic, bucket, part)
+            batches.append(
+                [
+                    ("content_store", (*place, c.id, signed(c.birth), c.attempt, now_ms, c.payload, c.headers))
+                    for c in those
+                ]
+            )
+        done = await asyncio.gather(*map(self._connected.write, batches), return_exceptions=True)
+        for result in done:
+            if isinstance(result, Doubt):
+                raise StoreUnavailable(f"the content could not be stored: {result}") from result
+            if isinstance(result, BaseException):
+                raise result
+
+    async def read(self, topic: int, wanted: Sequence[tuple[int, Stored]]) -> list[tuple[bytes, bytes] | None]:
+        """(payload, headers) of each (bucket, message), in order; None where it is gone. Those that lie beside their
+        message came with it."""
+        apart = [Content.of(bucket, stored) for bucket, stored in wanted if not stored.inline]
+        requests = [
+            self._connected.read("content_find", topic, *place, [content.id for content in batch])
+            for place, batch in _batches(apart)
+        ]
+        found: dict[tuple[bytes, int, int], tuple[bytes, bytes]] = {}
+        for rows in await asyncio.gather(*requests):
+            found.update({(row.id, row.birth, row.attempt): (row.payload, row.headers) for row in rows})
+        return [_content(stored, found) for _, stored in wanted]
+
+    def delete(self, topic: int, contents: Iterable[Content]) -> None:
+        """Deletes them later. What cannot be deleted is an orphan, and swept."""
+        batches: list[list[Statement]] = [
+            [("content_remove", (topic, *place, c.id, signed(c.birth), c.attempt)) for c in those]
+            for place, those in _batches(contents)
+        ]
+        if batches:
+            task = asyncio.get_running_loop().create_task(self._delete(batches))
+            self._deleting.add(task)
+            task.add_done_callback(self._deleting.discard)
+
+    async def _delete(self, batches: list[list[Statement]]) -> None:
+        done = await asyncio.gather(*map(self._connected.write, batches), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException) and not isinstance(result, (Doubt, StoreError)):
+                raise result
+
+    async def finish(self) -> None:
+        """Returns when everything that was to be deleted is."""
+        while self._deleting:
+            await asyncio.gather(*self._deleting)
+
+
+def _content(stored: Stored, found: dict[tuple[bytes, int, int], tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    if not stored.inline:
+        return found.get((stored.id, signed(stored.message.birth), stored.attempt))
+    return stored.content if stored.content_bytes else (b"", b"")

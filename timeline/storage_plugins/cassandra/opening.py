@@ -1,0 +1,200 @@
+"""Opening: the driver's session made, the node's settings read, the keyspace and tables made where they are missing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    RoundRobinPolicy,
+    TokenAwarePolicy,
+)
+
+from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
+from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
+from timeline.storage_plugins.cassandra.statements import SCHEMA_VERSION, TABLES, TEXTS
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+
+OLDEST = (4, 1)
+SAFE_SYNCS = ("batch", "group")
+"""Settings of `commitlog_sync` under which a node answers after its disk has what it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A session, and what the servers said. `unsafe`: a sentence for each setting that may lose what was answered."""
+
+    connected: Connected
+    version: str
+    replication: str
+    unsafe: tuple[str, ...]
+
+
+class Handover:
+    """Gives a session from the thread that made it to the task that asked, or closes it where the task is gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._connected: Connected | None = None
+
+    def give(self, connected: Connected) -> None:
+        """On the thread, once the session is made."""
+        with self._lock:
+            abandoned, self._connected = self._abandoned, connected
+        if abandoned:
+            connected.close()
+
+    def abandon(self) -> None:
+        """Nobody will come for it."""
+        with self._lock:
+            self._abandoned, connected = True, self._connected
+        if connected is not None:
+            threading.Thread(target=connected.close, name="timeline-cassandra-close").start()
+
+
+def _cluster(location: Location) -> Cluster:
+    inner = DCAwareRoundRobinPolicy(local_dc=location.datacenter) if location.datacenter else RoundRobinPolicy()
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(inner),
+        # What was sent is never sent again by the driver: a conditional write that was applied the first time would
+        # answer that it was not.
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=ConsistencyLevel.LOCAL_QUORUM,
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=location.timeout_s,
+    )
+    auth = PlainTextAuthProvider(location.user, location.password) if location.user else None
+    return Cluster(
+        contact_points=[host if port == location.port else (host, port) for host, port in location.hosts],
+        port=location.port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=auth,
+        ssl_context=location.ssl_context(),
+        # Without it, batches of fifty rows and more wait 45 ms for the peer's delayed acknowledgement.
+        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+        # The driver's own policy waits for minutes after some failures; a broker without a store does nothing.
+        reconnection_policy=ExponentialReconnectionPolicy(0.1, 2.0, max_attempts=None),
+        # A node that does not know a statement any more says so, and is told it then.
+        reprepare_on_up=False,
+        connect_timeout=location.timeout_s,
+        control_connection_timeout=location.timeout_s,
+        compression=False,
+        protocol_version=5,
+    )
+
+
+def connect(location: Location, make_mailbox: Callable[[], Mailbox], handover: Handover) -> Found:
+    """Connects, creates what is missing and prepares all statements; blocks. Raises StoreRefused and
+    StoreUnavailable."""
+    cluster = _cluster(location)
+    try:
+        session = cluster.connect()
+        session.default_fetch_size = None
+        version = str(session.execute("SELECT release_version FROM system.local").one().release_version)
+        if older(version):
+            raise StoreRefused(f"Cassandra {version} is too old: run {OLDEST[0]}.{OLDEST[1]} or newer (5.0 is tested)")
+        replication, kept = _use_keyspace(session, location)
+        unsafe = (*_unsafe(cluster, session), *(() if kept else (_not_kept(location),)))
+        _make_tables(session, location)
+        prepared = {name: session.prepare(text) for name, text in TEXTS.items()}
+        connected = Connected(cluster, session, prepared, make_mailbox(), location.timeout_s)
+    except BaseException as error:
+        cluster.shutdown()
+        raise _at_open(error, location) from error
+    handover.give(connected)
+    return Found(connected, version, replication, unsafe)
+
+
+def older(version: str) -> bool:
+    """Whether this version of Cassandra is older than what the statements need."""
+    major, minor = (int(part) for part in version.split("-")[0].split(".")[:2])
+    return (major, minor) < OLDEST
+
+
+def _unsafe(cluster: Cluster, session: Session) -> list[str]:
+    """Asks each node how it syncs its commit log: the setting is a node's own."""
+    found: list[str] = []
+    for host in cluster.metadata.all_hosts():
+        query = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'"
+        try:
+            row = session.execute(query, host=host).one()
+            sync = str(row.value) if row is not None else "unknown"
+        except NoHostAvailable:
+            sync = "unknown, as it does not answer"
+        if sync not in SAFE_SYNCS:
+            found.append(
+                f"commitlog_sync of node {host.address} is {sync}: what it acknowledged within its last seconds is "
+                "lost when it is killed or loses power; set commitlog_sync: batch in its cassandra.yaml"
+            )
+    return found
+
+
+def _use_keyspace(session: Session, location: Location) -> tuple[str, bool]:
+    """Makes the keyspace the session's; answers its replication, and whether it is written to the commit log."""
+    wanted = "SELECT replication, durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s"
+    name = location.keyspace.lower()
+    found = session.execute(wanted, (name,)).one()
+    if found is None:
+        create = (
+            f"CREATE KEYSPACE IF NOT EXISTS {location.keyspace} WITH replication = "
+            f"{{'class': 'NetworkTopologyStrategy', 'replication_factor': {location.replication or 3}}}"
+        )
+        if not location.replication:
+            raise StoreRefused(
+                f"there is no keyspace {location.keyspace!r}: create it ({create}), or add ?replication=3 to the URL, "
+                "with the number of copies, and it is created"
+            )
+        session.execute(create)
+        found = session.execute(wanted, (name,)).one()
+    session.set_keyspace(name)
+    shown = ", ".join(f"{key} {value}" for key, value in sorted(found.replication.items()) if key != "class")
+    return shown, bool(found.durable_writes)
+
+
+def _not_kept(location: Location) -> str:
+    return (
+        f"keyspace {location.keyspace} has durable_writes = false: nothing of it is in the commit log, and what was "
+        f"not flushed is lost when a node ends; ALTER KEYSPACE {location.keyspace} WITH durable_writes = true"
+    )
+
+
+def _make_tables(session: Session, location: Location) -> None:
+    query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
+    there = {row.table_name for row in session.execute(query, (location.keyspace.lower(),))}
+    if "meta" in there:
+        row = session.execute("SELECT value FROM meta WHERE name = 'schema'").one()
+        if row is not None and int(row.value) > SCHEMA_VERSION:
+            raise StoreRefused(
+                f"the store's schema has version {row.value}, this Timeline knows version {SCHEMA_VERSION}: "
+                "run the Timeline that wrote it, or a newer one"
+            )
+    for name, text in TABLES.items():
+        if name not in there:
+            session.execute(text)
+
+
+def _at_open(error: BaseException, location: Location) -> BaseException:
+    """What an opening that failed raises."""
+    if isinstance(error, (StoreRefused, StoreUnavailable)):
+        return error
+    reasons = list(error.errors.values()) if isinstance(error, NoHostAvailable) else [error]
+    for why in reasons:
+        if isinstance(why, AuthenticationFailed):
+            return StoreRefused(
+                f"Cassandra refuses user {location.user!r}: give user and password in the URL, or in {USER} and "
+                f"{PASSWORD}"
+            )
+        if isinstance(why, Unauthorized):
+            return StoreRefused(
+                f"user {location.user!r} may not do what is needed: GRANT ALL ON KEYSPACE {location.keyspace} ({why})"
+            )
+    return unavailable(error) if isinstance(error, Exception) else error

@@ -1,0 +1,120 @@
+"""Topic records and the cluster's uid: each change is a conditional write, and a lost answer is read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timeline.model import Topic
+from timeline.storage_plugins.cassandra.session import Connected, Doubt
+from timeline.storage_plugins.cassandra.statements import PARTS, SCHEMA_VERSION
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
+from timeline.storage_plugins.records import check_update, same_settings
+from timeline.storage_plugins.sql import settings_text, topic_of
+
+CLEARED_AT_ONCE = 64
+"""Buckets whose rows one request deletes."""
+
+
+def _topic(row: Any) -> Topic:
+    return topic_of(row.uid, row.name, row.settings, row.revision, row.created_ms)
+
+
+async def all_topics(connected: Connected) -> list[Topic]:
+    """All records, by name."""
+    return sorted(map(_topic, await connected.read("topics")), key=lambda topic: topic.name)
+
+
+async def standing(connected: Connected, name: str, serial: bool = False) -> Topic | None:
+    """The record under a name. `serial`: settles what is under way first."""
+    rows = await connected.read("topic", name, serial=serial)
+    return _topic(rows[0]) if rows else None
+
+
+async def create(connected: Connected, topic: Topic) -> Topic:
+    """The record that stands afterwards."""
+    settings = settings_text(topic.settings)
+    values = (topic.name, topic.uid, settings, topic.revision, topic.created_ms)
+    try:
+        await connected.write([("topic_create", values)])
+    except Doubt as doubt:
+        stands = await standing(connected, topic.name, serial=True)
+        if stands is None:
+            raise StoreUnknown(f"the topic may be created yet: {doubt}") from doubt
+        return same_settings(stands, topic)
+    stands = await standing(connected, topic.name, serial=True)
+    if stands is None:
+        raise TopicConflict(f"topic {topic.name!r} was dropped while it was created", id=topic.name)
+    return same_settings(stands, topic)
+
+
+async def update(connected: Connected, topic: Topic) -> Topic:
+    """The record with its next revision."""
+    changed = check_update(await standing(connected, topic.name), topic)
+    values = (settings_text(changed.settings), changed.revision, changed.created_ms, topic.name, topic.uid)
+    try:
+        rows = await connected.write([("topic_update", (*values, topic.revision))])
+    except Doubt as doubt:
+        raise StoreUnknown(f"the topic may be changed: {doubt}") from doubt
+    if not rows[0][0]:
+        check_update(await standing(connected, topic.name, serial=True), topic)
+        raise TopicConflict(f"topic {topic.name!r} was changed meanwhile; read it again", id=topic.name)
+    return changed
+
+
+async def drop(connected: Connected, topic: Topic) -> bool:
+    """Removes the record, then its rows and contents. That they are to go is noted first: a sweep sees to it should
+    this process not get that far, and once more, for what a put that was under way has left."""
+    stands = await standing(connected, topic.name)
+    if stands is None or stands.uid != topic.uid:
+        return False
+    try:
+        await connected.write([("dropped_add", (topic.uid, topic.settings.buckets))])
+        rows = await connected.write([("topic_drop", (topic.name, topic.uid))])
+        if not rows[0][0]:
+            return False
+        await _clear(connected, topic.uid, topic.settings.buckets)
+    except Doubt as doubt:
+        raise StoreUnknown(f"the topic may be dropped: {doubt}") from doubt
+    return True
+
+
+async def _clear(connected: Connected, uid: int, buckets: int) -> None:
+    for start in range(0, buckets, CLEARED_AT_ONCE):
+        numbers = list(range(start, min(buckets, start + CLEARED_AT_ONCE)))
+        await connected.write([("bucket_drop", (uid, numbers))])
+        await connected.write([("content_drop", (uid, numbers, list(range(PARTS + 1))))])
+
+
+async def clear_dropped(connected: Connected) -> bool:
+    """Removes what is left of one dropped topic, if there is any; answers whether there was."""
+    rows = await connected.read("dropped")
+    stand = {topic.uid for topic in await all_topics(connected)} if rows else set()
+    gone = next((row for row in rows if row.uid not in stand), None)
+    if gone is None:
+        return False
+    try:
+        await _clear(connected, gone.uid, gone.buckets)
+        await connected.write([("dropped_remove", (gone.uid,))])
+    except Doubt as doubt:
+        raise StoreUnknown(f"what is left of a dropped topic may be removed: {doubt}") from doubt
+    return True
+
+
+async def cluster_uid(connected: Connected, fresh: str) -> str:
+    """The cluster's uid, made once."""
+    for name, value in (("schema", str(SCHEMA_VERSION)), ("cluster", fresh)):
+        if not await connected.read("meta", name):
+            try:
+                await connected.write([("meta_add", (name, value))])
+            except Doubt as doubt:
+                raise StoreUnavailable(f"the cluster's record is not known to be written: {doubt}") from doubt
+    found = await connected.read("meta", "cluster", serial=True)
+    return str(found[0].value)
+
+
+async def probe(connected: Connected) -> None:
+    """Raises StoreUnavailable when a write would not work now."""
+    try:
+        await connected.write([("probe", ("probe", ""))])
+    except Doubt as doubt:
+        raise StoreUnavailable(str(doubt)) from doubt

@@ -1,0 +1,153 @@
+"""A message as its row in a bucket, and the index entries that belong to it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.leases import Message
+from timeline.model import ROW_DTYPES, Rows
+from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, HELD, INLINE_BYTES, KEPT, TAG
+
+Entry = tuple[int, int, bytes]
+"""Where a row lies in its bucket: (kind, at, id)."""
+
+_FIELDS = struct.Struct("<B3Q9q4I4H")
+"""A message but for its id: the layout's number, then what `Stored.fields` lists, then four strings by length."""
+_LAYOUT = 1
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number as the signed one with the same bits."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def tag_key(tag: bytes, id: bytes) -> bytes:
+    """What orders the tag index: tags by length, then bytes, then ids."""
+    return bytes((len(tag),)) + tag + id
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as the rules see it, and what they do not need. `settled_ms`: when, where only the id is remembered.
+    `payload_bytes`: as its producer sees it; `content_bytes`: what lies here. `attempt`: of the put that stored it.
+    `content`: (payload, headers) where these lie beside the message and are known here."""
+
+    id: bytes
+    message: Message
+    put_ms: int
+    payload_bytes: int
+    headers_bytes: int
+    content_bytes: int
+    attempt: int
+    tag: bytes = b""
+    settled_ms: int = 0
+    content: tuple[bytes, bytes] | None = None
+
+    @classmethod
+    def of(cls, row: Any, whole: bool = False) -> Stored:
+        """From a row of `find` or `walk`; `whole`: of those that read content."""
+        packed: bytes = row.fields
+        numbers = _FIELDS.unpack_from(packed)
+        strings: list[bytes] = []
+        start = _FIELDS.size
+        for size in numbers[17:]:
+            strings.append(packed[start : start + size])
+            start += size
+        _, birth, last_op, payload_sum, version, due_ms, scheduled_ms, asked_ms, expires_ms, died_ms = numbers[:10]
+        put_ms, settled_ms, attempt, deliveries, payload_bytes, headers_bytes, content_bytes = numbers[10:17]
+        group, holder, tag, dead = strings
+        message = Message(
+            birth=birth,
+            version=version,
+            due_ms=due_ms,
+            scheduled_ms=scheduled_ms,
+            asked_ms=asked_ms,
+            holder=holder,
+            deliveries=deliveries,
+            last_op=last_op,
+            group=group,
+            expires_ms=expires_ms,
+            payload_sum=payload_sum,
+            died_ms=died_ms,
+            dead=dead,
+            remembered=settled_ms != 0,
+        )
+        sizes = (payload_bytes, headers_bytes, content_bytes)
+        content = (row.payload, row.headers) if whole and row.payload is not None else None
+        return cls(row.id, message, put_ms, *sizes, attempt, tag, settled_ms, content)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts in a grant."""
+        return self.payload_bytes + self.headers_bytes
+
+    @property
+    def inline(self) -> bool:
+        """Whether its content lies beside it."""
+        return self.content_bytes <= INLINE_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is known that lies in its row."""
+        return self.content is not None or not self.inline or not self.content_bytes
+
+    def settled(self, last_op: int, now_ms: int) -> Stored:
+        """What is left of it on a topic that remembers."""
+        old = self.message
+        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, group=b"", remembered=True)
+        return replace(self, message=left, tag=b"", settled_ms=max(1, now_ms), content_bytes=0, content=None)
+
+    def fields(self) -> bytes:
+        """Everything but its id, packed."""
+        message = self.message
+        strings = (message.group, message.holder, self.tag, message.dead)
+        numbers = (
+            _LAYOUT,
+            *(message.birth, message.last_op, message.payload_sum, message.version, message.due_ms),
+            *(message.scheduled_ms, message.asked_ms, message.expires_ms, message.died_ms),
+            *(self.put_ms, self.settled_ms, self.attempt),
+            *(message.deliveries, self.payload_bytes, self.headers_bytes, self.content_bytes),
+        )
+        return _FIELDS.pack(*numbers, *map(len, strings)) + b"".join(strings)
+
+    def entries(self) -> set[Entry]:
+        """The index entries that stand while it is so."""
+        message, id = self.message, self.id
+        if message.remembered:
+            return {(KEPT, self.settled_ms, id)}
+        found: set[Entry] = {(TAG, 0, tag_key(self.tag, id))} if self.tag else set()
+        if message.died_ms:
+            found.add((DEAD, message.died_ms, id))
+            return found
+        found.add((HELD if message.holder else FREE, message.due_ms, id))
+        if message.expires_ms:
+            found.add((EXPIRES, message.expires_ms, id))
+        return found
+
+
+def rows_of(stored: Sequence[Stored], contents: Iterable[tuple[bytes, bytes]] | None = None) -> Rows:
+    """Messages as columns, with their contents where they came along."""
+    columns: dict[str, Any] = {}
+    messages = [one.message for one in stored]
+    for name, dtype in ROW_DTYPES.items():
+        source: Sequence[Any] = stored if name in ("put_ms", "payload_bytes") else messages
+        columns[name] = np.fromiter(map(attrgetter(name), source), dtype=dtype, count=len(stored))
+    if contents is not None:
+        pairs = list(contents)
+        columns["payloads"] = Ragged.of([payload for payload, _ in pairs])
+        columns["headers"] = Ragged.of([headers for _, headers in pairs])
+    return Rows(
+        ids=Ragged.of([one.id for one in stored]),
+        groups=Ragged.of([message.group for message in messages]),
+        holders=Ragged.of([message.holder for message in messages]),
+        tags=Ragged.of([one.tag for one in stored]),
+        dead=Ragged.of([message.dead for message in messages]),
+        **columns,
+    )

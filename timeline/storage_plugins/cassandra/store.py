@@ -1,0 +1,192 @@
+"""The store of `cassandra://`: what each call is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from timeline.columns import Int64
+from timeline.model import Answers, Rows, Topic
+from timeline.storage_plugins.cassandra import leasing, messages, records, sweeping, walks
+from timeline.storage_plugins.cassandra.bucket import Buckets
+from timeline.storage_plugins.cassandra.contents import Contents
+from timeline.storage_plugins.cassandra.location import Location
+from timeline.storage_plugins.cassandra.messages import Desk
+from timeline.storage_plugins.cassandra.opening import Found, Handover, connect
+from timeline.storage_plugins.cassandra.partition import Partition
+from timeline.storage_plugins.cassandra.session import Connected, Mailbox
+from timeline.storage_plugins.contract import (
+    Capabilities,
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Page,
+    Puts,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+)
+from timeline.storage_plugins.records import dropped
+
+PAYLOAD_LIMIT_BYTES = 8 * 1024 * 1024
+"""Half of the largest mutation that Cassandra takes with its default commit log segments of 32 MiB."""
+
+
+class CassandraStore(Store):
+    """The store of `cassandra://host,host/keyspace`; see `location.Location` for the URL.
+
+    Whether it is durable the servers' settings say: the declaration holds once it is open."""
+
+    capabilities = Capabilities(
+        durable=True,
+        survives_failover=False,
+        shared=True,
+        payload_limit_bytes=PAYLOAD_LIMIT_BYTES,
+        own_clock=False,
+        exact_counts=True,
+    )
+
+    def __init__(self, url: str) -> None:
+        self._location = Location.of(url)
+        self._opening = asyncio.Lock()
+        self._opened: Opened | None = None
+        self._desk: Desk | None = None
+        self._orphans = sweeping.Orphans()
+
+    async def open(self) -> Opened:
+        async with self._opening:
+            if self._opened is not None:
+                return self._opened
+            found = await self._connect()
+            try:
+                uid = await records.cluster_uid(found.connected, secrets.token_hex(16))
+            except BaseException:
+                await asyncio.shield(asyncio.to_thread(found.connected.close))
+                raise
+            self.capabilities = dataclasses.replace(self.capabilities, durable=not found.unsafe)
+            self._desk = Desk(Partition(found.connected), Contents(found.connected), Buckets())
+            self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe)
+            return self._opened
+
+    async def _connect(self) -> Found:
+        """The driver connects on a thread, which goes on when this is cancelled: what it makes is closed then."""
+        mailbox, handover = Mailbox(), Handover()
+        try:
+            return await asyncio.to_thread(connect, self._location, lambda: mailbox, handover)
+        except asyncio.CancelledError:
+            handover.abandon()
+            raise
+
+    async def close(self) -> None:
+        async with self._opening:
+            desk, self._desk, self._opened = self._desk, None, None
+            if desk is not None:
+                await desk.contents.finish()
+                await asyncio.to_thread(desk.partition.connected.close)
+
+    async def check(self) -> None:
+        await records.probe(self._at_work().partition.connected)
+
+    def _at_work(self) -> Desk:
+        if self._desk is None:
+            raise StoreUnavailable("the store is not open")
+        return self._desk
+
+    def _connected(self) -> Connected:
+        return self._at_work().partition.connected
+
+    async def _standing(self, topic: Topic) -> Desk | None:
+        """What to work with; None when the topic was dropped."""
+        desk = self._at_work()
+        stands = await records.standing(desk.partition.connected, topic.name)
+        return desk if stands is not None and stands.uid == topic.uid else None
+
+    # ── topics ──
+
+    async def topics(self) -> list[Topic]:
+        return await records.all_topics(self._connected())
+
+    async def create_topic(self, topic: Topic) -> Topic:
+        return await records.create(self._connected(), topic)
+
+    async def update_topic(self, topic: Topic) -> Topic:
+        return await records.update(self._connected(), topic)
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        desk = self._at_work()
+        done = await records.drop(desk.partition.connected, topic)
+        desk.buckets.forget(topic.uid)
+        return done
+
+    # ── messages ──
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        desk = await self._standing(topic)
+        return dropped(topic, len(puts)) if desk is None else await messages.put(desk, topic, now_ms, puts)
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int = 0,
+    ) -> Leased:
+        desk = await self._standing(topic)
+        if desk is None:
+            return leasing.empty()
+        return await leasing.lease_due(desk, topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        desk = await self._standing(topic)
+        return dropped(topic, len(settles)) if desk is None else await messages.settle(desk, topic, now_ms, settles)
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        desk = await self._standing(topic)
+        if desk is None:
+            return dropped(topic, len(mutations))
+        return await messages.mutate(desk, topic, now_ms, mutations)
+
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        desk = await self._standing(topic)
+        if desk is None:
+            return TagStep({}, None)
+        return await walks.mutate_tag(desk, topic, now_ms, mutation, cursor, limit)
+
+    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+        desk = await self._standing(topic)
+        if desk is None:
+            return Page(Rows.empty(payload=True), None)
+        return await walks.held_by(desk, topic, now_ms, holder, cursor, limit)
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        desk = await self._standing(topic)
+        if desk is None:
+            return Page(Rows.empty(payload), None)
+        return await walks.scan(desk, topic, now_ms, where, cursor, limit, payload)
+
+    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+        desk = await self._standing(topic)
+        if desk is None:
+            return np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
+        return await walks.count_due(desk, topic, edges_ms)
+
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        desk = await self._standing(topic)
+        return None if desk is None else await walks.next_due(desk, topic, buckets, after_ms)
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        desk = await self._standing(topic)
+        return Swept() if desk is None else await sweeping.sweep(desk, self._orphans, topic, now_ms, limit)

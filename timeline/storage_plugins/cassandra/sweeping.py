@@ -1,0 +1,142 @@
+"""The sweep: what expired, what is remembered no longer, dead letters past their retention, contents of nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from timeline.leases import state_of
+from timeline.model import State, Topic
+from timeline.storage_plugins.cassandra import records
+from timeline.storage_plugins.cassandra.bucket import Bucket
+from timeline.storage_plugins.cassandra.contents import Content
+from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
+from timeline.storage_plugins.cassandra.partition import HEADS_AT_ONCE
+from timeline.storage_plugins.cassandra.rows import Stored, signed
+from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, KEPT, PARTS
+from timeline.storage_plugins.contract import Swept
+
+GRACE_MS = 10 * 60_000
+"""Older than any put's deadline."""
+LOOKED_AT = 200
+_FIRST = -(1 << 62)
+
+
+class Orphans:
+    """Where looking for contents of nobody stands, for each topic: one part of one bucket at a time."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[int, int, tuple[bytes, int, int]]] = {}
+
+    async def sweep(self, desk: Desk, topic: Topic, now_ms: int, limit: int) -> int:
+        """Looks on; answers how many were deleted."""
+        bucket, part, after = self._places.get(topic.uid, (0, 0, (b"", 0, 0)))
+        connected = desk.partition.connected
+        rows = await connected.read("content_walk", topic.uid, bucket, part, *after, min(limit, LOOKED_AT))
+        old = [row for row in rows if row.put_ms <= now_ms - GRACE_MS]
+        [known] = desk.buckets.of(topic.uid, [bucket])
+
+        async def attempt() -> dict[bytes, Stored]:
+            await desk.partition.head(known)
+            return await desk.partition.find(known, list({row.id for row in old}))
+
+        found = await settled_on(known, attempt) if old else {}
+        orphans = [row for row in old if not _owned(row, found.get(row.id))]
+        size = 1 if part == 0 else 1 << 20
+        contents = [Content(bucket, row.id, row.birth & ((1 << 64) - 1), row.attempt, size) for row in orphans]
+        desk.contents.delete(topic.uid, contents)
+        if len(rows) < min(limit, LOOKED_AT):
+            at = bucket * (PARTS + 1) + part + 1
+            bucket, part = divmod(at % (topic.settings.buckets * (PARTS + 1)), PARTS + 1)
+            after = (b"", 0, 0)
+        else:
+            after = (rows[-1].id, rows[-1].birth, rows[-1].attempt)
+        self._places[topic.uid] = (bucket, part, after)
+        return len(orphans)
+
+
+def _owned(row: object, stored: Stored | None) -> bool:
+    if stored is None or stored.message.remembered:
+        return False
+    return (signed(stored.message.birth), stored.attempt) == (row.birth, row.attempt)  # type: ignore[attr-defined]
+
+
+async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: int) -> Swept:
+    """`Store.sweep`."""
+    limit, settings = max(1, limit), topic.settings
+
+    def over(stored: Stored) -> bool:
+        message = stored.message
+        free = state_of(message, now_ms) in (State.WAITING, State.AVAILABLE)
+        return free and 0 < message.expires_ms <= now_ms
+
+    def faded(stored: Stored) -> bool:
+        return stored.message.remembered and stored.settled_ms <= now_ms - settings.remember_ms
+
+    def rotten(stored: Stored) -> bool:
+        return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
+
+    expired, more = await _remove(desk, topic, now_ms, limit, (EXPIRES, now_ms), over)
+    forgotten, more_kept = await _remove(desk, topic, now_ms, limit, (KEPT, now_ms - settings.remember_ms), faded)
+    dead, more_dead = 0, False
+    if settings.dead_retention_ms:
+        until_ms = now_ms - settings.dead_retention_ms
+        dead, more_dead = await _remove(desk, topic, now_ms, limit, (DEAD, until_ms), rotten)
+    swept = await orphans.sweep(desk, topic, now_ms, limit)
+    await records.clear_dropped(desk.partition.connected)
+    return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
+
+
+async def _remove(
+    desk: Desk, topic: Topic, now_ms: int, limit: int, until: tuple[int, int], gone: Callable[[Stored], bool]
+) -> tuple[int, bool]:
+    """Removes along an index what is `gone`, at most `limit`; answers how many, and whether there may be more."""
+    kind, until_ms = until
+    removed = 0
+    for bucket in desk.buckets.of(topic.uid, await _with(desk, topic, kind, until_ms)):
+        after: tuple[int, bytes] = (_FIRST, b"")
+        while True:
+            count = min(limit - removed, LOOKED_AT)
+            rows = await desk.partition.connected.read("timeline", *bucket.key, kind, *after, count + 1)
+            ids = [row.id for row in rows[:count] if row.at <= until_ms]
+            if rows and not count and rows[0].at <= until_ms:
+                return removed, True
+            if not ids:
+                break
+            removed += await _remove_of(desk, topic, now_ms, bucket, ids, gone, kind == EXPIRES)
+            after = (rows[len(ids) - 1].at, rows[len(ids) - 1].id)
+            if len(rows) <= count or rows[count].at > until_ms:
+                break
+    return removed, False
+
+
+async def _with(desk: Desk, topic: Topic, kind: int, until_ms: int) -> list[int]:
+    """Buckets that have something in an index until then."""
+    found: list[int] = []
+    for start in range(0, topic.settings.buckets, HEADS_AT_ONCE):
+        numbers = list(range(start, min(start + HEADS_AT_ONCE, topic.settings.buckets)))
+        rows = await desk.partition.connected.read("firsts", topic.uid, numbers, kind)
+        found += [row.bucket for row in rows if row.at <= until_ms]
+    return found
+
+
+async def _remove_of(
+    desk: Desk, topic: Topic, now_ms: int, bucket: Bucket, ids: list[bytes], gone: Callable[[Stored], bool], keep: bool
+) -> int:
+    async def attempt() -> list[Stored]:
+        await desk.partition.head(bucket)
+        found = await desk.partition.find(bucket, ids)
+        standing = Standing(topic, now_ms, found)
+        for stored in standing.there():
+            if gone(stored):
+                if stored.message.remembered:
+                    standing.forget(stored.id)
+                else:
+                    standing.remove(stored, remember=keep)
+        pairs = standing.pairs()
+        if pairs:
+            await desk.partition.change(bucket, pairs)
+        return [before for before, _ in pairs.values() if before is not None]
+
+    removed = await settled_on(bucket, attempt)
+    desk.contents.delete(topic.uid, contents_of(bucket, removed))
+    return len(removed)
