@@ -28,7 +28,7 @@ class TracedConnected:
     """A session every statement of which is traced. `reads`: (live rows, tombstones) of each read of a partition."""
 
     def __init__(self, connected: Connected) -> None:
-        self._session: Any = connected._session
+        self._session: Any = connected.session
         self._sent: list[Any] = []
         self._plain: Callable[[Any], Any] = self._session.execute_async
         self._session.execute_async = self._traced

@@ -25,6 +25,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.cassandra.opening import older
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.versions import Versions
 
 pytestmark = pytest.mark.servers
 
@@ -105,7 +106,9 @@ async def test_data_of_a_newer_timeline_is_refused(servers: Running) -> None:
     url = _in_keyspace(servers.url(CassandraServer), "timeline_newer")
     store: Any = make_store(url)
     await store.open()
-    await store._desk.partition.connected.write([("probe", ("schema", "999"))])
+    assert (await store.migrate(contract=True)) == Versions(1, 1)
+    for name in ("schema", "oldest"):
+        await store._desk.partition.connected.write([("probe", (name, "999"))])
     await store.close()
     with pytest.raises(StoreRefused, match="schema has version 999"):
         await make_store(url).open()

@@ -36,6 +36,9 @@ KINDS = [
 STRIDES = (2, 3, 5, 7)
 """Of the exchanges, each so many-th is cut: among them every call's first, its last, and its commit."""
 
+BETWEEN = {"cassandra": 24}
+"""What strides are multiplied by: its driver exchanges dozens of messages to connect anew, and waits before it does."""
+
 
 def kind_of(name: str) -> type[Server]:
     module, _, kind = SERVERS[name].partition(":")
@@ -60,7 +63,7 @@ async def crowd_behind_proxy(servers: Running, name: str, seed: int) -> AsyncIte
 async def test_no_promise_breaks_with_the_connection(servers: Running, name: str, when: When) -> None:
     async with crowd_behind_proxy(servers, name, len(when)) as (crowd, proxy):
         for stride in STRIDES:
-            proxy.cut_every(4 * stride, when)
+            proxy.cut_every(BETWEEN.get(name, 4) * stride, when)
             await crowd.run(6)
         cuts = proxy.cuts
         proxy.leave_alone()

@@ -20,10 +20,13 @@ from cassandra.policies import (
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
 from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
-from timeline.storage_plugins.cassandra.statements import SCHEMA_VERSION, TABLES, TEXTS
+from timeline.storage_plugins.cassandra.statements import TABLES, TEXTS
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.versions import Step, Versions, migrate
 
 OLDEST = (4, 1)
+MIGRATIONS: tuple[Step[Callable[[str], object]], ...] = ()
+"""See `versions.migrate`. Each half is statements that do no harm when they run again."""
 SAFE_SYNCS = ("batch", "group")
 """Settings of `commitlog_sync` under which a node answers after its disk has what it answers."""
 
@@ -171,15 +174,26 @@ def _make_tables(session: Session, location: Location) -> None:
     query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
     there = {row.table_name for row in session.execute(query, (location.keyspace.lower(),))}
     if "meta" in there:
-        row = session.execute("SELECT value FROM meta WHERE name = 'schema'").one()
-        if row is not None and int(row.value) > SCHEMA_VERSION:
-            raise StoreRefused(
-                f"the store's schema has version {row.value}, this Timeline knows version {SCHEMA_VERSION}: "
-                "run the Timeline that wrote it, or a newer one"
-            )
+        migrated(session, contract=False)
     for name, text in TABLES.items():
         if name not in there:
             session.execute(text)
+
+
+def migrated(session: Session, contract: bool) -> Versions:
+    """The schema's versions, once it is brought forward; `contract`: without what only the version before needed.
+    Blocks. Two that do it at once do the same. Raises StoreRefused for one of a newer version."""
+    noted = {row.name: row.value for row in session.execute("SELECT name, value FROM meta")}
+    newest = str(1 + len(MIGRATIONS))
+    try:
+        found = Versions.of(noted.get("schema", newest), noted.get("oldest"))
+    except ValueError as damaged:
+        raise StoreRefused(f"the store's own record, in table meta, is damaged ({damaged}): restore it") from damaged
+    reached = migrate(session.execute, found, MIGRATIONS, contract=contract)
+    if reached != found:
+        for name, value in (("oldest", reached.oldest), ("schema", reached.version)):
+            session.execute("INSERT INTO meta (name, value) VALUES (%s, %s)", (name, str(value)))
+    return reached
 
 
 def _at_open(error: BaseException, location: Location) -> BaseException:

@@ -6,7 +6,7 @@ from typing import Any
 
 from timeline.model import Topic
 from timeline.storage_plugins.cassandra.session import Connected, Doubt
-from timeline.storage_plugins.cassandra.statements import PARTS, SCHEMA_VERSION
+from timeline.storage_plugins.cassandra.statements import PARTS
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.sql import settings_text, topic_of
@@ -100,9 +100,9 @@ async def clear_dropped(connected: Connected) -> bool:
     return True
 
 
-async def cluster_uid(connected: Connected, fresh: str) -> str:
-    """The cluster's uid, made once."""
-    for name, value in (("schema", str(SCHEMA_VERSION)), ("cluster", fresh)):
+async def cluster_uid(connected: Connected, fresh: str, version: str) -> str:
+    """The cluster's uid, made once, and the schema's version noted with it."""
+    for name, value in (("schema", version), ("oldest", version), ("cluster", fresh)):
         if not await connected.read("meta", name):
             try:
                 await connected.write([("meta_add", (name, value))])

@@ -73,7 +73,7 @@ class Connected:
         timeout_s: float,
     ) -> None:
         self._cluster = cluster
-        self._session = session
+        self.session = session
         self._prepared = prepared
         self._mailbox = mailbox
         self._looks = int(timeout_s / LOOK_S / 2)
@@ -122,7 +122,7 @@ class Connected:
         async with self._room:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             post = self._mailbox.post
-            self._session.execute_async(statement).add_callbacks(
+            self.session.execute_async(statement).add_callbacks(
                 lambda rows: post(future, rows, None), lambda error: post(future, None, error)
             )
             return await future

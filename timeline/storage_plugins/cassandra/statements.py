@@ -20,8 +20,6 @@ from __future__ import annotations
 
 HEAD, MESSAGE, FREE, HELD, TAG, EXPIRES, DEAD, KEPT = range(8)
 
-SCHEMA_VERSION = 1
-
 TABLES = {
     "meta": "CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text)",
     "topic": "CREATE TABLE IF NOT EXISTS topic (one int, name text, uid bigint, settings text, revision bigint, "

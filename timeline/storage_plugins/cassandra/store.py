@@ -8,17 +8,19 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.cassandra import leasing, messages, records, sweeping, walks
+from timeline.storage_plugins.cassandra import leasing, messages, opening, records, sweeping, walks
 from timeline.storage_plugins.cassandra.bucket import Buckets
 from timeline.storage_plugins.cassandra.contents import Contents
 from timeline.storage_plugins.cassandra.location import Location
 from timeline.storage_plugins.cassandra.messages import Desk
 from timeline.storage_plugins.cassandra.opening import Found, Handover, connect
 from timeline.storage_plugins.cassandra.partition import Partition
-from timeline.storage_plugins.cassandra.session import Connected, Mailbox
+from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -36,6 +38,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.records import dropped
+from timeline.storage_plugins.versions import Versions
 
 PAYLOAD_LIMIT_BYTES = 8 * 1024 * 1024
 """Half of the largest mutation that Cassandra takes with its default commit log segments of 32 MiB."""
@@ -68,7 +71,9 @@ class CassandraStore(Store):
                 return self._opened
             found = await self._connect()
             try:
-                uid = await records.cluster_uid(found.connected, secrets.token_hex(16))
+                uid = await records.cluster_uid(
+                    found.connected, secrets.token_hex(16), str(1 + len(opening.MIGRATIONS))
+                )
             except BaseException:
                 await asyncio.shield(asyncio.to_thread(found.connected.close))
                 raise
@@ -95,6 +100,13 @@ class CassandraStore(Store):
 
     async def check(self) -> None:
         await records.probe(self._at_work().partition.connected)
+
+    async def migrate(self, contract: bool) -> Versions:
+        session = self._connected().session
+        try:
+            return await asyncio.to_thread(opening.migrated, session, contract)
+        except (DriverException, NoHostAvailable) as error:
+            raise unavailable(error) from error
 
     def _at_work(self) -> Desk:
         if self._desk is None:
