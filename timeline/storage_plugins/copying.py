@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from timeline.columns import Bools, Int64, Ragged
+from timeline.columns import Bools, Ragged
 from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
+from timeline.storage_plugins.comparing import (
+    DEAD,
+    LIVING,
+    MOST_TOLD,
+    PAGE,
+    Compared,
+    Said,
+    compare,
+    dues_of,
+    expired_of,
+)
 from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
 from timeline.storage_plugins.payloads import is_pointer
 from timeline.storage_plugins.records import same_settings
 
-PAGE = 1_000
+PAGES_AT_ONCE = 4
 HOLDER = b"timeline-copy"
-LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
-DEAD = frozenset((State.DEAD,))
-MOST_TOLD = 1_000
-"""So many messages that could not be copied, or differ, are named; all are counted."""
 MOST_LEASES = 1_000
 GONE = "its payload is gone or damaged in the source"
-
-Said = Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -51,51 +55,6 @@ class Copied:
             self.reasons[id] = why
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one store has of the topic: messages, bytes of payloads, and a checksum over every field that goes over."""
-
-    messages: int
-    payload_bytes: int
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Both sides, how many messages differ, and of some of them what differs."""
-
-    source: Side
-    target: Side
-    differing: int
-    reasons: dict[bytes, str]
-
-    @property
-    def same(self) -> bool:
-        return self.source == self.target and not self.differing
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """A message as it goes over. `sound`: its payload is what its checksum says; True where it was not read."""
-
-    bucket: int
-    id: bytes
-    birth: int
-    due_ms: int
-    expires_ms: int
-    payload_sum: int
-    payload_bytes: int
-    group: bytes
-    tag: bytes
-    dead: bytes
-    died_ms: int
-    sound: bool = True
-
-    @property
-    def place(self) -> tuple[int, bytes]:
-        return self.bucket, self.id
-
-
 class TopicCopy:
     """One topic's copy from `source` to `target`, both open. `leased`: copy what is leased, too, as due at the end of
     its lease. `now_ms`: what time it is. `said` is told of every message that is done with."""
@@ -108,6 +67,8 @@ class TopicCopy:
         self.total = 0
         """How many messages the source has, once it is prepared."""
         self.done = Copied()
+        self._fresh = False
+        """Whether the target's topic was made by this very copy: then nothing can be there yet."""
 
     async def prepare(self, said: Said = lambda _: None) -> None:
         """Counts the source's messages and makes the topic in the target, paused. Raises StoreRefused when messages of
@@ -117,7 +78,7 @@ class TopicCopy:
         asked = dataclasses.replace(self.topic, revision=1, settings=_paused(self.topic.settings))
         standing = next((topic for topic in await self.target.topics() if topic.name == self.topic.name), None)
         if standing is None:
-            self._into = await self.target.create_topic(asked)
+            self._into, self._fresh = await self.target.create_topic(asked), True
             return
         if not standing.settings.paused:
             raise StoreRefused(
@@ -145,22 +106,45 @@ class TopicCopy:
 
     async def run(self, said: Said = lambda _: None) -> Copied:
         """Copies what is not there yet. Store errors end it; the same again goes on where it was."""
-        for states in (DEAD, LIVING):  # dead letters first, while nothing else in the target could be leased
-            cursor: bytes | None = b""
-            while cursor is not None:
-                page = await self.source.scan(self.topic, self._now_ms(), ScanFilter(states), cursor, PAGE, False)
-                await self._copy(page.rows, states is DEAD)
-                said(len(page.rows))
-                cursor = page.cursor
+        # Dead letters first, a page at a time: what is put there is leased, and nothing else should be.
+        await self._walk(DEAD, 1, said)
+        await self._walk(LIVING, PAGES_AT_ONCE, said)
         return self.done
 
-    async def _copy(self, rows: Rows, dead: bool) -> None:
-        """Copies those of a page that are not in the target."""
-        expired = _expired(rows, self._now_ms())
+    async def _walk(self, states: frozenset[State], at_once: int, said: Said) -> None:
+        """Copies what is in `states`, `at_once` pages being under way."""
+        under_way: set[asyncio.Task[int]] = set()
+        cursor: bytes | None = b""
+        try:
+            while cursor is not None or under_way:
+                if cursor is not None and len(under_way) < at_once:
+                    where, payload = ScanFilter(states), self._fresh
+                    page = await self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, payload)
+                    cursor = page.cursor
+                    under_way.add(asyncio.create_task(self._copy(page.rows, states is DEAD)))
+                    continue
+                done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    said(task.result())
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _copy(self, rows: Rows, dead: bool) -> int:
+        """Copies those of a page that are not in the target; how many the page has."""
+        count = len(rows)
+        expired = expired_of(rows, self._now_ms())
         self.done.expired += int(expired.sum())
         rows = rows.take(~expired)
-        if not len(rows):
-            return
+        if self._fresh:
+            await self._put(rows, dead)
+        elif len(rows):
+            await self._copy_missing(rows, dead)
+        return count
+
+    async def _copy_missing(self, rows: Rows, dead: bool) -> None:
+        """Looks which the target has, and reads the payloads of the others."""
         there = await self._standing(rows.ids)
         births = zip(rows.ids.tolist(), rows.birth.tolist(), strict=True)
         known = np.array([there.get(id) == (birth, dead) for id, birth in births], dtype=np.bool_)
@@ -196,7 +180,7 @@ class TopicCopy:
         puts = Puts(
             ids=rows.ids,
             birth=rows.birth,
-            due_ms=_dues(rows),
+            due_ms=dues_of(rows),
             expires_ms=rows.expires_ms,
             groups=rows.groups,
             tags=rows.tags,
@@ -292,29 +276,8 @@ class TopicCopy:
         await self.target.settle(into, now_ms, settles)
 
     async def compare(self, said: Said = lambda _: None) -> Compared:
-        """Walks both sides at once and compares every field that goes over; payloads of the target are read back and
-        compared with their checksums."""
-        sides = (_Tally(), _Tally())
-        differing, reasons = 0, dict[bytes, str]()
-        now_ms = self._now_ms()  # one for both: what expires meanwhile expires on both sides
-        left = _records(self.source, self.topic, now_ms, False)
-        right = _records(self.target, self._into, now_ms, True)
-        ours, theirs = await anext(left, None), await anext(right, None)
-        while ours is not None or theirs is not None:
-            mine = ours if theirs is None or (ours is not None and ours.place <= theirs.place) else None
-            other = theirs if ours is None or (theirs is not None and theirs.place <= ours.place) else None
-            why = _difference(mine, other)
-            for record, tally in zip((mine, other), sides, strict=True):
-                tally.add(record)
-            if why:
-                differing += 1
-                id = (mine or other or theirs or ours).id  # type: ignore[union-attr]
-                if len(reasons) < MOST_TOLD:
-                    reasons[id] = why
-            ours = await anext(left, None) if mine is not None else ours
-            theirs = await anext(right, None) if other is not None else theirs
-            said(1)
-        return Compared(sides[0].side, sides[1].side, differing, reasons)
+        """Whether both sides are the same, see `comparing`."""
+        return await compare(self.source, self.topic, self.target, self._into, self._now_ms(), said)
 
     async def finish(self) -> None:
         """The target's topic is as live as the source's."""
@@ -333,67 +296,8 @@ async def topic_of(store: Store, name: str) -> Topic:
     return found
 
 
-class _Tally:
-    """Counts and sums what one side has."""
-
-    def __init__(self) -> None:
-        self._messages = self._bytes = 0
-        self._digest = hashlib.blake2b(digest_size=16)
-
-    def add(self, record: _Record | None) -> None:
-        if record is not None:
-            self._messages += 1
-            self._bytes += record.payload_bytes
-            self._digest.update(repr(record).encode())
-
-    @property
-    def side(self) -> Side:
-        return Side(self._messages, self._bytes, self._digest.hexdigest())
-
-
-async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> AsyncIterator[_Record]:
-    """Every message of the topic as it goes over, by (bucket, id)."""
-    cursor: bytes | None = b""
-    while cursor is not None:
-        page = await store.scan(topic, now_ms, ScanFilter(LIVING | DEAD), cursor, PAGE, payload)
-        rows = page.rows.take(~_expired(page.rows, now_ms))
-        sound = np.ones(len(rows), dtype=np.bool_)
-        if payload and len(rows):
-            assert rows.payloads is not None
-            sound = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
-        columns = (rows.birth, _dues(rows), rows.expires_ms, rows.payload_sum, rows.payload_bytes)
-        texts = (rows.groups, rows.tags, rows.dead)
-        fields = zip(*(column.tolist() for column in (*columns, *texts, rows.died_ms, sound)), strict=True)
-        for id, values in zip(rows.ids.tolist(), fields, strict=True):
-            yield _Record(bucket_of(id, topic.settings.buckets), id, *values)
-        cursor = page.cursor
-
-
-def _difference(mine: _Record | None, other: _Record | None) -> str:
-    """What differs between a message of the source and that of the target, in words; empty: nothing."""
-    if mine is None or other is None:
-        return "only in the source" if other is None else "only in the target"
-    if not other.sound:
-        return "its payload in the target is not what its checksum is of"
-    names = [one.name for one in dataclasses.fields(mine) if getattr(mine, one.name) != getattr(other, one.name)]
-    return f"{', '.join(names)} differ" if names else ""
-
-
-def _expired(rows: Rows, now_ms: int) -> Bools:
-    """Which are expired: past their expiry, not dead, and not under a live lease."""
-    held = (rows.holders.sizes > 0) & (rows.due_ms > now_ms)
-    expired: Bools = (rows.expires_ms > 0) & (rows.expires_ms <= now_ms) & (rows.died_ms == 0) & ~held
-    return expired
-
-
-def _dues(rows: Rows) -> Int64:
-    """When each is due in the target: as scheduled; at its lease's end where somebody has it, or had it to the end."""
-    held = (rows.holders.sizes > 0) & (rows.died_ms == 0)
-    return np.where(held, rows.due_ms, rows.scheduled_ms)
-
-
 def _paused(settings: TopicSettings) -> TopicSettings:
     return dataclasses.replace(settings, paused=True)
 
 
-__all__ = ["Compared", "Copied", "Side", "TopicConflict", "TopicCopy", "topic_of"]
+__all__ = ["Compared", "Copied", "TopicConflict", "TopicCopy", "topic_of"]
