@@ -176,16 +176,18 @@ class Connections:
             password=at.password,
             database=at.database,
             charset="utf8mb4",
+            autocommit=None,
             connect_timeout=max(1.0, min(5.0, at.timeout_ms / 1000)),
             read_timeout=max(1.0, at.timeout_ms / 1000),
             write_timeout=max(1.0, at.timeout_ms / 1000),
             ssl=self._tls,
         )
-        session = Session(connection)
-        session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # In one exchange, so that a connection is soon replaced. What the isolation is called differs.
+        isolation = "tx_isolation" if "mariadb" in connection.get_server_info().lower() else "transaction_isolation"
         wait_s = max(1, at.timeout_ms // 1000 // TRIES)
-        session.execute(
-            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+        Session(connection).execute(
+            f"SET SESSION autocommit = 0, {isolation} = 'READ-COMMITTED', time_zone = '+00:00', "
+            "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {wait_s}, group_concat_max_len = {1 << 30}"
         )
         with self._lock:

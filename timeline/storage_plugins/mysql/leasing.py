@@ -24,13 +24,18 @@ MANY_GRANTS = 8
 def lease_due(
     session: Session, topic: Topic, key: int, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int,
     grants: Sequence[Grant], overdue_ms: int,
-) -> Leased:  # fmt: skip
-    """`Store.lease_due`."""
+) -> Leased | None:  # fmt: skip
+    """`Store.lease_due`; None where the topic was dropped."""
+    free, held, stands = statements.first_dues(session, key, -1, buckets)
+    if not stands:
+        return None
     search = _Search(Changes(session, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
+    search.first_free_ms, search.first_held = free, held
     eligible = search.first(sum(grant.count for grant in grants))
     leased = _lease(session, now_ms, grants, eligible)
     if not overdue_ms:
-        free, held = statements.first_dues(session, key, -1, buckets)
+        if len(leased.rows) or search.expired or search.buried:
+            free, held, _ = statements.first_dues(session, key, -1, buckets)
         if held is not None:
             held += topic.settings.redelivery_backoff_ms
         leased.next_due_ms = min((time for time in (free, held) if time is not None), default=None)
@@ -43,14 +48,18 @@ class _Search(Search[Changes]):
     """The search for what may be leased, along this store's index."""
 
     at_once = statements.LEASED_AT_ONCE
+    first_free_ms: int | None = None
+    first_held: int | None = None
 
     def look(self, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int) -> Part:
         changes = self.changes
+        if not held and (self.first_free_ms is None or self.first_free_ms > until_ms):
+            return Part.concat([])
         found = statements.timeline_part(changes.session, changes.key, held, until_ms, after, limit, self.buckets)
         return Part.of(found)
 
     def first_held_ms(self) -> int | None:
-        return statements.first_dues(self.changes.session, self.changes.key, -1, self.buckets)[1]
+        return self.first_held
 
 
 def _lease(session: Session, now_ms: int, grants: Sequence[Grant], eligible: Part) -> Leased:

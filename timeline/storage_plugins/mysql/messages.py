@@ -21,16 +21,20 @@ Reserve = Callable[[int], int]
 class Changes(sql.Changes):
     """What a call changes of this store; what it looks up is locked."""
 
-    __slots__ = ("session",)
+    __slots__ = ("_plain", "session")
 
     def __init__(self, session: Session, topic: Topic, key: int, now_ms: int) -> None:
         super().__init__(topic, key, now_ms)
         self.session = session
+        self._plain: set[int] = set()
+        """Rows that nothing stands beside."""
 
     def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
         standing: dict[bytes, Stored] = {}
         places = list(zip(buckets, ids, strict=True))
         for found in statements.find(self.session, self.key, places, lock=True):
+            beside = zip(found.numbers["row"], found.numbers["expires_ms"], found.strings["tag"].sizes, strict=True)
+            self._plain.update(row for row, expires_ms, tag_bytes in beside if not expires_ms and not tag_bytes)
             standing.update(zip(found.strings["id"].tolist(), stored_of(found), strict=True))
         if remember_ms := self.topic.settings.remember_ms:
             for id, *left in statements.find_remembered(self.session, self.key, ids, self.now_ms - remember_ms):
@@ -39,7 +43,8 @@ class Changes(sql.Changes):
 
     def write(self) -> None:
         statements.update_messages(self.session, sorted(self.updated.items(), key=lambda item: item[0]))
-        statements.delete(self.session, [stored.row for stored in self.removed])
+        gone = [stored.row for stored in self.removed]
+        statements.delete(self.session, gone, marked=not self._plain.issuperset(gone))
         statements.remember(self.session, self.key, self.now_ms, self.remembered)
         self.clear()
 
@@ -131,8 +136,9 @@ def _take_back(session: Session, key: int, after_ms: int, rows: list[tuple[int, 
 # ── settle ──
 
 
-def settle(session: Session, topic: Topic, key: int, now_ms: int, settles: Settles) -> Answers:
-    """`Store.settle`. Acks and extends whose token matches are done by columns, everything else by the rules."""
+def settle(session: Session, topic: Topic, key: int, now_ms: int, settles: Settles) -> Answers | None:
+    """`Store.settle`; None where the topic was dropped. Acks and extends whose token matches are done by columns,
+    everything else by the rules."""
     count = len(settles)
     answers = Answers.blank(count)
     ids = settles.ids.tolist()
@@ -144,6 +150,8 @@ def settle(session: Session, topic: Topic, key: int, now_ms: int, settles: Settl
         done = _settle_plain(changes, settles, ids, buckets, np.flatnonzero(plain).tolist(), answers)
         left = sorted(set(left).difference(done)) if len(done) < count else []
     if left:
+        if not session.rows(f"SELECT {statements.standing(key)}")[0][0]:
+            return None
         asks = [settle_ask(settles, at) for at in left]
         decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()

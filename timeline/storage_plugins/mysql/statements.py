@@ -167,11 +167,19 @@ def _value(message: Message, name: str) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+_DELETE = (
+    "DELETE m FROM JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$')) AS a "
+    "STRAIGHT_JOIN {table} AS m FORCE INDEX (PRIMARY) ON m.`row` = a.r"
+)
+"""`WHERE row IN (…)` is a little quicker, but where the list is a fifth of the table the server reads, and locks, all
+of it: two who acknowledge then wait for each other for ever."""
+
+
 def delete(session: Session, rows: Sequence[int], marked: bool = True) -> None:
     """Removes messages by row, and their contents; and, unless none of them is `marked`, what stands beside them."""
     for part in parts(sorted(rows)):
-        chosen = f"IN ({listed(part)})"
         if marked:
+            chosen = f"IN ({listed(part)})"
             session.execute(
                 "DELETE t FROM message AS m STRAIGHT_JOIN tagged AS t ON t.topic = m.topic AND t.tag = m.tag "
                 f"AND t.bucket = m.bucket AND t.id = m.id WHERE m.`row` {chosen} AND m.tag <> x''"
@@ -180,8 +188,8 @@ def delete(session: Session, rows: Sequence[int], marked: bool = True) -> None:
                 "DELETE e FROM message AS m STRAIGHT_JOIN expiring AS e ON e.topic = m.topic "
                 f"AND e.expires_ms = m.expires_ms AND e.`row` = m.`row` WHERE m.`row` {chosen} AND m.expires_ms > 0"
             )
-        session.execute(f"DELETE FROM message WHERE `row` {chosen}")
-        session.execute(f"DELETE FROM payload WHERE `row` {chosen}")
+        for table in ("message", "payload"):
+            session.execute(_DELETE.format(table=table), (json.dumps(part),))
 
 
 def remember(session: Session, key: int, now_ms: int, left: Sequence[tuple[bytes, Message]]) -> None:
@@ -258,7 +266,7 @@ def find_held(session: Session, key: int, places: Sequence[tuple[int, bytes]]) -
     """What living messages that somebody holds say of their token, by (bucket, id), locked. `marked`: whether
     something stands beside it."""
     for part in parts(sorted(places)):
-        source = f"{_by_id(key, part)} AND m.kind = {HELD} FOR UPDATE"
+        source = f"{_by_id(key, part)} AND m.kind = {HELD} AND {standing(key)} FOR UPDATE"
         yield _HELD.read(session, _HELD.over(source, marked="m.tag <> x'' OR m.expires_ms > 0"))
 
 
@@ -301,15 +309,20 @@ def timeline_part(
 
 def first_dues(
     session: Session, key: int, after_ms: int, buckets: Sequence[int] | None
-) -> tuple[int | None, int | None]:
-    """The earliest due > `after_ms` of messages nobody holds, and of those with a holder."""
+) -> tuple[int | None, int | None, bool]:
+    """The earliest due > `after_ms` of messages nobody holds, and of those with a holder; whether the topic stands."""
     asked = ", ".join(
         f"(SELECT m.place_ms FROM message AS m FORCE INDEX (message_due) WHERE m.topic = {key} AND m.kind = {kind} "
         f"AND m.place_ms > {after_ms}{in_buckets(buckets)} ORDER BY m.place_ms LIMIT 1)"
         for kind in (FREE, HELD)
     )
-    free, held = session.rows(f"SELECT {asked}")[0]
-    return free, held
+    free, held, stands = session.rows(f"SELECT {asked}, {standing(key)}")[0]
+    return free, held, bool(stands)
+
+
+def standing(key: int) -> str:
+    """The condition that the topic was not dropped."""
+    return f"EXISTS (SELECT 1 FROM topic WHERE `key` = {key})"
 
 
 _CONTENT = Aggregate(("row",), ("payload", "headers"), "p")

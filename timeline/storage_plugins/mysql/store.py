@@ -66,6 +66,7 @@ class MysqlStore(Store):
         self._opening = asyncio.Lock()
         self._rows_lock = threading.Lock()
         self._next_row, self._last_row = 1, 0
+        self._keys: dict[int, int] = {}
 
     async def open(self) -> Opened:
         async with self._opening:
@@ -97,6 +98,7 @@ class MysqlStore(Store):
 
     async def close(self) -> None:
         connections, self._connections, self._opened = self._connections, None, None
+        self._keys.clear()
         if connections is not None:
             await asyncio.to_thread(connections.close)
 
@@ -126,7 +128,25 @@ class MysqlStore(Store):
 
         def keyed(session: Session) -> Result:
             key = records.key_of(session, topic, lock)
-            return gone() if key is None else act(session, key)
+            if key is None:
+                return gone()
+            self._keys[topic.uid] = key
+            return act(session, key)
+
+        return await self._transact(keyed)
+
+    async def _on_known(
+        self, topic: Topic, act: Callable[[Session, int], Result | None], gone: Callable[[], Result]
+    ) -> Result:
+        """The same for an `act` that asks by itself whether the topic stands, and answers None where it does not: its
+        key, once known, is not asked for again."""
+
+        def keyed(session: Session) -> Result:
+            key = self._keys.get(topic.uid)
+            if key is None and (key := records.key_of(session, topic)) is not None:
+                self._keys[topic.uid] = key
+            done = None if key is None else act(session, key)
+            return gone() if done is None else done
 
         return await self._transact(keyed)
 
@@ -196,19 +216,19 @@ class MysqlStore(Store):
         if buckets is not None and len(set(buckets)) == topic.settings.buckets:
             buckets = None
 
-        def act(session: Session, key: int) -> Leased:
+        def act(session: Session, key: int) -> Leased | None:
             return leasing.lease_due(session, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
         def gone() -> Leased:
             return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
 
-        return await self._on(topic, act, gone)
+        return await self._on_known(topic, act, gone)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        def act(session: Session, key: int) -> Answers:
+        def act(session: Session, key: int) -> Answers | None:
             return messages.settle(session, topic, key, now_ms, settles)
 
-        return await self._on(topic, act, lambda: dropped(topic, len(settles)))
+        return await self._on_known(topic, act, lambda: dropped(topic, len(settles)))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         def act(session: Session, key: int) -> Answers:
@@ -247,7 +267,7 @@ class MysqlStore(Store):
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         def act(session: Session, key: int) -> int | None:
-            times = statements.first_dues(session, key, after_ms, buckets)
+            times = statements.first_dues(session, key, after_ms, buckets)[:2]
             return min((time for time in times if time is not None), default=None)
 
         return await self._on(topic, act, lambda: None)
