@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -11,8 +12,9 @@ import pytest
 
 from tests.servers.cockroachdb import CockroachServer
 from tests.servers.fixture import Running
-from tests.storage_plugins.cockroach_stand_in import StandInStore, golden
+from tests.storage_plugins.cockroach_stand_in import StandInStore, golden, store
 from tests.storage_plugins.cockroach_statements import written_out
+from tests.storage_plugins.sqlite_calls import NOW_MS, grant, puts, topic
 from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins.cockroachdb import schema
 from timeline.storage_plugins.cockroachdb.leasing import SLACK_MS, WHOLE_EVERY_MS, Floors
@@ -85,8 +87,8 @@ def test_a_search_begins_at_the_beginning_once_a_second_and_when_the_clock_went_
 def test_what_this_store_writes_further_back_is_looked_for() -> None:
     floors = Floors()
     other = Topic(name="u", uid=8, settings=TopicSettings(), revision=1, created_ms=1)
-    for topic in (TOPIC, other):
-        floors.looked(topic, None, 100_000, -1, None)
+    for each in (TOPIC, other):
+        floors.looked(each, None, 100_000, -1, None)
     floors.lowered(TOPIC, 100_000)
     assert floors.begin_ms(TOPIC, None, 100_001) > 0
     floors.lowered(TOPIC, 99_999)
@@ -101,6 +103,34 @@ def test_a_lease_that_ran_out_waits_for_its_backoff_above_the_floor() -> None:
     topic = Topic(name="t", uid=7, settings=TopicSettings(redelivery_backoff_ms=5_000), revision=1, created_ms=1)
     floors.looked(topic, None, 100_000, -1, 104_000)  # its lease ended at 99,000
     assert floors.begin_ms(topic, None, 100_001) <= 99_000
+
+
+@pytest.mark.servers
+async def test_what_another_broker_puts_far_back_is_found_by_the_next_whole_search(servers: Running) -> None:
+    url = servers.url(CockroachServer)
+    one, two = store(url), store(url)
+    await one.open()
+    await two.open()
+    t = await one.create_topic(topic(f"floors-{secrets.token_hex(4)}"))
+
+    async def leased(at_ms: int, overdue_ms: int = 0) -> list[bytes]:
+        found = await one.lease_due(t, None, at_ms, at_ms, [grant(10)], overdue_ms)
+        return found.rows.ids.tolist()
+
+    await two.put(t, NOW_MS, puts([b"first"]))
+    assert await leased(NOW_MS) == [b"first"]
+    # By another broker, and further back than clocks may differ: not looked for yet, but for a sweep of the overdue.
+    await two.put(t, NOW_MS, puts([b"back", b"too"], due_ms=NOW_MS - SLACK_MS - 5_000))
+    await two.put(t, NOW_MS, puts([b"now"], due_ms=NOW_MS - SLACK_MS // 2))
+    assert await leased(NOW_MS + 1) == [b"now"]
+    await two.put(t, NOW_MS, puts([b"swept"], due_ms=NOW_MS - SLACK_MS - 9_000))
+    assert b"swept" in await leased(NOW_MS + 2, overdue_ms=SLACK_MS + 8_000)
+    assert sorted(await leased(NOW_MS + WHOLE_EVERY_MS)) == [b"back", b"too"]
+    # By this one: at once.
+    await one.put(t, NOW_MS, puts([b"own"], due_ms=NOW_MS - SLACK_MS - 5_000))
+    assert await leased(NOW_MS + WHOLE_EVERY_MS + 1) == [b"own"]
+    await one.close()
+    await two.close()
 
 
 # ── URLs ──
@@ -142,10 +172,10 @@ def test_an_answer_that_the_server_does_not_know_is_unknown() -> None:
 
 @pytest.fixture
 async def opened(servers: Running) -> AsyncIterator[StandInStore]:
-    store = StandInStore(servers.server(CockroachServer).url + "?schema=retries")
-    await store.open()
-    yield store
-    await store.close()
+    mine = StandInStore(servers.server(CockroachServer).url + "?schema=retries")
+    await mine.open()
+    yield mine
+    await mine.close()
 
 
 @pytest.mark.servers
@@ -200,31 +230,31 @@ async def test_what_is_impossible_for_ever_is_given_up_and_nothing_happened(open
 
 @pytest.mark.servers
 async def test_postgresql_is_not_taken_for_cockroachdb(servers: Running) -> None:
-    store = CockroachStore(servers.server(CockroachServer).url)
+    mine = CockroachStore(servers.server(CockroachServer).url)
     with pytest.raises(
         StoreRefused, match=r"this is no CockroachDB but PostgreSQL .*; for PostgreSQL write postgresql://"
     ):
-        await store.open()
-    await store.close()
+        await mine.open()
+    await mine.close()
 
 
 @pytest.mark.servers
 async def test_a_server_that_is_too_old_is_refused(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.storage_plugins.cockroach_stand_in.VERSION", "CockroachDB CCL v22.1.9 (x86_64)")
-    store = StandInStore(servers.server(CockroachServer).url)
+    mine = StandInStore(servers.server(CockroachServer).url)
     with pytest.raises(StoreRefused, match=r"CockroachDB 22\.1 is too old: 23\.2 or newer is needed"):
-        await store.open()
-    await store.close()
+        await mine.open()
+    await mine.close()
 
 
 @pytest.mark.servers
 async def test_a_schema_of_a_newer_version_is_refused(servers: Running) -> None:
     url = servers.server(CockroachServer).url + "?schema=newer"
-    store = StandInStore(url)
-    await store.open()
+    mine = StandInStore(url)
+    await mine.open()
     newer = "UPDATE timeline.meta SET value = '9' WHERE name = 'schema_version'"
-    await store._connections.use(lambda connection: connection.execute(newer), writes=True)
-    await store.close()
+    await mine._connections.use(lambda connection: connection.execute(newer), writes=True)
+    await mine.close()
     with pytest.raises(StoreRefused, match="the store's schema has version 9"):
         await StandInStore(url).open()
 
