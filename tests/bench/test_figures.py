@@ -67,3 +67,11 @@ def test_a_process_that_could_not_be_sampled_is_named(tmp_path: Path) -> None:
     profile = Profile(tmp_path, {"broker": [Hot("put (store.py)", 0.5, 0.75)], "client": []})
     assert profile.lines()[0] == "broker: 50.0% own, 75.0% in all: put (store.py)"
     assert profile.lines()[1].startswith("client: py-spy took no samples")
+
+
+def test_a_report_keeps_passwords_to_itself() -> None:
+    asked = {"store": "mysql://timeline:secret@db:3306/t?pool=4", "messages": 5}
+    told = Report("cycle", asked, {}).as_json()
+    assert told["settings"] == {"store": "mysql://…@db:3306/t", "messages": 5}
+    plain = {"store": "sqlite:///t.db?cache_mib=8"}
+    assert Report("cycle", plain, {}).as_json()["settings"] == plain

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from timeline.storage_plugins import shown
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -47,7 +49,7 @@ class Report:
         """For machines; `held` says of each target whether it is kept."""
         return {
             "scenario": self.scenario,
-            "settings": self.settings,
+            "settings": {name: _told(name, value) for name, value in self.settings.items()},
             "figures": {name: _plain(value) for name, value in self.figures.items()},
             "targets": [
                 {**asdict(target), "held": target.held(self.figures[target.figure])} for target in self.targets
@@ -56,6 +58,11 @@ class Report:
             "notes": self.notes,
             "beside": [other.as_json() for other in self.beside],
         }
+
+
+def _told(name: str, value: object) -> object:
+    """A setting as a report tells it: reports are passed on, passwords are not."""
+    return shown(value) if name == "store" and isinstance(value, str) and "@" in value else value
 
 
 def _plain(value: float) -> float | int:
