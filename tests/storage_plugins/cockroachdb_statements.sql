@@ -113,7 +113,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8 * 1000;
 
 SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   SELECT r.id, r.birth, r.version, r.payload_sum, r.last_op FROM timeline.remembered AS r
-  WHERE r.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND r.id = a.id AND r.settled_ms > $3) AS f;
+  WHERE r.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND r.id = a.id AND r.settled_ms + 0 > $3) AS f;
 
 SELECT f.* FROM unnest($2::int8[], $3::bytea[]) AS a(bucket, id), LATERAL (SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND m.bucket = a.bucket AND m.id = a.id AND ( m.died_ms = $4 AND m.tag = $5)) AS f ORDER BY f.bucket, f.id;
 
@@ -180,8 +180,8 @@ SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucke
 
 SELECT name, value FROM timeline.meta;
 
-SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a("row", n)
-LEFT JOIN timeline.payload AS p ON p."row" = a."row" ORDER BY a.n;
+SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a("row", n) LEFT JOIN LATERAL (
+  SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c."row" = a."row") AS p ON true ORDER BY a.n;
 
 SELECT uid, name, settings, revision, created_ms FROM timeline.topic;
 
@@ -237,7 +237,8 @@ WITH found AS MATERIALIZED (
     AND m.died_ms = 0
   RETURNING f.n, m."row"
 )
-SELECT l.n - 1, p.payload, p.headers FROM leased AS l LEFT JOIN timeline.payload AS p ON p."row" = l."row" ORDER BY l.n;
+SELECT l.n - 1, p.payload, p.headers FROM leased AS l LEFT JOIN LATERAL (
+  SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c."row" = l."row") AS p ON true ORDER BY l.n;
 
 WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
