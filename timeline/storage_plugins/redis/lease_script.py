@@ -87,8 +87,19 @@ end
 local function begun()
   return {count = 0, bytes = 0, ids = {}, olds = {}, fields = {}, times = {}, free = {}, turns = {}}
 end
+local dues = {{}, {}}  -- of each bucket the first that is free and the first that is held; nil where it is to be asked
+local function first_due(kind, n)
+  local due = dues[kind][n]
+  if due == nil then
+    local first = redis.call('ZRANGE', KEYS[n] .. (kind == 1 and ':f' or ':h'), 0, 0, 'WITHSCORES')
+    due = first[2] or false
+    dues[kind][n] = due
+  end
+  return due
+end
 local function write(n, bucket, first)  -- first: what was free was the first there
   local base = KEYS[n]
+  dues[1][n], dues[2][n] = nil, nil
   if first then
     redis.call('ZREMRANGEBYRANK', base .. ':f', 0, bucket.count - 1)
   else
@@ -166,8 +177,11 @@ while not full and count < most and spent < MOST_BYTES do
   truncated = false
   for n, base in ipairs(KEYS) do
     for kind = 1, 2 do
-      local ids = redis.call('ZRANGEBYSCORE', base .. (kind == 1 and ':f' or ':h'), '-inf', ARGV[1 + kind],
-        'LIMIT', 0, per)
+      local first, ids = first_due(kind, n), {}
+      if first and tonumber(first) <= tonumber(ARGV[1 + kind]) then
+        ids = redis.call('ZRANGEBYSCORE', base .. (kind == 1 and ':f' or ':h'), '-inf', ARGV[1 + kind],
+          'LIMIT', 0, per)
+      end
       if #ids > 0 then
         local found = redis.call('HMGET', base, unpack(ids))
         listed[kind][n], values[kind][n], met = ids, found, met + #ids
@@ -191,9 +205,9 @@ end
 if (count >= most and most < wanted) or spent >= MOST_BYTES then truncated = true end
 local soonest = {'', ''}
 if ARGV[5] == '1' then
-  for _, base in ipairs(KEYS) do
+  for n = 1, #KEYS do
     for kind = 1, 2 do
-      local first = redis.call('ZRANGE', base .. (kind == 1 and ':f' or ':h'), 0, 0, 'WITHSCORES')[2]
+      local first = first_due(kind, n)
       if first and (soonest[kind] == '' or tonumber(first) < tonumber(soonest[kind])) then soonest[kind] = first end
     end
   end
