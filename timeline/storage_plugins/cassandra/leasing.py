@@ -19,7 +19,7 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, Topic
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Place
+from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place
 from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of
@@ -126,14 +126,17 @@ async def lease_due(
 ) -> Leased:
     """`Store.lease_due`."""
     count = topic.settings.buckets
-    numbers = range(count) if buckets is None else [at for at in buckets if 0 <= at < count]
-    known = desk.buckets.of(topic.uid, numbers)
-    call = Call(desk, topic, now_ms, due_before_ms, overdue_ms)
-    harvest = Harvest()
+    numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
+    call, harvest = Call(desk, topic, now_ms, due_before_ms, overdue_ms), Harvest()
+    # Where nothing is due by a bucket's own word, nothing needs to be locked, and what changes it need not wait.
+    heads = await desk.partition.heads(topic.uid, numbers)
+    times = [_idle_until(call, head) for head in heads.values()]
+    known = desk.buckets.of(topic.uid, [at for at, time in zip(heads, times, strict=True) if time is None])
     async with contextlib.AsyncExitStack() as stack:
         for bucket in known:
             await stack.enter_async_context(bucket.lock)
-        next_ms = await _harvest(call, known, list(grants), harvest)
+        times.append(await _harvest(call, known, list(grants), harvest) if known else None)
+    next_ms = min((time for time in times if time is not None and time < NOWHERE_MS), default=None)
     harvest.sort()
     contents = await desk.contents.read(topic.uid, harvest.stored)
     rows = rows_of([stored for _, stored in harvest.stored], [pair or (b"", b"") for pair in contents])
@@ -190,6 +193,13 @@ async def _harvest(call: Call, buckets: list[Bucket], grants: list[Grant], harve
     else:
         return call.now_ms
     return min((at for bucket in buckets if (at := _next_ms(call, bucket)) is not None), default=None)
+
+
+def _idle_until(call: Call, head: Head) -> int | None:
+    """Until when nothing of a bucket is due, by its floors; None where something may be."""
+    if any(head.floor(kind) <= call.due_by(kind) for kind in (FREE, HELD)):
+        return None
+    return min(head.floor(FREE), head.floor(HELD) + call.topic.settings.redelivery_backoff_ms)
 
 
 def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[list[tuple[Stored, int]]]:
