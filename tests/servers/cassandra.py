@@ -102,6 +102,8 @@ class CassandraServer(Server):
             "auto_bootstrap": False,
             "commitlog_sync": self.commitlog_sync,
             "paxos_variant": "v2",
+            # A machine that is busy with other tests is no reason to give up what a moment later is done.
+            **{f"{kind}_timeout": "30s" for kind in ("read_request", "write_request", "cas_contention", "request")},
             **synced,
             **guards,
         }

@@ -9,7 +9,7 @@ from tests.servers.fixture import Running
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import CHECKS, run_check
 
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("name", CHECKS)
