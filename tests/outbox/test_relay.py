@@ -218,12 +218,12 @@ async def test_several_relays_share_a_table_and_send_nothing_twice(
 ) -> None:
     shop: Shop = request.getfixturevalue("shared_shop")
     assert shop.dialect == kind
-    with shop.engine.begin() as connection:
-        outbox.add_many(connection, (Message(b"", in_="1h", id=f"{n}") for n in range(2_000)), topic=TOPIC)
     async with relaying(shop, tl, batch=50) as one, relaying(shop, tl, batch=50) as two:
+        await until(lambda: one.counts and two.counts)  # both are at work
+        with shop.engine.begin() as connection:
+            outbox.add_many(connection, (Message(b"", in_="1h", id=f"{n}") for n in range(2_000)), topic=TOPIC)
         await until(lambda: sum(one.statuses.values()) + sum(two.statuses.values()) >= 2_000)
     assert one.statuses.keys() | two.statuses.keys() == {Status.OK}
-    assert one.statuses and two.statuses
     assert shop.left() == []
 
 

@@ -63,8 +63,6 @@ class StandInConnections(CockroachConnections):
     settings: ClassVar[dict[str, str]] = CockroachConnections.settings | {
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
         "plan_cache_mode": "force_generic_plan",
     }
 
