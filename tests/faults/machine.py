@@ -159,13 +159,16 @@ class Machine:
         for consumer in self.consumers.values():
             consumer.tell()
         async with asyncio.timeout(PATIENCE_S), timeline.connect(self.address, timeout="30s") as client:
-            while [row async for row in client.scan(TOPIC, state=("waiting", "available", "leased"), limit=1)]:
+            while True:
+                # Before the look at the store: what is told during it may be the last there is to tell.
+                for child in self.consumers.values():
+                    child.news.clear()
+                if not [row async for row in client.scan(TOPIC, state=("waiting", "available", "leased"), limit=1)]:
+                    return
                 await self._news()
 
     async def _news(self) -> None:
         waiting = [asyncio.create_task(child.news.wait()) for child in self.consumers.values()]
-        for child in self.consumers.values():
-            child.news.clear()
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
