@@ -6,8 +6,7 @@ import pytest
 
 from tests.cli.test_copy import everything, furnished
 from tests.servers.fixture import Running
-from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of
-from timeline.storage_plugins import make_store
+from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of, store_at
 from timeline.storage_plugins.conformance.trial import T0, Trial
 from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
@@ -22,7 +21,7 @@ async def test_there_and_back_again(servers: Running, name: str) -> None:
     url = servers.url(kind_of(name))
     async with (
         Trial(MemoryStore) as first,
-        Trial(lambda: make_store(url)) as there,
+        Trial(lambda: store_at(name, url)) as there,
         Trial(MemoryStore) as back,
     ):
         topic = await furnished(first)

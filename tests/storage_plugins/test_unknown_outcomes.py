@@ -16,6 +16,7 @@ from tests.servers.proxy import Proxy, When
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import Trial
+from timeline.storage_plugins.contract import Store
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 
@@ -27,6 +28,7 @@ SERVERS = {
     "cassandra": "tests.servers.cassandra:CassandraServer",
 }
 """By the plugin's module, the server that it is tried on."""
+STAND_IN = "tests.storage_plugins.cockroach_stand_in"
 
 KINDS = [
     name
@@ -47,11 +49,17 @@ def kind_of(name: str) -> type[Server]:
     return found
 
 
+def store_at(name: str, url: str) -> Store:
+    """The store at `url`; on the server that stands in for CockroachDB, the plugin that says it in its words."""
+    return importlib.import_module(STAND_IN).store(url) if name == "cockroachdb" else make_store(url)
+
+
 @asynccontextmanager
 async def crowd_behind_proxy(servers: Running, name: str, seed: int) -> AsyncIterator[tuple[Crowd, Proxy]]:
     """Two brokers' callers on the server, by way of a proxy."""
     url = servers.url(kind_of(name))
-    async with Proxy(servers.server(kind_of(name)).port) as proxy, Trial(lambda: make_store(proxy.url(url))) as trial:
+    port = servers.server(kind_of(name)).port
+    async with Proxy(port) as proxy, Trial(lambda: store_at(name, proxy.url(url))) as trial:
         topic = await trial.topic(buckets=4, max_deliveries=0)
         async with brokers(trial, 2) as stores:
             yield Crowd(trial, topic, stores, seed), proxy
