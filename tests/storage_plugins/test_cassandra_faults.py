@@ -23,7 +23,7 @@ from tests.storage_plugins.cassandra_traces import acknowledge, traced_lease
 from timeline.model import Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.cassandra.opening import older
-from timeline.storage_plugins.conformance.trial import Trial, named, statuses
+from timeline.storage_plugins.conformance.trial import Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.versions import Versions
 
@@ -133,6 +133,22 @@ async def test_what_is_left_of_dropped_topics_is_cleared(servers: Running) -> No
                 assert not await connected.read("content_walk", *place, b"", -(1 << 63), -(1 << 63), 10)
         assert not await connected.read("dropped")
         assert not await connected.read("walk", gone.uid, 1, b"", 10)
+
+
+async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) -> None:
+    """A lease whose contents cannot be read has leased all the same; a topic whose rows cannot go is dropped."""
+    url = _in_keyspace(servers.url(CassandraServer), "timeline_torn")
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic(buckets=2)
+        await trial.stored(topic, named(4), payload=b"x" * 4_000)
+        session = trial.store._desk.partition.connected.session  # type: ignore[attr-defined]
+        await asyncio.to_thread(session.execute, "DROP TABLE payload")
+        with pytest.raises(StoreUnknown, match="a part of it was done"):
+            await trial.lease(topic)
+        assert {row["version"] for row in by_id(await trial.scan(topic)).values()} == {2}
+        assert await trial.store.drop_topic(topic)
+        await asyncio.to_thread(session.execute, "DROP KEYSPACE timeline_torn")
+        trial._topics.clear()
 
 
 async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(servers: Running) -> None:

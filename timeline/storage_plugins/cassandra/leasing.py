@@ -20,11 +20,11 @@ from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, Topic
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place
-from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
+from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, partly, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
-from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable
 
 ROUNDS = 50
 """Times one call looks again because there is more than it read at once."""
@@ -106,6 +106,10 @@ class Harvest:
     expired: int = 0
     buried: list[Stored] = field(default_factory=list)
 
+    def done(self) -> bool:
+        """Whether anything was changed."""
+        return bool(self.stored or self.expired or self.buried)
+
     def sort(self) -> None:
         """By what was due first, over all buckets."""
         before = self.before
@@ -135,10 +139,12 @@ async def lease_due(
     async with contextlib.AsyncExitStack() as stack:
         for bucket in known:
             await stack.enter_async_context(bucket.lock)
-        times.append(await _harvest(call, known, list(grants), harvest) if known else None)
+        with partly(harvest.done):
+            times.append(await _harvest(call, known, list(grants), harvest) if known else None)
     next_ms = min((time for time in times if time is not None and time < NOWHERE_MS), default=None)
     harvest.sort()
-    contents = await desk.contents.read(topic.uid, harvest.stored)
+    with partly(harvest.done):
+        contents = await desk.contents.read(topic.uid, harvest.stored)
     rows = rows_of([stored for _, stored in harvest.stored], [pair or (b"", b"") for pair in contents])
     return Leased(
         rows=rows,
@@ -169,13 +175,12 @@ async def _harvest(call: Call, buckets: list[Bucket], grants: list[Grant], harve
         for window, result, part in zip(windows, done, chosen, strict=True):
             if isinstance(result, Changed):
                 again.append(window.bucket)
-            elif isinstance(result, BaseException):
-                if isinstance(result, StoreUnavailable) and harvest.stored:
-                    raise StoreUnknown(f"a part of it was done, then: {result}") from result
-                raise result
-            elif result:
+            elif result is True:
                 harvest.expired += len(window.expired)
                 grants = _take(call, harvest, window, part, grants)
+        failed = [result for result in done if isinstance(result, BaseException) and not isinstance(result, Changed)]
+        if failed:
+            raise next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
         idle = [window for window, result in zip(windows, done, strict=True) if result is False]
         if any(window.more for window in idle):
             further *= 2  # What is neither leased nor removed must not hide what comes after it.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -55,6 +57,17 @@ async def settled_on(bucket: Bucket, attempt: Callable[[], Awaitable[Result]], l
             # Of two that meet again and again, one must come first: each waits for a time of its own.
             await asyncio.sleep(min(0.001 * (1 << turn), LONGEST_PAUSE_S) * random.random())
     raise StoreUnavailable(f"bucket {bucket.number} is changed all the time by others")
+
+
+@contextmanager
+def partly(done: Callable[[], object]) -> Iterator[None]:
+    """Where a part of a call was `done`, that nothing happened would be untrue of a failure that follows."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        if done():
+            raise StoreUnknown(f"a part of it was done, then: {error}") from error
+        raise
 
 
 class Standing:
@@ -187,12 +200,8 @@ async def decide_all(
     async def in_turn(bucket: Bucket) -> None:
         places = by_bucket[bucket.number]
         for start in range(0, len(places), AT_ONCE):
-            try:
+            with partly(partial(bool, start)):
                 await part(bucket, places[start : start + AT_ONCE])
-            except StoreUnavailable as error:
-                if start:
-                    raise StoreUnknown(f"a part of it was done, then: {error}") from error
-                raise
 
     await all_of([in_turn(bucket) for bucket in known])
     return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from timeline.model import Topic
@@ -10,6 +11,8 @@ from timeline.storage_plugins.cassandra.statements import PARTS
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.sql import settings_text, topic_of
+
+log = logging.getLogger("timeline.store")
 
 CLEARED_AT_ONCE = 64
 """Buckets whose rows one request deletes."""
@@ -72,9 +75,12 @@ async def drop(connected: Connected, topic: Topic) -> bool:
         rows = await connected.write([("topic_drop", (topic.name, topic.uid))])
         if not rows[0][0]:
             return False
-        await _clear(connected, topic.uid, topic.settings.buckets)
     except Doubt as doubt:
         raise StoreUnknown(f"the topic may be dropped: {doubt}") from doubt
+    try:
+        await _clear(connected, topic.uid, topic.settings.buckets)
+    except (Doubt, StoreUnavailable) as left:
+        log.warning("what is left of topic %s waits for a sweep: %s", topic.name, left)
     return True
 
 

@@ -12,7 +12,7 @@ from timeline.columns import Int64, Ragged
 from timeline.leases import Ask, decide, state_of
 from timeline.model import Operation, Rows, State, Status, Topic, buckets_of
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Head
-from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
+from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, partly, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of, tag_key
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
@@ -207,7 +207,8 @@ async def mutate_tag(
     for bucket in desk.buckets.of(topic.uid, by_bucket):
         ids = by_bucket[bucket.number]
         for start in range(0, len(ids), AT_ONCE):
-            some, to = await _tag_part(desk, topic, now_ms, mutation, bucket, ids[start : start + AT_ONCE])
+            with partly(counts.total):
+                some, to = await _tag_part(desk, topic, now_ms, mutation, bucket, ids[start : start + AT_ONCE])
             counts += some
             moved += to
     return TagStep(dict(counts), onward, min(moved, default=None))
