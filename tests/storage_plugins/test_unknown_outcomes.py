@@ -38,8 +38,10 @@ KINDS = [
 STRIDES = (2, 3, 5, 7)
 """Of the exchanges, each so many-th is cut: among them every call's first, its last, and its commit."""
 
-BETWEEN = {"cassandra": 24}
-"""What strides are multiplied by: its driver exchanges dozens of messages to connect anew, and waits before it does."""
+BETWEEN = {"cassandra": 24, "mysql": 7}
+"""What strides are multiplied by. Cassandra's driver exchanges dozens of messages to connect anew, and waits before it
+does; a call of MySQL's store is up to a dozen exchanges, two to connect among them, and a caller left alone with cuts
+that come sooner would never get through."""
 
 
 def kind_of(name: str) -> type[Server]:
