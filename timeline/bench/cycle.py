@@ -30,6 +30,9 @@ PUT_TASKS = 3
 ACKS_UNDER_WAY = 8
 WINDOW_BATCHES = 8
 HANDLERS = 100
+SERVERS = {"redis": 60_000.0, "postgresql": 15_000.0, "cassandra": 4_000.0}
+LEAST_OF_SERVERS = 4_000.0
+"""Cycles a second that a store on a server is to reach, by its scheme; of one that is not named, the least of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,12 @@ class Cycle:
     @property
     def target(self) -> Target:
         """What `targets.md` asks of it."""
-        kept_in_memory = self.store.startswith("memory:")
-        by_api = {"batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}
-        wanted = by_api[self.api]
-        if not kept_in_memory:
+        scheme = self.store.partition(":")[0]
+        wanted = {"batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}[self.api]
+        if scheme == "sqlite":
             wanted = min(wanted, 20_000.0 if self.pending >= 1_000_000 else 40_000.0)
+        elif scheme != "memory":
+            wanted = min(wanted, SERVERS.get(scheme, LEAST_OF_SERVERS))
         return Target("rate_per_s", wanted, least=True)
 
 

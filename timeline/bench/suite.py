@@ -31,6 +31,9 @@ TIMES_OF_NONE = 1.25
 LIKE_PEER = {"api": "batch", "store": "memory://", "pending": 0}
 TIMES_OF_PEER = 6.0
 """How many times as fast as beanstalkd in memory a cycle in batches is to be there."""
+OF_BARE = ("postgresql:", "cassandra:")
+TIMES_OF_BARE = 0.7
+"""How much of what their own statements do a cycle on these stores is to reach."""
 
 
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
@@ -123,6 +126,8 @@ def compare(report: Report) -> None:
         report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
         if other.scenario == "beanstalkd memory" and report.settings == report.settings | LIKE_PEER:
             report.targets = (*report.targets, Target(name, TIMES_OF_PEER, least=True))
+        if other.scenario == "bare store" and str(report.settings.get("store")).startswith(OF_BARE):
+            report.targets = (*report.targets, Target(name, TIMES_OF_BARE, least=True))
 
 
 def compare_pending(reports: list[Report]) -> None:

@@ -45,6 +45,26 @@ def _packed() -> str:
     return ",\n    ".join((*numbers, *strings))
 
 
+_BYTES = "(e.payload_bytes + e.headers_bytes)::int4"
+_DEALT = {
+    # In one pass, for the only grant.
+    False: f"""
+    SELECT b.* FROM (
+      SELECT e.*, 1::int8 AS turn, row_number() OVER due AS n,
+        sum({_BYTES}) OVER (due ROWS UNBOUNDED PRECEDING) AS taken
+      FROM (SELECT * FROM free UNION ALL SELECT * FROM held) AS e WINDOW due AS (ORDER BY e.due_ms, e.id)
+    ) AS b WHERE b.n <= $5""",
+    # Whose turn it is has to be known before its bytes are counted.
+    True: """
+    SELECT c.*, sum(c.bytes) OVER (PARTITION BY c.turn ORDER BY c.n ROWS UNBOUNDED PRECEDING) AS taken FROM (
+      SELECT b.*, (($11::int4[])[b.n])::int8 AS turn, (b.payload_bytes + b.headers_bytes)::int4 AS bytes FROM (
+        SELECT e.*, row_number() OVER (ORDER BY e.due_ms, e.id) AS n
+        FROM (SELECT * FROM free UNION ALL SELECT * FROM held) AS e
+      ) AS b WHERE b.n <= $5
+    ) AS c""",
+}
+
+
 def lease(several: bool) -> str:
     """`Store.lease_due` in the plain case: what may be leased is found, locked, dealt and leased, its content read,
     and what comes next looked up. `several` grants: the n-th message is the grant's whose number is the n-th of $11.
@@ -55,22 +75,13 @@ def lease(several: bool) -> str:
     many; $6 now; $7 the topic's max_deliveries; $8, $9, $10 lease, holder, bytes of each grant; $11, of a single
     grant, whether it takes one message of any size.
     """
-    turn = "($11::int4[])[b.n]" if several else "1"
-    taken = "sum(c.bytes) OVER (PARTITION BY c.turn ORDER BY c.n)" if several else "sum(c.bytes) OVER (ORDER BY c.n)"
     room = "d.taken <= ($10::int8[])[d.turn]"
     fits = room if several else f"({room} OR (d.n = 1 AND $11::bool))"
     unfit = f"OR NOT {room}" if several else ""
     columns = ", ".join(("f.n", "f.turn", *(f"f.{name}" for name in (*OLD, "row", "id", "grp", "holder", "tag"))))
     return f"""
 WITH {_eligible("free", FREE, "$2::int8")}, {_eligible("held", HELD, "$3::int8")}, dealt AS MATERIALIZED (
-  SELECT d.*, {fits} AS fits FROM (
-    SELECT c.*, {taken} AS taken FROM (
-      SELECT b.*, ({turn})::int8 AS turn, (b.payload_bytes + b.headers_bytes)::int4 AS bytes FROM (
-        SELECT e.*, row_number() OVER (ORDER BY e.due_ms, e.id) AS n
-        FROM (SELECT * FROM free UNION ALL SELECT * FROM held) AS e
-      ) AS b WHERE b.n <= $5
-    ) AS c
-  ) AS d
+  SELECT d.*, {fits} AS fits FROM ({_DEALT[several]}) AS d
 ), judged AS MATERIALIZED (
   SELECT coalesce(bool_and(
     NOT (d.expires_ms BETWEEN 1 AND $6::int8 OR ($7::int8 > 0 AND d.deliveries >= $7) {unfit})), true) AS plain
