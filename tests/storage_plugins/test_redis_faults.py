@@ -134,6 +134,8 @@ async def test_server_without_memory_takes_no_puts_but_acks(start: Start) -> Non
             await trial.put(topic, named(5, "late"))
         with pytest.raises(StoreUnavailable):
             await trial.store.check()
+        for _ in range(2):
+            assert len(await trial.everything(topic)) == 10
         assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows))) == {Status.OK}
         await _tell(server, "CONFIG", "SET", "maxmemory", "0")
         await trial.stored(topic, named(5, "late"))

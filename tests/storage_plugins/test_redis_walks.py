@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
+from tests.services import require_service
 from timeline.columns import Ragged
 from timeline.model import Operation, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import ScanFilter
+from timeline.storage_plugins.redis import queries
+from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Server
 
@@ -75,6 +79,29 @@ async def test_what_comes_and_goes_while_ids_are_put_in_order(servers: Running) 
         there = (await trial.scan(topic, limit=2_000, ids=Ragged.of(known))).ids.tolist()
         assert walked == sorted(there)
         assert MANY // 4 < len(there) < MANY
+
+
+async def test_ids_half_in_order_are_put_in_order_anew_by_another_run_of_the_server(tmp_path: Path) -> None:
+    """The cursor of a hash means nothing to the next process, whose hash is in another order."""
+    require_service("redis")
+    server = RedisServer(tmp_path, "--appendfsync", "always").start()
+    location = Location.of(server.url)
+    asked = Server(location)
+    try:
+        async with Trial(lambda: make_store(server.url)) as trial:
+            topic = await _filled(trial)
+            base = Keys(asked, topic).base(0)
+            for _ in range(3):
+                await asked.run(queries.WALK, [base], (10, 2_000, 600_000, b""))
+            said = await asked.at(base, "GET", base + b":w")
+            assert said not in (None, b"all")
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            rows = await trial.scan(topic, limit=1_000)
+            assert rows.ids.tolist() == sorted(named(MANY))
+    finally:
+        await asked.close()
+        server.stop()
 
 
 async def test_leases_of_one_among_many_come_in_bounded_steps(servers: Running) -> None:

@@ -1,7 +1,8 @@
 """What the server does for a call that only asks, in Lua; the keys are those of `scripts.py`.
 
 Ids in order are wanted by walks alone, so they are put in order when one comes by, some thousands a call, and kept so
-by every change for as long as walks go on: `:w` says how far that is, `all` for done.
+by every change for as long as walks go on: `:w` says how far that is, `all` for done, else the server's run and the
+cursor of its hash.
 """
 
 from __future__ import annotations
@@ -98,13 +99,20 @@ WALK = """
 local left, found = tonumber(ARGV[1]), {}
 for n, base in ipairs(KEYS) do
   local order, at = base .. ':i', redis.call('GET', base .. ':w')
-  if not at then
+  redis.call('PEXPIRE', order, 2 * ARGV[3])  -- first: a server without memory refuses what begins with more
+  local run, cursor
+  if at ~= 'all' then  -- a cursor means nothing to another process: after a restart, a fail-over or a move of the slot
+    run = redis.call('INFO', 'server'):match('run_id:(%w+)')
+    cursor = at and at:match('^' .. run .. ' (%d+)$')
+  end
+  if at ~= 'all' and not cursor then
     redis.call('UNLINK', order)
     redis.call('ZADD', order, 0, '')
-    at = 'start'
+    redis.call('PEXPIRE', order, 2 * ARGV[3])
+    cursor = '0'
   end
-  if at ~= 'all' then
-    local scanned = redis.call('HSCAN', base, at == 'start' and '0' or at, 'COUNT', ARGV[2])
+  if cursor then
+    local scanned = redis.call('HSCAN', base, cursor, 'COUNT', ARGV[2])
     local pairs, members = scanned[2], {}
     for i = 1, #pairs, 2 do
       if pairs[i + 1]:byte(22) < 4 then
@@ -115,10 +123,9 @@ for n, base in ipairs(KEYS) do
     for from = 1, #members, 4000 do
       redis.call('ZADD', order, unpack(members, from, math.min(from + 3999, #members)))
     end
-    at = scanned[1] == '0' and 'all' or scanned[1]
+    at = scanned[1] == '0' and 'all' or run .. ' ' .. scanned[1]
   end
   redis.call('SET', base .. ':w', at, 'PX', ARGV[3])
-  redis.call('PEXPIRE', order, 2 * ARGV[3])
   if at ~= 'all' then
     found[n] = {0, {}, {}}
     break
