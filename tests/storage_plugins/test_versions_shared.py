@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers.fixture import Running
-from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of
-from timeline.storage_plugins import make_store, sql
+from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of, store_at
+from timeline.storage_plugins import sql
 from timeline.storage_plugins.conformance.crowd import Crowd
 from timeline.storage_plugins.conformance.trial import Trial
 from timeline.storage_plugins.contract import StoreRefused
@@ -18,7 +18,7 @@ from timeline.storage_plugins.versions import Step, Versions
 
 pytestmark = pytest.mark.servers
 
-OWN = {"redis": "?prefix=versions", "mysql": "", "postgresql": "?schema=versions"}
+OWN = {"redis": "?prefix=versions", "mysql": "", "postgresql": "?schema=versions", "cockroachdb": "?schema=versions"}
 """How a URL names a place of its own: what is done to its schema is nobody else's affair."""
 NAMES = [name for name in KINDS if name in OWN]
 
@@ -49,10 +49,10 @@ async def test_two_versions_share_a_store_under_load(
     servers: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = servers.server(kind_of(name)).url + OWN[name]
-    async with Trial(lambda: make_store(url)) as trial:
+    async with Trial(lambda: store_at(name, url)) as trial:
         topic = await trial.topic(buckets=4, max_deliveries=0)
         assert await trial.store.migrate(False) == Versions(1, 1)
-        this, newer = trial.store, make_store(url)
+        this, newer = trial.store, store_at(name, url)
         crowd = Crowd(trial, topic, [this], 1)
         at_work = asyncio.create_task(crowd.run(8))
         with monkeypatch.context() as patch:
@@ -74,5 +74,5 @@ async def test_two_versions_share_a_store_under_load(
             _invent(name, patch)
             assert await newer.migrate(True) == await newer.migrate(True) == Versions(2, 2)
         with pytest.raises(StoreRefused, match="which 2 and newer can use"):
-            await make_store(url).open()
+            await store_at(name, url).open()
         await newer.close()

@@ -129,7 +129,7 @@ async def migrated(connections: Connections, location: Location, known: dict[str
     steps: list[str] = []
     reached = migrate(steps.append, found, sql.MIGRATIONS, contract=contract)
     for step in steps:
-        await _made(connections, step, location)
+        await _made(connections, step, location, f"SET search_path TO {location.schema}")
     if reached != found:
         numbers = (str(reached.version), str(reached.oldest))
         await connections.use(lambda connection: connection.execute(REACHED, *numbers), writes=True)
@@ -150,9 +150,14 @@ async def _known(connections: Connections) -> dict[str, str]:
     return await connections.use(look, writes=False)
 
 
-async def _made(connections: Connections, statement: str, location: Location) -> None:
+async def _made(connections: Connections, statement: str, location: Location, before: str = "") -> None:
+    """Runs a statement that makes what may be there already. `before`: what its connection has to be told first, in
+    these very words: the family's steps name no schema, every other statement of this plugin does."""
+
     async def make(connection: Connection) -> None:
         try:
+            if before:
+                await connection.raw.execute(before)
             await connection.execute(statement)
         except asyncpg.PostgresError as error:
             if state_of(error) == "42501":
