@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.redis import promises
+from timeline.storage_plugins.redis import promises, scripts
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Server as Connections
 
@@ -281,13 +280,13 @@ async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> No
         assert len(await trial.everything(topic)) == 10
     replica.signal(signal.SIGSTOP)
     try:
-        async with Trial(lambda: make_store(master.url)) as trial:
-            topic = await trial.topic()
-            store = make_store(f"{master.url}?wait_replicas=1&wait_ms=50")
-            with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
-                await store.open()  # it swaps a record, which is a write
-                await store.create_topic(dataclasses.replace(topic, name=f"{topic.name}-2", uid=topic.uid + 1))
-            await store.close()
+        hasty = f"{master.url}?wait_replicas=1&wait_ms=50"
+        with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas"):
+            await make_store(hasty).open()
+        connections = Connections(Location.of(hasty))
+        with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
+            await connections.run(scripts.SWAP, [b"a record"], (b"field", b"", b"new"))
+        await connections.close()
     finally:
         replica.signal(signal.SIGCONT)
 
@@ -317,3 +316,13 @@ async def test_tls(start: Start, tmp_path: Path) -> None:
         assert len((await trial.lease(topic)).rows) == 10
     with pytest.raises(StoreUnavailable, match="certificate verify failed"):
         await make_store(f"redis://127.0.0.1:{port}/0?tls=1").open()
+
+
+async def test_user_who_may_not_ask_for_replicas_is_told(start: Start) -> None:
+    server = start()
+    await _tell(server, "ACL", "SETUSER", "clerk", "on", ">right", "~*", "&*", "+@all", "-wait")
+    url = f"redis://clerk:right@127.0.0.1:{server.port}/0?wait_replicas=1"
+    store = make_store(url)
+    with pytest.raises(StoreUnavailable, match="does not tell how many replicas"):
+        await store.open()
+    await store.close()

@@ -218,6 +218,9 @@ class Server:
         except StoreError as error:
             return [error] * len(commands)
         chosen = [replies[place] for place in places]
+        if wait and isinstance(replies[-1], Refusal):
+            untold = StoreUnknown(f"written, but Redis does not tell how many replicas have it: {replies[-1]}")
+            return [reply if isinstance(reply, Refusal) else untold for reply in chosen]
         if wait and replies[-1] < wait:
             missed = StoreUnknown(
                 f"written, but only {replies[-1]} of {wait} replicas have it after {self.location.wait_ms} ms"

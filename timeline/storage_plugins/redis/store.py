@@ -19,6 +19,7 @@ from timeline.storage_plugins.contract import (
     Settles,
     Store,
     StoreUnavailable,
+    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
@@ -54,6 +55,9 @@ class RedisStore(Store):
                 await server.connect()
                 promised = await promises.read(server)
                 uid = await schema.cluster_uid(server)
+            except StoreUnknown as error:
+                await server.close()
+                raise StoreUnavailable(error.reason) from error  # what opening writes may be written twice
             except BaseException:
                 await server.close()
                 raise
