@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 
 import pytest
 
+from timeline.bench.figures import Report
 from timeline.cli.app import run
+from timeline.cli.bench import ended_in_order
 
 SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory")
 
@@ -52,3 +57,19 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_store_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "cycle", "--store", "sqllite:///x", "--messages", "10"]) == 4
     assert "sqlite" in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_measurement_in_order() -> None:
+    ended: list[str] = []
+
+    async def measure() -> Report:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            ended.append("in order")
+        raise AssertionError("it was not interrupted")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ended_in_order(measure()))
+    assert ended == ["in order"]

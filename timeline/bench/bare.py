@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 import numpy as np
 
-from timeline.bench.cycle import TOPIC, WINDOW_BATCHES, Cycle
+from timeline.bench.cycle import WINDOW_BATCHES, Cycle
 from timeline.bench.figures import Report
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import Told, batch_at, create_in, fill_open, fill_store, puts_of, random_numbers
+from timeline.bench.load import Told, batch_at, create_in, fill_open, puts_of, random_numbers
 from timeline.bench.processes import cpu_s
+from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation, Status, Topic
@@ -25,12 +28,9 @@ LEASE_MS = 30_000
 
 async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
     """The cycle's statements on a store opened in this process. Raises what the store raises."""
-    if asked.pending and not asked.store.startswith("memory:"):
-        await fill_store(asked.store, TOPIC, asked.pending, asked.payload_bytes, told)
-    store = await open_store(asked.store)
-    try:
-        topic = await create_in(store, TOPIC) if not await store.topics() else (await store.topics())[0]
-        if asked.pending and asked.store.startswith("memory:"):
+    async with own_topic(asked.store, "bare") as own, opened(asked.store) as store:
+        topic = await create_in(store, own.name)
+        if asked.pending:
             await fill_open(store, topic, asked.pending, asked.payload_bytes, told)
         if asked.warm_up:
             await _turn(store, topic, asked, min(asked.warm_up, asked.messages))
@@ -43,7 +43,15 @@ async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
             "elapsed_s": elapsed_s,
             "cpu_us_per_message": (cpu_s(os.getpid()) - cpu_before_s) * 1e6 / asked.messages,
         }
-        return Report("bare store", asdict(asked), figures, wrong=ledger.verdict())
+        return Report("bare store", asdict(asked), figures, wrong=ledger.verdict(), store=own.store)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    """A store for the length of a measurement."""
+    store = await open_store(url)
+    try:
+        yield store
     finally:
         await store.close()
 

@@ -18,21 +18,27 @@ from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import Told, batch_at, fill, fill_store
 from timeline.bench.processes import Measured, broker, cpu_s
 from timeline.bench.profile import Profile
+from timeline.bench.topic import OwnTopic, own_topic, scheme
 from timeline.clock import Clock
 from timeline.driver.consumer import Consumer
 from timeline.driver.delivery import Delivery, DeliveryBatch
 from timeline.driver.producer import Producer
 from timeline.errors import TimelineError
 
-TOPIC = "cycle"
 APIS = ("batch", "object", "handlers")
 PUT_TASKS = 3
 ACKS_UNDER_WAY = 8
 WINDOW_BATCHES = 8
 HANDLERS = 100
-SERVERS = {"redis": 60_000.0, "postgresql": 15_000.0, "cassandra": 4_000.0}
-LEAST_OF_SERVERS = 4_000.0
-"""Cycles a second that a store on a server is to reach, by its scheme; of one that is not named, the least of them."""
+API_PER_S = {"batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}
+STORE_PER_S = {
+    "memory": 400_000.0,
+    "redis": 60_000.0,
+    "sqlite": 40_000.0,
+    "postgresql": 15_000.0,
+    "cassandra": 4_000.0,
+}
+SQLITE_PENDING_PER_S = 20_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +54,14 @@ class Cycle:
     warm_up: int = 20_000
 
     @property
-    def target(self) -> Target:
-        """What `targets.md` asks of it."""
-        scheme = self.store.partition(":")[0]
-        wanted = {"batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}[self.api]
-        if scheme == "sqlite":
-            wanted = min(wanted, 20_000.0 if self.pending >= 1_000_000 else 40_000.0)
-        elif scheme != "memory":
-            wanted = min(wanted, SERVERS.get(scheme, LEAST_OF_SERVERS))
-        return Target("rate_per_s", wanted, least=True)
+    def targets(self) -> tuple[Target, ...]:
+        """What is asked of it: of the client's way of working, and of the store; none where a store has none."""
+        wanted = STORE_PER_S.get(scheme(self.store))
+        if wanted is None:
+            return ()
+        if scheme(self.store) == "sqlite" and self.pending >= 1_000_000:
+            wanted = SQLITE_PENDING_PER_S
+        return (Target("rate_per_s", min(wanted, API_PER_S[self.api]), least=True),)
 
 
 Work = Callable[[Consumer, Ledger], Awaitable[None]]
@@ -64,24 +69,27 @@ Work = Callable[[Consumer, Ledger], Awaitable[None]]
 
 async def run_cycle(asked: Cycle, folder: Path, told: Told | None = None, profile: Profile | None = None) -> Report:
     """One run of the cycle. Raises CannotMeasure; what a run finds wrong stands in the report."""
-    if asked.pending and not asked.store.startswith("memory:"):
-        await fill_store(asked.store, TOPIC, asked.pending, asked.payload_bytes, told)
     async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(own_topic(asked.store, "cycle"))
+        if asked.pending and scheme(asked.store) != "memory":
+            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told)
         child, address = await stack.enter_async_context(broker(folder, asked.store))
         client = await stack.enter_async_context(timeline.connect(address, timeout="60s"))
-        await client.create_topic(TOPIC)
-        producer = client.producer(TOPIC)
-        if asked.pending and asked.store.startswith("memory:"):
+        await client.create_topic(own.name)
+        producer = client.producer(own.name)
+        if asked.pending and scheme(asked.store) == "memory":
             await fill(producer, asked.pending, asked.payload_bytes, told)
         warm = min(asked.warm_up, asked.messages)
         if warm:
             await _turn(client, producer, asked, warm)
         if profile is not None:
             await stack.enter_async_context(profile.of({"broker": child.pid, "client": profile.own_pid}))
-        return await _measured(client, producer, asked, child)
+        return await _measured(client, producer, asked, child, own)
 
 
-async def _measured(client: timeline.Timeline, producer: Producer, asked: Cycle, child: Measured) -> Report:
+async def _measured(
+    client: timeline.Timeline, producer: Producer, asked: Cycle, child: Measured, own: OwnTopic
+) -> Report:
     clock = Clock()
     own_cpu_s, broker_cpu_s = cpu_s_of_self(), child.cpu_s()
     start_ms = clock.monotonic_ms()
@@ -95,7 +103,7 @@ async def _measured(client: timeline.Timeline, producer: Producer, asked: Cycle,
         "client_cpu_us_per_message": (cpu_s_of_self() - own_cpu_s) * 1e6 / count,
         "broker_resident_mib": child.resident_bytes() / 1024 / 1024,
     }
-    return Report("cycle", asdict(asked), figures, (asked.target,), ledger.verdict())
+    return Report("cycle", asdict(asked), figures, asked.targets, ledger.verdict(), store=own.store)
 
 
 async def _turn(client: timeline.Timeline, producer: Producer, asked: Cycle, messages: int) -> Ledger:
@@ -103,7 +111,9 @@ async def _turn(client: timeline.Timeline, producer: Producer, asked: Cycle, mes
     window = max(WINDOW_BATCHES * asked.batch, 2 * HANDLERS)
     ledger = Ledger(messages, window)
     credit = min(window, 1_000_000)
-    consumer = client.consumer(TOPIC, credit=credit, credit_bytes=max(64 * 1024 * 1024, window * asked.payload_bytes))
+    consumer = client.consumer(
+        producer.topic, credit=credit, credit_bytes=max(64 * 1024 * 1024, window * asked.payload_bytes)
+    )
     try:
         await ledger.through(_WORK[asked.api](consumer, ledger), *_shares(producer, ledger, asked, messages))
     finally:

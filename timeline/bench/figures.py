@@ -35,7 +35,8 @@ class Target:
 class Report:
     """One scenario's outcome. `settings`: what it was asked to do, enough to repeat it. `figures`: numbers, their unit
     in the name. `targets`: what some of them are held against. `wrong`: what was incorrect (a message lost, doubled or
-    early); empty when all was right. `beside`: peers and bare stores measured in the same invocation, by name."""
+    early); empty when all was right. `beside`: peers and bare stores measured in the same invocation, by name.
+    `store`: the server in words, how safe it declares what it has, and what weakens that."""
 
     scenario: str
     settings: dict[str, Any]
@@ -44,12 +45,14 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     beside: list[Report] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    store: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """For machines; `held` says of each target whether it is kept."""
         return {
             "scenario": self.scenario,
             "settings": {name: _told(name, value) for name, value in self.settings.items()},
+            "store": self.store,
             "figures": {name: _plain(value) for name, value in self.figures.items()},
             "targets": [
                 {**asdict(target), "held": target.held(self.figures[target.figure])} for target in self.targets

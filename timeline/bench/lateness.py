@@ -20,9 +20,9 @@ from timeline.bench.figures import Report, Target, latencies, worst
 from timeline.bench.load import Told, commit_ms, fill, fill_store
 from timeline.bench.processes import CannotMeasure, Measured, broker
 from timeline.bench.profile import Profile
+from timeline.bench.topic import own_topic, scheme
 from timeline.clock import Clock
 
-TOPIC = "lateness"
 BEGIN_MS = 250
 """From telling the feeder to begin until its first put."""
 PATIENCE_S = 60.0
@@ -79,27 +79,30 @@ async def run_lateness(
     asked: Lateness, folder: Path, told: Told | None = None, profile: Profile | None = None
 ) -> Report:
     """So many runs on one broker. Raises CannotMeasure."""
-    in_memory = asked.store.startswith("memory:")
-    one_commit_ms = await commit_ms(asked.store) if asked.waits_for_commits else 0.0
-    if asked.pending and not in_memory:
-        await fill_store(asked.store, TOPIC, asked.pending, asked.payload_bytes, told)
+    in_memory = scheme(asked.store) == "memory"
+    one_commit_ms = 0.0
     runs: list[dict[str, float]] = []
     wrong: list[str] = []
     async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(own_topic(asked.store, "lateness"))
+        if asked.waits_for_commits:
+            one_commit_ms = await commit_ms(asked.store, f"{own.name}-commits")
+        if asked.pending and not in_memory:
+            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told)
         child, address = await stack.enter_async_context(broker(folder, asked.store))
         clock = await stack.enter_async_context(observed())
         async with timeline.Timeline(address, "30s", clock=clock) as client:
-            await client.create_topic(TOPIC)
-            await client.update_topic(TOPIC, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
+            await client.create_topic(own.name)
+            await client.update_topic(own.name, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
             if asked.pending and in_memory:
-                await fill(client.producer(TOPIC), asked.pending, asked.payload_bytes, told)
+                await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)
         if profile is not None:
             await stack.enter_async_context(profile.of({"broker": child.pid, "consumer": profile.own_pid}))
         for _ in range(asked.runs):
             async with timeline.Timeline(address, "30s", clock=clock) as client:
                 count = max(1, int(asked.rate * asked.seconds))
                 used_s = child.cpu_s()
-                run, trouble = await measured_run(client, clock, asked, address, folder, count)
+                run, trouble = await measured_run(client, clock, asked, own.name, address, folder, count)
             run["broker_cpu_us_per_message"] = (child.cpu_s() - used_s) * 1e6 / count
             runs.append(run)
             wrong += trouble
@@ -108,14 +111,14 @@ async def run_lateness(
     if asked.waits_for_commits:
         figures["store_commit_ms"] = one_commit_ms
     p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
-    targets = asked.targets(one_commit_ms)
-    return Report("lateness", asdict(asked), figures, targets, wrong, notes=[f"p99 of each run: {p99s} ms"])
+    targets, notes = asked.targets(one_commit_ms), [f"p99 of each run: {p99s} ms"]
+    return Report("lateness", asdict(asked), figures, targets, wrong, notes=notes, store=own.store)
 
 
-async def start_feeder(folder: Path, address: str, count: int, asked: Lateness) -> Measured:
+async def start_feeder(folder: Path, address: str, topic: str, count: int, asked: Lateness) -> Measured:
     """The process that puts, connected and waiting for the time to begin."""
     lead = NOW if asked.in_zero else str(asked.lead_ms)
-    command = (sys.executable, "-m", "timeline.bench.feeder", address, TOPIC, str(count), str(asked.rate), lead)
+    command = (sys.executable, "-m", "timeline.bench.feeder", address, topic, str(count), str(asked.rate), lead)
     feeder = await Measured.start("feeder", folder, *command)
     try:
         await feeder.line()
@@ -129,19 +132,20 @@ async def measured_run(
     client: timeline.Timeline,
     clock: Clock,
     asked: Lateness,
+    topic: str,
     address: str,
     folder: Path,
     count: int,
     begun: asyncio.Event | None = None,
 ) -> tuple[dict[str, float], list[str]]:
     """One run of `count` messages: its figures and what was wrong. `begun` is set with the first delivery."""
-    feeder = await start_feeder(folder, address, count, asked)
+    feeder = await start_feeder(folder, address, topic, count, asked)
     ahead_ms = 0 if asked.in_zero else asked.lead_ms
     late_ms: list[float] = []
     since_meant_ms: list[float] = []
     seen: set[str] = set()
     doubled = 0
-    consumer = client.consumer(TOPIC, credit=CREDIT)
+    consumer = client.consumer(topic, credit=CREDIT)
     try:
         await feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
         async with asyncio.timeout(ahead_ms / 1000 + count / asked.rate + PATIENCE_S):

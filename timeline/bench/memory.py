@@ -9,8 +9,8 @@ import timeline
 from timeline.bench.figures import Report, Target
 from timeline.bench.load import ID_BYTES, Told, fill
 from timeline.bench.processes import broker
+from timeline.bench.topic import own_topic, scheme
 
-TOPIC = "memory"
 WARM_UP = 50_000
 
 
@@ -25,20 +25,24 @@ class Memory:
 
 async def run_memory(asked: Memory, folder: Path, told: Told | None = None) -> Report:
     """Resident memory before and after. What is put before the first look pays for buffers that are there anyway."""
-    async with broker(folder, asked.store) as (child, address), timeline.connect(address, timeout="60s") as client:
-        await client.create_topic(TOPIC)
-        producer = client.producer(TOPIC)
+    async with (
+        own_topic(asked.store, "memory") as own,
+        broker(folder, asked.store) as (child, address),
+        timeline.connect(address, timeout="60s") as client,
+    ):
+        await client.create_topic(own.name)
+        producer = client.producer(own.name)
         await fill(producer, WARM_UP, asked.payload_bytes)
         before_bytes = child.resident_bytes()
         await fill(producer, asked.pending, asked.payload_bytes, told)
         after_bytes = child.resident_bytes()
-        there = int((await client.forecast(TOPIC, window="32d", step="1d")).counts.sum())
+        there = int((await client.forecast(own.name, window="32d", step="1d")).counts.sum())
     each = (after_bytes - before_bytes) / asked.pending
-    if asked.store.startswith("memory:"):
+    if scheme(asked.store) == "memory":
         figures = {"beyond_payload_and_id_bytes": each - asked.payload_bytes - ID_BYTES, "resident_bytes_each": each}
         targets = (Target("beyond_payload_and_id_bytes", 400.0),)
     else:
         figures, targets = {"resident_bytes_each": each}, (Target("broker_resident_mib", 150.0),)
     figures["broker_resident_mib"] = after_bytes / 1024 / 1024
     wrong = [] if there == asked.pending + WARM_UP else [f"{there} of {asked.pending + WARM_UP} messages are there"]
-    return Report("memory", asdict(asked), figures, targets, wrong)
+    return Report("memory", asdict(asked), figures, targets, wrong, store=own.store)

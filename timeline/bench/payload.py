@@ -11,9 +11,9 @@ from pathlib import Path
 import timeline
 from timeline.bench.figures import Report, Target, median
 from timeline.bench.processes import broker, within
+from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 
-TOPIC = "payload"
 LATER_MS = 86_400_000
 WARM_UPS = 3
 PATIENCE_S = 120.0
@@ -39,9 +39,13 @@ async def run_payload(asked: Payload, folder: Path) -> Report:
     large write is in flight beside what is measured."""
     sizes = {"small": asked.small_bytes, "large": asked.large_bytes}
     timer = Timer()
-    async with broker(folder, asked.store) as (_, address), timeline.connect(address, timeout="60s") as client:
-        await client.create_topic(TOPIC, max_payload_bytes=MAX_PAYLOAD_BYTES, lease="10m")
-        producer = client.producer(TOPIC)
+    async with (
+        own_topic(asked.store, "payload") as own,
+        broker(folder, asked.store) as (_, address),
+        timeline.connect(address, timeout="60s") as client,
+    ):
+        await client.create_topic(own.name, max_payload_bytes=MAX_PAYLOAD_BYTES, lease="10m")
+        producer = client.producer(own.name)
         numbers = range(asked.messages + WARM_UPS)
         later_ms = Clock().now_ms() + LATER_MS
         for number in numbers:
@@ -58,7 +62,8 @@ async def run_payload(asked: Payload, folder: Path) -> Report:
     figures = {f"{what}_{size}_ms": median(times[WARM_UPS:]) for (what, size), times in timer.took_ms.items()}
     for what in OPERATIONS:
         figures[f"{what}_ratio"] = figures[f"{what}_large_ms"] / figures[f"{what}_small_ms"]
-    return Report("payload", asdict(asked), figures, tuple(Target(f"{what}_ratio", 1.2) for what in OPERATIONS))
+    targets = tuple(Target(f"{what}_ratio", 1.2) for what in OPERATIONS)
+    return Report("payload", asdict(asked), figures, targets, store=own.store)
 
 
 async def _settles(
@@ -70,7 +75,9 @@ async def _settles(
         for size, size_bytes in sizes.items():
             await producer.produce(os.urandom(size_bytes), in_=0, id=f"{size}-due-{number}")
     taken: dict[str, list[timeline.Delivery]] = {size: [] for size in sizes}
-    async with client.consumer(TOPIC, credit=count, credit_bytes=count * (asked.large_bytes + 1_000)) as consumer:
+    async with client.consumer(
+        producer.topic, credit=count, credit_bytes=count * (asked.large_bytes + 1_000)
+    ) as consumer:
         for _ in range(count):
             async with within(PATIENCE_S, "a delivery"):
                 delivery = await consumer.take()

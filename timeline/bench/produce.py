@@ -11,9 +11,9 @@ from timeline.bench.cycle import cpu_s_of_self
 from timeline.bench.figures import Report, Target, latencies
 from timeline.bench.load import batch_at
 from timeline.bench.processes import broker
+from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 
-TOPIC = "produce"
 FROM_NOW_MS = 3_600_000
 
 
@@ -29,9 +29,13 @@ class Produce:
 
 async def run_produce(asked: Produce, folder: Path) -> Report:
     """One run; every put is answered OK, and all of them are there at the end."""
-    async with broker(folder, asked.store) as (child, address), timeline.connect(address, timeout="60s") as client:
-        await client.create_topic(TOPIC)
-        producer = client.producer(TOPIC)
+    async with (
+        own_topic(asked.store, "produce") as own,
+        broker(folder, asked.store) as (child, address),
+        timeline.connect(address, timeout="60s") as client,
+    ):
+        await client.create_topic(own.name)
+        producer = client.producer(own.name)
         clock = Clock()
         due_ms = clock.now_ms() + FROM_NOW_MS
         batch = batch_at(asked.messages, due_ms, asked.payload_bytes)
@@ -56,6 +60,7 @@ async def run_produce(asked: Produce, folder: Path) -> Report:
             "client_cpu_us_per_message": (cpu_s_of_self() - own_cpu_s) * 1e6 / asked.messages,
             **latencies(took_ms, "answer"),
         }
-        there = int((await client.forecast(TOPIC, window="2h", step="1h")).counts.sum())
+        there = int((await client.forecast(own.name, window="2h", step="1h")).counts.sum())
+        targets = (Target("rate_per_s", 20_000.0, least=True),)
         wrong = [] if there == asked.messages else [f"{there} of {asked.messages} messages are there"]
-        return Report("produce", asdict(asked), figures, (Target("rate_per_s", 20_000.0, least=True),), wrong)
+        return Report("produce", asdict(asked), figures, targets, wrong, store=own.store)

@@ -23,17 +23,21 @@ from timeline.bench.memory import Memory, run_memory
 from timeline.bench.payload import Payload, run_payload
 from timeline.bench.produce import Produce, run_produce
 from timeline.bench.restart import Restart, run_restart
+from timeline.bench.topic import scheme
 
 SQLITE = "sqlite://"
 MILLION = 1_000_000
 COMPARED = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms")
 TIMES_OF_NONE = 1.25
-LIKE_PEER = {"api": "batch", "store": "memory://", "pending": 0}
-TIMES_OF_PEER = 6.0
-"""How many times as fast as beanstalkd in memory a cycle in batches is to be there."""
-OF_BARE = ("postgresql:", "cassandra:")
-TIMES_OF_BARE = 0.7
-"""How much of what their own statements do a cycle on these stores is to reach."""
+LIKE_PEER = {"api": "batch", "pending": 0}
+BARE = "bare store"
+TIMES_OF = {
+    ("beanstalkd memory", "memory"): 6.0,
+    ("pgqueuer", "postgresql"): 2.0,
+    (BARE, "postgresql"): 0.7,
+    (BARE, "cassandra"): 0.7,
+}
+"""How many times as fast a cycle on this kind of store is to be as what ran beside it; as a peer, in batches alone."""
 
 
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
@@ -124,10 +128,10 @@ def compare(report: Report) -> None:
     for other in report.beside:
         name = f"times_{other.scenario.replace(' ', '_')}"
         report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
-        if other.scenario == "beanstalkd memory" and report.settings == report.settings | LIKE_PEER:
-            report.targets = (*report.targets, Target(name, TIMES_OF_PEER, least=True))
-        if other.scenario == "bare store" and str(report.settings.get("store")).startswith(OF_BARE):
-            report.targets = (*report.targets, Target(name, TIMES_OF_BARE, least=True))
+        wanted = TIMES_OF.get((other.scenario, scheme(report.settings["store"])))
+        like_peer = report.settings == report.settings | LIKE_PEER
+        if wanted is not None and (like_peer or other.scenario == BARE):
+            report.targets = (*report.targets, Target(name, wanted, least=True))
 
 
 def compare_pending(reports: list[Report]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -81,7 +82,7 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
             click.echo(f"{entry.title} …", err=True)
             with Progress("pending", getattr(entry.asked, "pending", 0)) as progress:
                 try:
-                    report = asyncio.run(run_entry(entry, Path(made), progress.add))
+                    report = asyncio.run(ended_in_order(run_entry(entry, Path(made), progress.add)))
                 except CannotMeasure as trouble:
                     raise Failed(REFUSED, f"{entry.title}: {trouble.reason}") from trouble
         reports.append(report)
@@ -93,6 +94,14 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
     else:
         click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for report in reports for one in (report, *report.beside)) else 0
+
+
+def store_line(report: Report) -> str:
+    """What the figures were taken on: the store in words, what it declares, and what weakens that."""
+    told = report.store
+    kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
+    line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
+    return "\n".join([line, *(f"store: {warning}" for warning in told["warnings"])])
 
 
 def signature(on: dict[str, Any]) -> str:
@@ -124,7 +133,7 @@ def conducted(
     on = machine()
     with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
         try:
-            report = asyncio.run(run(Path(made)))
+            report = asyncio.run(ended_in_order(run(Path(made))))
         except CannotMeasure as trouble:
             raise Failed(REFUSED, trouble.reason) from trouble
     if as_json:
@@ -133,6 +142,13 @@ def conducted(
         tell(report)
         click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
+
+
+async def ended_in_order(running: Coroutine[Any, Any, Report]) -> Report:
+    """Awaits it; SIGTERM interrupts it as Ctrl-C does, so that processes are ended and the topic is dropped."""
+    task = asyncio.ensure_future(running)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def plainly(kind: type, as_json: bool, folder: Path | None, store: str, settings: dict[str, Any]) -> int:
@@ -156,6 +172,8 @@ def tell(report: Report) -> None:
             target = told.get(name) if one is report else None
             verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
             rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
+    if report.store:
+        click.echo(store_line(report))
     print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
     for one in (report, *report.beside):
         for note in one.notes:

@@ -1,0 +1,159 @@
+"""Each scenario in small on real databases, in a topic of its own: what others have in the store stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.cassandra import CassandraServer
+from tests.servers.fixture import Running
+from tests.servers.mysql import MysqlServer
+from tests.servers.postgresql import PostgresqlServer
+from tests.servers.process import Server
+from tests.servers.redis import RedisServer
+from timeline.bench.bare import run_bare
+from timeline.bench.burst import Burst, run_burst
+from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.cycle import Cycle, run_cycle
+from timeline.bench.figures import Report
+from timeline.bench.lateness import Lateness, run_lateness
+from timeline.bench.load import create_in
+from timeline.bench.restart import Restart, run_restart
+from timeline.bench.suite import compare
+from timeline.storage_plugins import open_store
+
+OTHERS = "somebody's"
+
+Run = Callable[[str, Path], Awaitable[Report]]
+
+
+async def names_in(url: str) -> list[str]:
+    """The topics of a store that nobody has open."""
+    store = await open_store(url)
+    try:
+        return [topic.name for topic in await store.topics()]
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def used(url: str) -> AsyncIterator[None]:
+    """A store in which somebody else has a topic."""
+    store = await open_store(url)
+    topic = await create_in(store, OTHERS)
+    await store.close()
+    try:
+        yield
+    finally:
+        store = await open_store(url)
+        await store.drop_topic(topic)
+        await store.close()
+
+
+async def _cycle(url: str, folder: Path) -> Report:
+    asked = Cycle(url, messages=1_000, batch=200, pending=300, warm_up=200)
+    report = await run_cycle(asked, folder)
+    report.beside.append(await run_bare(asked))
+    compare(report)
+    return report
+
+
+async def _lateness(url: str, folder: Path) -> Report:
+    return await run_lateness(Lateness(url, rate=200, seconds=0.4, runs=1, pending=300, in_zero=True), folder)
+
+
+async def _burst(url: str, folder: Path) -> Report:
+    return await run_burst(Burst(url, messages=1_000, credit=500), folder)
+
+
+async def _cancel_tag(url: str, folder: Path) -> Report:
+    return await run_cancel_tag(CancelTag(url, pending=600, tagged=200, rate=100, seconds=0.3), folder)
+
+
+async def _restart(url: str, folder: Path) -> Report:
+    return await run_restart(Restart(url, pending=300, restarts=1), folder)
+
+
+SCENARIOS = [
+    *((kind, _cycle) for kind in (RedisServer, PostgresqlServer, MysqlServer, CassandraServer)),
+    (RedisServer, _lateness),
+    (PostgresqlServer, _burst),
+    (PostgresqlServer, _cancel_tag),
+    (MysqlServer, _restart),
+]
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "run"), SCENARIOS, ids=lambda one: getattr(one, "name", one.__name__))
+async def test_a_scenario_on_a_store_that_others_use(
+    servers: Running, kind: type[Server], run: Run, tmp_path: Path
+) -> None:
+    url = servers.url(kind)
+    async with used(url):
+        before = await names_in(url)
+        report = await run(url, tmp_path)
+        assert await names_in(url) == before
+        assert OTHERS in before
+    for one in (report, *report.beside):
+        assert one.wrong == []
+        assert one.store["server"]
+        assert {target.figure for target in one.targets} <= set(one.figures)
+    assert "secret" not in str(report.as_json())
+
+
+@pytest.mark.processes
+async def test_what_an_interrupted_measurement_has_put_is_dropped(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'bench.db'}"
+    running: asyncio.Task[Any] = asyncio.ensure_future(
+        run_cycle(Cycle(url, messages=100, pending=30_000), tmp_path, lambda _: running.cancel())
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await names_in(url) == []
+
+
+TARGETS = {
+    Cycle("redis://host"): {"rate_per_s": 60_000},
+    Cycle("sqlite:///file"): {"rate_per_s": 40_000},
+    Cycle("sqlite:///file", pending=1_000_000): {"rate_per_s": 20_000},
+    Cycle("postgresql://host/db"): {"rate_per_s": 15_000},
+    Cycle("postgresql://host/db", api="handlers"): {"rate_per_s": 15_000},
+    Cycle("cassandra://host/k"): {"rate_per_s": 4_000},
+    Cycle("mysql://host/db"): {},
+    Burst("postgresql://host/db"): {"drained_s": 4, "first_late_ms": 5, "lateness_min_ms": 0},
+    Burst("redis://host"): {"first_late_ms": 5, "lateness_min_ms": 0},
+    CancelTag("postgresql://host/db"): {"rate_per_s": 20_000, "p99_ratio": 2},
+    CancelTag("redis://host"): {"p99_ratio": 2},
+}
+
+
+@pytest.mark.parametrize("asked", TARGETS, ids=lambda asked: f"{type(asked).__name__}-{asked.store}")
+def test_targets_are_those_of_the_kind_of_store(asked: Any) -> None:
+    assert {target.figure: target.bound for target in asked.targets} == TARGETS[asked]
+
+
+@pytest.mark.parametrize(
+    ("store", "beside", "wanted"),
+    [
+        ("postgresql://h/d", "bare store", 0.7),
+        ("cassandra://h/k", "bare store", 0.7),
+        ("mysql://h/d", "bare store", None),
+        ("postgresql://h/d", "pgqueuer", 2.0),
+        ("memory://", "beanstalkd memory", 6.0),
+        ("redis://h", "celery", None),
+    ],
+)
+def test_the_ratio_to_what_ran_beside_it(store: str, beside: str, wanted: float | None) -> None:
+    settings = {"store": store, "api": "batch", "pending": 0}
+    other = Report(beside, settings, {"rate_per_s": 100.0})
+    report = Report("cycle", settings, {"rate_per_s": 150.0}, beside=[other])
+    compare(report)
+    name = f"times_{beside.replace(' ', '_')}"
+    assert report.figures[name] == 1.5
+    assert [(target.figure, target.bound) for target in report.targets] == ([(name, wanted)] if wanted else [])
