@@ -60,7 +60,7 @@ class RecordedConnections(CockroachConnections):
 class StandInConnections(CockroachConnections):
     wording: ClassVar[type[Qualified]] = StandInWords
     # PostgreSQL's planner takes small tables whole, and then each transaction has read what any other one writes.
-    settings: ClassVar[dict[str, str]] = CockroachConnections.settings | {
+    settings: dict[str, str] = CockroachConnections.settings | {
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "plan_cache_mode": "force_generic_plan",

@@ -16,6 +16,7 @@ from tests.storage_plugins.cockroach_stand_in import StandInStore, golden, store
 from tests.storage_plugins.cockroach_statements import written_out
 from tests.storage_plugins.sqlite_calls import NOW_MS, grant, puts, topic
 from timeline.model import Topic, TopicSettings
+from timeline.storage_plugins import sql
 from timeline.storage_plugins.cockroachdb import schema
 from timeline.storage_plugins.cockroachdb.leasing import SLACK_MS, WHOLE_EVERY_MS, Floors
 from timeline.storage_plugins.cockroachdb.location import location_of
@@ -24,6 +25,7 @@ from timeline.storage_plugins.cockroachdb.words import worded
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql import lease_statements, statements
 from timeline.storage_plugins.postgresql.connections import Connection, judged
+from timeline.storage_plugins.versions import Versions
 
 TOPIC = Topic(name="t", uid=7, settings=TopicSettings(), revision=1, created_ms=1)
 WRITE = "python -m tests.storage_plugins.cockroach_statements writes the golden file"
@@ -257,6 +259,30 @@ async def test_a_schema_of_a_newer_version_is_refused(servers: Running) -> None:
     await mine.close()
     with pytest.raises(StoreRefused, match="the store's schema has version 9"):
         await StandInStore(url).open()
+
+
+@pytest.mark.servers
+async def test_the_next_version_expands_first_and_contracts_later(
+    servers: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expand(execute: sql.Executes) -> None:
+        execute("ALTER TABLE message ADD COLUMN IF NOT EXISTS extra BIGINT NOT NULL DEFAULT 0")
+
+    def contract(execute: sql.Executes) -> None:
+        execute("ALTER TABLE message DROP COLUMN IF EXISTS extra")
+
+    url = servers.server(CockroachServer).url + "?schema=versions"
+    old, new = StandInStore(url), StandInStore(url)
+    await old.open()
+    t = await old.create_topic(topic("t"))
+    monkeypatch.setattr(sql, "MIGRATIONS", (sql.Migration(expand, contract),))
+    await new.open()
+    assert await new.migrate(contract=False) == Versions(2, 1)
+    await old.put(t, NOW_MS, puts([b"beside the new one"]))
+    assert len((await new.lease_due(t, None, NOW_MS, NOW_MS, [grant(10)])).rows) == 1
+    assert await new.migrate(contract=True) == Versions(2, 2)
+    await old.close()
+    await new.close()
 
 
 @pytest.mark.servers

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import ClassVar
 
 from timeline.storage_plugins.cockroachdb.words import Worded
 from timeline.storage_plugins.postgresql.connections import Connection, Connections, Qualified
+from timeline.storage_plugins.postgresql.location import Location
 from timeline.storage_plugins.postgresql.numbers import Numbers
 
 FIRST_MS, CAP_MS = 10, 500
+SETTINGS = {"application_name": "timeline", "default_transaction_isolation": "serializable"}
 _ROW_BITS = 63
 
 
@@ -28,13 +31,15 @@ class CockroachConnections(Connections):
     sake: it has been undone, and is done again after a random wait that grows, as often as `tries`. Where the server
     does not know whether it was done (40003), the call is unknown."""
 
-    settings: ClassVar[dict[str, str]] = {
-        "application_name": "timeline",
-        "default_transaction_isolation": "serializable",
-    }
+    settings: dict[str, str] = SETTINGS
     apart: ClassVar[bool] = True
     wording: ClassVar[type[Qualified]] = Worded
     tries: ClassVar[int] = 12
+
+    def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
+        super().__init__(location, renumber)
+        # Steps of a migration name tables as the SQL family does, without a schema.
+        self.settings = self.settings | {"search_path": location.schema}
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
         again = await super()._again(error, attempt)

@@ -158,7 +158,7 @@ class Connections:
     protocol and another SQL has `settings` and `wording` of its own. `apart`: no statement may update and
     delete rows of one table."""
 
-    settings: ClassVar[dict[str, str]] = SETTINGS
+    settings: dict[str, str] = SETTINGS
     apart: ClassVar[bool] = False
     wording: ClassVar[type[Qualified]] = Qualified
     tries: ClassVar[int] = TRIES
