@@ -31,6 +31,11 @@ SETTINGS = {
     "random_page_cost": "1.1",
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "read committed",
+    # A broker whose machine is gone lets go of its locks soon, not after the two hours that a system waits by default.
+    "idle_in_transaction_session_timeout": "60s",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
 PLANNING = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode")
 """Of these, what statements cannot do without where tables are large: `schema` looks whether they came through."""

@@ -197,7 +197,8 @@ async def lease_plain(
         if len(leased.rows):
             times.append(int(leased.rows.due_ms.min()) + backoff_ms)
         if found["passed"] > 0 or found["fitting"] > len(leased.rows):
-            times.append(now_ms)  # Somebody else is at some of them, and may leave them as they are.
+            # Somebody else is at some of them, and may leave them as they are. Not at once: a lock may last.
+            times.append(now_ms + 1)
         leased.next_due_ms = min((time for time in times if time is not None), default=None)
     return leased
 
