@@ -18,7 +18,13 @@ from timeline.storage_plugins.versions import Step, Versions
 
 pytestmark = pytest.mark.servers
 
-OWN = {"redis": "?prefix=versions", "mysql": "", "postgresql": "?schema=versions", "cockroachdb": "?schema=versions"}
+OWN = {
+    "redis": "?prefix=versions",
+    "mysql": "",
+    "postgresql": "?schema=versions",
+    "cockroachdb": "?schema=versions",
+    "cassandra": "",
+}
 """How a URL names a place of its own: what is done to its schema is nobody else's affair."""
 NAMES = [name for name in KINDS if name in OWN]
 
@@ -30,6 +36,19 @@ def _expand_tables(execute: sql.Executes) -> None:
 
 def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, stores are of the next version."""
+    if name == "cassandra":
+        from timeline.storage_plugins.cassandra import opening
+
+        def says(statement: str) -> Callable[[Callable[[str], object]], None]:
+            def half(execute: Callable[[str], object]) -> None:
+                execute(statement)
+
+            return half
+
+        made = "CREATE TABLE IF NOT EXISTS urgency (number int PRIMARY KEY)"
+        table = Step(says(made), says("DROP TABLE IF EXISTS urgency"))
+        monkeypatch.setattr(opening, "MIGRATIONS", (table,))
+        return
     if name != "redis":
         step = sql.Migration(_expand_tables, lambda execute: execute("DROP TABLE urgency"))
         monkeypatch.setattr(sql, "MIGRATIONS", (step,))
@@ -48,7 +67,7 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_two_versions_share_a_store_under_load(
     servers: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = servers.server(kind_of(name)).url + OWN[name]
+    url = servers.server(kind_of(name)).url.replace("/timeline?", "/versions?") + OWN[name]
     async with Trial(lambda: store_at(name, url)) as trial:
         topic = await trial.topic(buckets=4, max_deliveries=0)
         assert await trial.store.migrate(False) == Versions(1, 1)
