@@ -65,7 +65,7 @@ async def test_a_put_that_waited_for_a_settle_sees_what_it_remembered(server: My
 async def test_a_deadlock_is_tried_again(server: MysqlServer) -> None:
     url = server.url
     deadlocks = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
-    async with trial(url) as trying:
+    async with trial(url, timeout_ms=240_000) as trying:  # so that a slow machine's lock wait does not end first
         made = await trying.topic(buckets=1)
         await trying.stored(made, [b"a", b"z", *(b"m%d" % number for number in range(20))], T0 + HOUR_MS)
         before = int(server.sql(deadlocks).split()[1])
@@ -76,7 +76,7 @@ async def test_a_deadlock_is_tried_again(server: MysqlServer) -> None:
             await asyncio.to_thread(run, somebody, "UPDATE message SET asked_ms = 2 WHERE id = 'a'")
             somebody.commit()
         expect_equal(statuses(await move), [Status.OK, Status.OK], "moves after a deadlock")
-        assert int(server.sql(deadlocks).split()[1]) == before + 1
+        assert int(server.sql(deadlocks).split()[1]) > before
 
 
 async def test_a_lock_that_is_held_long_is_waited_for_again(server: MysqlServer) -> None:
@@ -84,7 +84,7 @@ async def test_a_lock_that_is_held_long_is_waited_for_again(server: MysqlServer)
     timeouts = (
         "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'INNODB_ROW_LOCK_WAITS'"
     )
-    async with trial(url) as trying:
+    async with trial(url, timeout_ms=16_000) as trying:
         made = await trying.topic()
         await trying.stored(made, [b"a"], T0 + HOUR_MS)
         before = int(server.sql(timeouts))
@@ -111,25 +111,29 @@ async def test_leases_pass_over_what_others_have_locked(server: MysqlServer) -> 
 
 async def test_a_call_past_its_deadline_did_nothing_before_its_commit(server: MysqlServer) -> None:
     url = server.url
-    async with trial(url, pool=2, timeout_ms=1_000) as trying:
+    async with trial(url):
+        pass  # makes the tables, which may take longer
+    async with trial(url, pool=2, timeout_ms=3_000) as trying:
         made = await trying.topic()
         with other(url) as somebody:
             run(somebody, "LOCK TABLES topic WRITE, message WRITE")
             calls = [trying.put(made, [b"%d" % number]) for number in range(4)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(answer) for answer in answers] == [StoreUnavailable] * 4
-        assert all("1000 ms" in str(answer) for answer in answers)
+        assert all("3000 ms" in str(answer) for answer in answers)
         await _works_again(trying)
         assert not len((await trying.lease(made)).rows)
 
 
 async def test_a_call_past_its_deadline_is_unknown_once_its_commit_was_sent(server: MysqlServer) -> None:
     url = server.url
-    async with trial(url, timeout_ms=2_000) as trying:
+    async with trial(url):
+        pass  # makes the tables, which may take longer
+    async with trial(url, timeout_ms=3_000) as trying:
         made = await trying.topic()
         with other(url) as somebody:
             run(somebody, *(f"BACKUP STAGE {stage}" for stage in ("START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT")))
-            with pytest.raises(StoreUnknown, match="no answer within 2000 ms"):
+            with pytest.raises(StoreUnknown, match="no answer within 3000 ms"):
                 await trying.put(made, [b"a"])
             run(somebody, "BACKUP STAGE END")
         await _works_again(trying)
