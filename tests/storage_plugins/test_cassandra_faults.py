@@ -155,7 +155,7 @@ async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(server
     """No flush, no compaction, gc_grace_seconds as it is: no trace of what was acknowledged is read."""
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic(buckets=1)
-        await acknowledge(trial, topic, 3_000, 1_000)
+        await acknowledge(trial, topic, 3_000, 1_500)
         reads = await traced_lease(trial, topic)
     assert reads, "nothing was traced"
     # Ten messages are there, and a read counts the partition's static row.
