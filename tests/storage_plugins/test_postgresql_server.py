@@ -198,7 +198,7 @@ async def test_settings_that_lose_what_was_answered_are_declared(own: Postgresql
 
 async def test_settings_that_a_pooler_dropped_are_told(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {name: value for name, value in connections.SETTINGS.items() if name not in connections.PLANNING}
-    monkeypatch.setattr(connections, "SETTINGS", kept)
+    monkeypatch.setattr(connections.Connections, "settings", kept)
     opened = await _opened(servers.url(PostgresqlServer))
     assert "enable_seqscan" in opened.warnings[0] and "ALTER ROLE" in opened.warnings[0]
 
