@@ -22,6 +22,7 @@ from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.memory import Memory
 from timeline.bench.payload import Payload
+from timeline.bench.peers import PEERS, run_peer
 from timeline.bench.plots import PENDING, draw, drawing_tools, lateness_by_pending, rate_by_batch
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce
@@ -190,7 +191,7 @@ def tell(report: Report) -> None:
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--payload-bytes", type=click.IntRange(16, MOST), default=100, show_default=True)
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
-@click.option("--peer", type=click.Choice(["beanstalkd"]), help="Beside it, the same work by this server.")
+@click.option("--peer", type=click.Choice(["beanstalkd", *PEERS]), help="Beside it, the same work by this one.")
 @profile_option
 @measured
 def cycle(
@@ -211,7 +212,9 @@ def cycle(
             if bare:
                 beside = replace(asked, store=fresh(store, place, "bare"))
                 report.beside.append(await run_bare(beside, progress.add))
-        if peer is not None:
+        if peer in PEERS:
+            report.beside.append(await run_peer(asked, peer, place))
+        elif peer is not None:
             report.beside += [await run_beanstalkd(asked, kind, place) for kind in KINDS]
         compare(report)
         if profile is not None:

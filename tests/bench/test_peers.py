@@ -1,0 +1,62 @@
+"""Peers in a database: they do the cycle's work, each id checked, and leave nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+import pytest
+from redis.asyncio import Redis
+
+from tests.servers.fixture import Running
+from tests.servers.postgresql import PostgresqlServer
+from tests.servers.redis import RedisServer
+from timeline.bench.cycle import Cycle
+from timeline.bench.peers import PEERS, run_peer
+from timeline.bench.processes import CannotMeasure
+
+SMALL = Cycle(messages=200, batch=50, warm_up=50)
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+async def test_celery(servers: Running, tmp_path: Path) -> None:
+    url = servers.url(RedisServer)
+    report = await run_peer(replace(SMALL, store=f"{url}?timeout=5s"), "celery", tmp_path)
+    assert report.wrong == []
+    assert report.figures["rate_per_s"] > 0
+    assert report.notes == [PEERS["celery"].less]
+    async with Redis.from_url(url) as server:
+        assert [key async for key in server.scan_iter(match="bench_celery_*")] == []
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+async def test_pgqueuer(servers: Running, tmp_path: Path) -> None:
+    url = servers.url(PostgresqlServer)
+    report = await run_peer(replace(SMALL, store=url), "pgqueuer", tmp_path)
+    assert report.wrong == []
+    assert report.figures["rate_per_s"] > 0
+    assert report.notes == [PEERS["pgqueuer"].less]
+    connection = await asyncpg.connect(url)
+    try:
+        assert await connection.fetch("SELECT 1 FROM pg_class WHERE relname LIKE 'bench_pgqueuer_%'") == []
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("name", PEERS)
+async def test_a_peer_wants_its_own_kind_of_server(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotMeasure, match=f"give a {PEERS[name].store}:// one"):
+        await run_peer(replace(SMALL, store="memory://"), name, tmp_path)
+
+
+@pytest.mark.parametrize("name", PEERS)
+async def test_a_peer_that_is_not_installed_names_the_extra(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotMeasure, match=r"pip install 'timeline\[peers\]'"):
+        await run_peer(replace(SMALL, store=f"{PEERS[name].store}://host/0"), name, tmp_path)
