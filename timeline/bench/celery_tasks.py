@@ -20,6 +20,7 @@ from celery.signals import worker_ready
 
 from timeline.bench.load import ID_BYTES
 from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, telling
+from timeline.clock import Clock
 
 PREFETCHED = 128
 PUBLISHERS = 4
@@ -83,8 +84,9 @@ def put(url: str, name: str) -> None:
 
 def publish(handed: Any, payloads: list[str]) -> None:
     """One task a payload, due now."""
+    clock = Clock()
     for payload in payloads:
-        handed.apply_async((payload,), eta=datetime.now(UTC))
+        handed.apply_async((payload,), eta=datetime.fromtimestamp(clock.now_ms() / 1000, UTC))
 
 
 if __name__ == "__main__":
