@@ -56,8 +56,8 @@ PEERS = {
         "redis",
         ("celery", "redis"),
         "does not: keep due times in order in the store (the worker holds what is to come in its memory; beyond an "
-        "hour it may run twice), move, cancel by tag or in the store, refuse a second task under an id; keeps what "
-        "Redis keeps",
+        "hour it may run twice), move, cancel in the store (a revoke is told to the workers that run then), refuse a "
+        "second task under an id; keeps what Redis keeps",
     ),
     "pgqueuer": Peer(
         "timeline.bench.pgqueuer_jobs",
