@@ -117,7 +117,7 @@ async def test_who_cannot_be_reached_is_named_once_with_what_to_do(transport: ty
 
 
 async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
-    broker = Broker(limits=Limits(intake_messages=1, throttle_ms=30))
+    broker = Broker(limits=Limits(intake_messages=1, throttle_ms=3_000))
     await broker.start()
     try:
         async with timeline.connect(broker.address, timeout="20s") as tl:
@@ -129,18 +129,18 @@ async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
                 while not broker.node.intake._running:  # type: ignore[union-attr]
                     await asyncio.sleep(0)
                 with pytest.raises(timeline.Throttled) as told:
-                    await p.produce(b"", in_="1h", timeout="20ms")
-                assert told.value.retry_after_ms == 30
-                receipts = await p.produce_many([timeline.Message(b"", in_="1h")] * 2, timeout="20ms")
+                    await p.produce(b"", in_="1h", timeout="400ms")
+                assert told.value.retry_after_ms == 3_000
+                receipts = await p.produce_many([timeline.Message(b"", in_="1h")] * 2, timeout="400ms")
                 assert receipts.counts == {Status.THROTTLED: 2}
-                assert [one.retry_after_ms for one in receipts.failed[1:]] == [30]
+                assert [one.retry_after_ms for one in receipts.failed[1:]] == [3_000]
                 with pytest.raises(timeline.Throttled, match="1 more") as told:
                     receipts.raise_failed()
-                assert told.value.retry_after_ms == 30
-                streamed = [one async for one in p.produce_iter([timeline.Message(b"", in_="1h")], timeout="20ms")]
+                assert told.value.retry_after_ms == 3_000
+                streamed = [one async for one in p.produce_iter([timeline.Message(b"", in_="1h")], timeout="400ms")]
                 with pytest.raises(timeline.Throttled) as told:
                     streamed[0].raise_failed()
-                assert told.value.retry_after_ms == 30
+                assert told.value.retry_after_ms == 3_000
                 held.set()
                 assert (await first).ok
     finally:
@@ -194,7 +194,7 @@ async def test_a_settle_that_failed_gives_no_credit_back(broker: Broker, tl: tim
         assert first is not None
         store.settle = fails  # type: ignore[method-assign]
         with pytest.raises(timeline.Unavailable, match="the disk is full"):
-            await first.ack(timeout="100ms")
+            await first.ack(timeout="2s")
         store.settle = settle  # type: ignore[method-assign]
         assert c._hand.credit.held_messages == 1 and _credit(broker) == 0
         await first.ack()
