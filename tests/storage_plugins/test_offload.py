@@ -339,6 +339,26 @@ async def test_a_put_that_the_store_lost_leaves_its_payload_to_the_sweep() -> No
         assert len(place.files) == 1
 
 
+async def test_a_message_whose_outcome_is_unknown_keeps_its_payload() -> None:
+    """The store lost the answer of a part of the batch, and that part stands."""
+
+    class Half(MemoryStore):
+        async def put(self, *call: Any) -> Any:
+            answers = await super().put(*call)
+            answers.status[0], answers.version[0] = Status.UNKNOWN.code, 0
+            return answers
+
+    place = Kept()
+    async with Trial(lambda: OffloadingStore(Half(), place, 1_024)) as trial:
+        topic = await trial.topic()
+        assert statuses(await trial.put(topic, [b"a", b"b"], payload=LARGE)) == [Status.UNKNOWN, Status.OK]
+        assert isinstance(trial.store, OffloadingStore)
+        await flushed(trial, trial.store)
+        leased = await trial.lease(topic)
+        assert leased.damaged == () and leased.rows.payloads is not None
+        assert leased.rows.payloads.tolist() == [LARGE, LARGE]
+
+
 async def test_dropping_a_topic_deletes_its_payloads() -> None:
     async with offloading() as (trial, place, _):
         topic, other = await trial.topic(), await trial.topic()

@@ -174,12 +174,14 @@ class OffloadingStore(Store):
             answers = spread(await self.inner.put(topic, now_ms, apart.take(sound)), sound, len(puts))
             for at, why in failed.items():
                 answers.status[at], answers.details[at] = Status.UNAVAILABLE.code, why
+        # The name is this attempt's own: nobody else can have it. A repeat may have met this very attempt, and what is
+        # UNKNOWN may stand.
+        kept = (Status.OK.code, Status.UNKNOWN.code)
         refused = [
             place.name(topic.uid)
             for at, place in places.items()
-            if at not in failed and answers.status[at] != Status.OK.code and not answers.repeat[at]
+            if at not in failed and answers.status[at] not in kept and not answers.repeat[at]
         ]
-        # The name is this attempt's own: nobody else can have it. A repeat may have met this very attempt.
         self._orphans.delete_later(refused)
         return answers
 
