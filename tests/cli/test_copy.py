@@ -23,6 +23,7 @@ from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.offload import OffloadingStore
 from timeline.storage_plugins.payload_files import PayloadFiles
+from timeline.storage_plugins.payloads import SHARDS
 from timeline.storage_plugins.sqlite import SqliteStore
 
 FAR = 4_000_000_000_000
@@ -236,6 +237,26 @@ async def test_a_source_that_is_not_told_where_payloads_lie_is_told_apart() -> N
             again = TopicCopy(trial.store, other.store, topic, lambda: T0)
             await again.prepare()
             assert (await again.run()).copied == 1 and (await again.compare()).same
+
+
+async def test_two_stores_with_one_place_for_payloads_are_not_in_each_others_way(tmp_path: Path) -> None:
+    """Neither the source's sweep nor its drop takes a payload from the target."""
+
+    def store() -> OffloadingStore:
+        return OffloadingStore(MemoryStore(), PayloadFiles(f"file://{tmp_path}"), 1_024, grace_ms=1_000)
+
+    async with Trial(store) as trial, Trial(store) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, named(3), FAR, payload=b"x" * 2_000)
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0)
+        await copying.prepare()
+        assert (await copying.run()).copied == 3
+        into = await topic_of(other.store, topic.name)
+        for now_ms in (T0, T0 + 1_000):
+            assert sum([(await trial.store.sweep(topic, now_ms, 100)).orphans for _ in range(SHARDS)]) == 0
+        await trial.store.drop_topic(topic)
+        rows = await everything(other.store, into)
+        assert [row["payloads"] for row in rows.values()] == [b"x" * 2_000] * 3
 
 
 # ── the command ──

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -75,7 +76,10 @@ class TopicCopy:
         the source are leased (and `leased` is not asked for), or when the target's topic is live; TopicConflict when
         its settings differ. `said` is told of every message counted."""
         await self._count(said)
-        asked = dataclasses.replace(self.topic, revision=1, settings=_paused(self.topic.settings))
+        # A topic of its own: payloads that lie apart, and what a store notes of a dropped topic, go by the topic's uid.
+        # Under the source's, dropping it there, or its sweep, would delete the target's payloads at a common place.
+        uid = 1 + secrets.randbits(62)
+        asked = dataclasses.replace(self.topic, uid=uid, revision=1, settings=_paused(self.topic.settings))
         standing = next((topic for topic in await self.target.topics() if topic.name == self.topic.name), None)
         if standing is None:
             self._into, self._fresh = await self.target.create_topic(asked), True
