@@ -56,6 +56,9 @@ def test_a_refusal_never_repeats_a_password(url: str) -> None:
     [
         ("sqlite:////data/a.db", "sqlite:////data/a.db"),
         ("redis://:secret@h1:6379/0?x=1", "redis://…@h1:6379/0"),
+        ("postgresql://ops:hunter2?x@db/d", "postgresql://…@"),
+        ("mysql://ops:12hunter#2@db", "mysql://…@"),
+        ("redis://h1:6379,h2:6379/0?payloads=s3://key@bucket", "redis://h1:6379,h2:6379/0"),
         ("memory://", "memory://"),
         ("sqlite:///" + "x" * 200, "sqlite:///" + "x" * 149 + "…"),
     ],

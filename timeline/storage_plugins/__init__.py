@@ -8,6 +8,7 @@ says where large payloads lie apart, for any store (see `offload`).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
@@ -25,6 +26,8 @@ StoreFactory = Callable[[str], Store]
 StoreRefused when the URL makes no sense."""
 
 SHOWN_CHARS = 160
+_NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
+"""A colon that stands before something else than a port, as one before a password does."""
 
 
 def plugins() -> dict[str, EntryPoint]:
@@ -115,7 +118,9 @@ def shown(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
-    rest = rest.partition("?")[0].partition("#")[0]
-    host = rest.rpartition("@")[2]
-    text = f"{scheme}{separator}{'…@' if host != rest else ''}{host}"
+    head = rest.partition("?")[0].partition("#")[0]
+    host = head.rpartition("@")[2]
+    if host == head and "@" in rest and _NO_PORT.search(head):
+        host = ""  # a "?" or "#" in a password that should have been encoded: what stands before it is secret, too
+    text = f"{scheme}{separator}{'…@' if host != head else ''}{host}"
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
