@@ -42,8 +42,11 @@ class Location:
         try:
             parts = urlsplit(url)
             port = parts.port or PORT
-        except ValueError as error:
-            raise StoreRefused(f"this mysql:// URL cannot be read ({error}): write {_SHAPE}") from None
+        except ValueError:
+            # Its own text may hold what stands behind a colon: a part of a password with a "/", "?" or "#" in it.
+            raise StoreRefused(
+                f"this mysql:// URL cannot be read: write {_SHAPE}, special characters in a password as %2F and so on"
+            ) from None
         database = unquote(parts.path.removeprefix("/"))
         if not parts.hostname or not database or "/" in database:
             raise StoreRefused(f"a mysql:// URL names a host and a database: write {_SHAPE}")
