@@ -20,7 +20,7 @@ from timeline.model import State, Status
 from timeline.outbox.figures import CATALOG as OF_THE_RELAY
 from timeline.wire import Cause
 
-KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "", *NEEDLESS}
+KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "sql", "", *NEEDLESS}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
