@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Literal, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -31,6 +33,7 @@ class Proxy:
         self.delay_s = 0.0
         self._cut_at: tuple[int, When] | None = None
         self._every: tuple[int, When] | None = None
+        self._gap: Callable[[], int] | None = None
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
 
@@ -58,15 +61,23 @@ class Proxy:
 
     def cut_once(self, nth: int, when: When) -> None:
         """Cuts the connection of the `nth` exchange from now on, counted from 1."""
-        self._cut_at, self._every = (self.exchanges + nth, when), None
+        self._cut_at, self._every, self._gap = (self.exchanges + nth, when), None, None
 
     def cut_every(self, nth: int, when: When) -> None:
         """Cuts the connection of each `nth` exchange from now on."""
-        self._cut_at, self._every = None, (nth, when)
+        self._cut_at, self._every, self._gap = None, (nth, when), None
+
+    def cut_about_every(self, nth: int, when: When) -> None:
+        """Cuts the connection of each `nth` exchange on average: the next one comes after 1 to 2 `nth` - 1 of them, the
+        same way each time. A caller whose attempts are all alike would meet what comes at equal distances always at the
+        same place, and never get through."""
+        gaps = Random(nth)
+        self._gap = lambda: gaps.randint(1, 2 * nth - 1)
+        self._cut_at, self._every = (self.exchanges + self._gap(), when), None
 
     def leave_alone(self) -> None:
         """Forwards everything."""
-        self._cut_at = self._every = None
+        self._cut_at = self._every = self._gap = None
 
     def cut_all(self) -> None:
         """Cuts all connections that are open."""
@@ -77,7 +88,10 @@ class Proxy:
         """Counts an exchange; whether and how its connection is to be cut."""
         self.exchanges += 1
         if self._cut_at is not None and self.exchanges == self._cut_at[0]:
-            return self._cut_at[1]
+            when = self._cut_at[1]
+            if self._gap is not None:
+                self._cut_at = (self.exchanges + self._gap(), when)
+            return when
         if self._every is not None and self.exchanges % self._every[0] == 0:
             return self._every[1]
         return None

@@ -80,6 +80,16 @@ async def test_cuts_every_third_until_told_otherwise() -> None:
         assert len(await asked(proxy, *[b"x\n"] * 7)) == 7
 
 
+async def test_cuts_about_every_third_never_at_equal_distances() -> None:
+    passed = []
+    for _ in range(2):
+        async with echo_behind_proxy() as (_, proxy):
+            proxy.cut_about_every(3, "after")
+            passed.append([len(await asked(proxy, *[b"x\n"] * 6)) for _ in range(20)])
+    assert passed[0] == passed[1]  # the cut one counts
+    assert set(passed[0]) == {1, 2, 3, 4, 5}
+
+
 async def test_a_server_that_is_down_ends_the_connection() -> None:
     async with echo_behind_proxy() as (_, proxy):
         proxy.server_port = 1

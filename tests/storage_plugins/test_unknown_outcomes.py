@@ -36,7 +36,7 @@ KINDS = [
     if find_spec(f"timeline.storage_plugins.{name}") and find_spec(place.partition(":")[0])
 ]
 STRIDES = (2, 3, 5, 7)
-"""Of the exchanges, each so many-th is cut: among them every call's first, its last, and its commit."""
+"""Of the exchanges, about each so many-th is cut: among them every call's first, its last, and its commit."""
 
 BETWEEN = {"cassandra": 24, "mysql": 7}
 """What strides are multiplied by. Cassandra's driver exchanges dozens of messages to connect anew, and waits before it
@@ -73,7 +73,7 @@ async def crowd_behind_proxy(servers: Running, name: str, seed: int) -> AsyncIte
 async def test_no_promise_breaks_with_the_connection(servers: Running, name: str, when: When) -> None:
     async with crowd_behind_proxy(servers, name, len(when)) as (crowd, proxy):
         for stride in STRIDES:
-            proxy.cut_every(BETWEEN.get(name, 4) * stride, when)
+            proxy.cut_about_every(BETWEEN.get(name, 4) * stride, when)
             await crowd.run(6)
         cuts = proxy.cuts
         proxy.leave_alone()
