@@ -106,7 +106,7 @@ async def test_asynchronous_commit_is_declared(servers: Running) -> None:
 
 
 async def test_what_was_answered_survives_a_kill(own: PostgresqlServer) -> None:
-    async with Trial(lambda: make_store(f"{own.url}?timeout_ms=2000")) as trial:
+    async with Trial(lambda: make_store(f"{own.url}?timeout_ms=8000")) as trial:
         topic = await trial.topic()
         await trial.stored(topic, named(500))
         own.kill()
