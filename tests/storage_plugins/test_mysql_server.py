@@ -13,6 +13,7 @@ from tests.storage_plugins.mysql_calls import database_of, other, run, setting, 
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.mysql import records
 from timeline.storage_plugins.mysql.location import Location
 
 pytestmark = pytest.mark.servers
@@ -83,6 +84,20 @@ async def test_a_newer_schema_is_refused(server: MysqlServer) -> None:
         pass
     server.sql(f"UPDATE {database_of(url)}.meta SET value = '99' WHERE name = 'schema'")
     assert "schema has version 99" in await _refused(url)
+
+
+async def test_a_migration_by_somebody_else_is_waited_for(server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, a broker that starts beside another one would end for good."""
+    url = server.url
+    monkeypatch.setattr(records, "LOCK_S", 0)
+    store = make_store(url)
+    with other(url) as somebody:
+        run(somebody, f"SELECT GET_LOCK({records.LOCK}, 60)")
+        with pytest.raises(StoreUnavailable, match="another process is creating or migrating"):
+            await store.open()
+    await until(server, f"USE {database_of(url)}; SELECT 1 FROM DUAL WHERE IS_FREE_LOCK({records.LOCK})")
+    await store.open()
+    await store.close()
 
 
 async def test_tables_of_somebody_else_are_left_alone(server: MysqlServer) -> None:

@@ -10,7 +10,7 @@ import pymysql
 
 from timeline.model import Topic
 from timeline.storage_plugins import sql
-from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.mysql.connections import Session, code_of
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
@@ -36,7 +36,8 @@ def prepare(session: Session) -> str:
 @contextmanager
 def _alone(session: Session) -> Iterator[None]:
     if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:
-        raise StoreRefused("another process is migrating this database's schema: start this one when it is done")
+        # It passes: who opens the store tries again.
+        raise StoreUnavailable("another process is creating or migrating this database's schema")
     try:
         yield
     finally:
