@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Puts, Settles
+from timeline.storage_plugins.contract import Puts, Settles, StoreUnavailable
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
 from timeline.storage_plugins.sql import changes as sql
@@ -16,6 +16,10 @@ from timeline.storage_plugins.sql.changes import decide_each, put_ask, settle_as
 from timeline.storage_plugins.sql.rows import Stored, remembered_of, stored_of
 
 Reserve = Callable[[int], int]
+
+
+class NumbersTaken(StoreUnavailable):
+    """Row numbers that this process had reserved are others': a server took over that had missed the reservation."""
 
 
 class Changes(sql.Changes):
@@ -111,8 +115,11 @@ def _insert(
     stored = statements.insert_messages(session, key, now_ms, rows)
     there = set(range(first, first + count))
     if stored < count:
-        found = session.rows(f"SELECT `row` FROM message WHERE `row` >= {first} AND `row` < {first + count}")
-        there = {row for (row,) in found}
+        found = session.rows(f"SELECT `row`, birth FROM message WHERE `row` >= {first} AND `row` < {first + count}")
+        ours = {row: birth for row, _, _, birth, *_ in rows}
+        there = {row for row, birth in found if birth == ours[row]}
+        if len(there) < len(found):
+            raise NumbersTaken("row numbers were given out twice: this server had missed a reservation")
     if topic.settings.remember_ms:
         inserted = [row[:3] for row in rows if row[0] in there]
         there -= _take_back(session, key, now_ms - topic.settings.remember_ms, inserted)

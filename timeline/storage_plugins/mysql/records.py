@@ -128,7 +128,10 @@ def server(session: Session) -> tuple[str, tuple[str, ...], int]:
 
 def reserve(session: Session, count: int) -> int:
     """The first of `count` row numbers that nobody else was or will be given."""
-    session.execute(f"UPDATE meta SET value = LAST_INSERT_ID(CAST(value AS UNSIGNED) + {count}) WHERE name = 'rows'")
+    # Beyond all that stand, too: a replica that took over may have missed what was reserved last.
+    standing = session.rows("SELECT COALESCE(MAX(`row`), 0) FROM message")[0][0]
+    reserved = f"GREATEST(CAST(value AS SIGNED), {standing}) + {count}"
+    session.execute(f"UPDATE meta SET value = LAST_INSERT_ID({reserved}) WHERE name = 'rows'")
     return int(session.rows("SELECT LAST_INSERT_ID()")[0][0]) - count + 1
 
 

@@ -191,6 +191,14 @@ class MysqlStore(Store):
         return joined(whole(done))
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        try:
+            return await self._put_numbered(topic, now_ms, puts)
+        except messages.NumbersTaken:
+            with self._rows_lock:
+                self._next_row, self._last_row = 1, 0
+            return await self._put_numbered(topic, now_ms, puts)
+
+    async def _put_numbered(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         first = await self._rows(len(puts))
 
         def act(session: Session, key: int) -> Answers:
