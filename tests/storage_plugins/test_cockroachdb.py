@@ -302,3 +302,21 @@ async def test_a_server_that_is_not_there_and_a_database_that_is_not(servers: Ru
     url = servers.server(CockroachServer).url.removesuffix("postgres") + "nowhere"
     with pytest.raises(StoreRefused, match="there is no such database"):
         await StandInStore(url).open()
+
+
+@pytest.mark.servers
+async def test_an_opening_that_took_too_long_may_be_repeated(servers: Running) -> None:
+    """Its statements may have been done: but nobody opens a store in doubt."""
+    url = servers.server(CockroachServer).url
+    mine = StandInStore(f"{url}?schema=hangs&timeout_ms=3000")
+    somebody = await asyncpg.connect(location_of(url).dsn)
+    try:
+        await somebody.execute("BEGIN")
+        await somebody.execute("CREATE SCHEMA hangs")
+        with pytest.raises(StoreUnavailable, match="no answer within the deadline"):
+            await mine.open()
+        await somebody.execute("ROLLBACK")
+    finally:
+        await somebody.close()
+    await mine.open()
+    await mine.close()

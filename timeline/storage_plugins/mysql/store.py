@@ -24,6 +24,7 @@ from timeline.storage_plugins.contract import (
     Store,
     StoreRefused,
     StoreUnavailable,
+    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
@@ -74,8 +75,11 @@ class MysqlStore(Store):
                 connections = Connections(self._location)
                 try:
                     self._opened = await connections.transact(self._open)
-                except BaseException:
+                except BaseException as error:
                     await asyncio.to_thread(connections.close)
+                    if isinstance(error, StoreUnknown):
+                        # What may have been made of the schema is found, or made, by the next opening.
+                        raise StoreUnavailable(error.reason) from error
                     raise
                 connections.opening = False
                 self._connections = connections

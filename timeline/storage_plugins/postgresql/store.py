@@ -24,6 +24,7 @@ from timeline.storage_plugins.contract import (
     Store,
     StoreRefused,
     StoreUnavailable,
+    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
@@ -65,7 +66,11 @@ class PostgresqlStore(Store):
     async def open(self) -> Opened:
         async with self._opening:
             if self._opened is None:
-                self._opened = await self._open()
+                try:
+                    self._opened = await self._open()
+                except StoreUnknown as lost:
+                    # What may have been made of the schema is found, or made, by the next opening.
+                    raise StoreUnavailable(lost.reason) from lost
             return self._opened
 
     async def _open(self) -> Opened:
