@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql import connections, schema
+from timeline.storage_plugins.postgresql.pool import Pool
 
 pytestmark = pytest.mark.servers
 
@@ -263,3 +265,38 @@ async def test_a_wrong_password_is_refused_and_not_shown(own: PostgresqlServer) 
 def test_an_option_that_makes_no_sense_is_refused(rest: str) -> None:
     with pytest.raises(StoreRefused, match=r"must be|no option"):
         make_store(f"postgresql://user:s3cret@host/database{rest}")
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("?sslmode=requre", "`sslmode` parameter must be one of: disable, allow, prefer, require"),
+        ("?sslmode=verify-full&sslrootcert=/nowhere.pem", "sslrootcert names a file; '/nowhere.pem' is none"),
+    ],
+)
+async def test_what_the_driver_does_not_understand_is_refused_at_once(rest: str, said: str) -> None:
+    """A broker would wait for ever for a server that can be reached with it."""
+    with pytest.raises(StoreRefused) as refused:
+        await _opened(f"postgresql://user:s3cret@127.0.0.1:1/database{rest}")
+    assert said in refused.value.reason and "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_is_cancelled_while_it_waits_for_a_connection_leaves_it_to_others(
+    servers: Running, turns: int
+) -> None:
+    """Whenever the cancellation comes: before its turn, together with it, or just after."""
+    pool = Pool(partial(asyncpg.connect, servers.url(PostgresqlServer)), 1)
+    held = await pool.take(60.0)
+    waiting = asyncio.create_task(pool.take(60.0))
+    await asyncio.sleep(0)
+    pool.give(held, sound=True)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if waiting.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    else:
+        pool.give(await waiting, sound=True)
+    pool.give(await pool.take(60.0), sound=True)
+    await pool.close(60.0)

@@ -186,6 +186,8 @@ class Connections:
                 f"{shown}: the server's certificate is not trusted ({error.verify_message}): name its authority with "
                 "sslrootcert= in the URL, and the server as its certificate does"
             ) from error
+        except asyncpg.exceptions.ClientConfigurationError as error:
+            raise StoreRefused(f"{shown}: {_sentence(error)}") from error
         except FAILURES as error:
             if state_of(error) in _REFUSED:
                 raise StoreRefused(f"{shown}: {_REFUSED[state_of(error)]}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -15,6 +16,7 @@ TIMEOUT_MS, TIMEOUT_RANGE_MS = 10_000, (10, 3_600_000)
 _PASSED_ON = frozenset(
     ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "passfile", "target_session_attrs")
 )
+_FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,9 @@ class Location:
         if unknown:
             known = ", ".join(sorted({"schema", "pool", "timeout_ms", *_PASSED_ON}))
             raise StoreRefused(f"{unknown[0]!r:.80} is no option of postgresql://; known are {known}")
+        for name in _FILES:
+            if options.get(name) and not os.path.isfile(options[name]):
+                raise StoreRefused(f"{name} names a file; {options[name]!r:.200} is none")
         # Of several hosts, the one that can be written to; where a fail-over moved it, the next connection finds it.
         options.setdefault("target_session_attrs", "read-write" if "," in parts.netloc else "any")
         dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options), ""))

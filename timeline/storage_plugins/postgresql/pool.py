@@ -30,7 +30,9 @@ class Pool:
     async def take(self, within_s: float) -> Raw:
         """A connection that lives, as far as is known. Raises Busy, or what connecting raises."""
         try:
-            await asyncio.wait_for(self._free.acquire(), within_s)
+            # Not `wait_for`, which drops a cancellation that comes together with the place.
+            async with asyncio.timeout(within_s):
+                await self._free.acquire()
         except TimeoutError:
             raise Busy from None
         try:
@@ -61,9 +63,11 @@ class Pool:
                 for connection, _ in self._idle:
                     await connection.close()
         except (TimeoutError, OSError):
+            pass  # they are ended without a word
+        finally:
             for connection in (*self._used, *(idle for idle, _ in self._idle)):
                 connection.terminate()
-        self._idle.clear()
+            self._idle.clear()
 
     def _kept(self) -> Raw | None:
         """The one used last of those that nobody uses: a server that has calmed down has the others closed."""
