@@ -177,6 +177,27 @@ async def test_what_is_refused_is_set_aside_with_its_reason_and_the_rest_goes_on
     assert await pending(tl, "small") == ["fits", "large"]
 
 
+async def test_whatever_sqlite_takes_for_a_value_holds_up_nobody(sqlite_shop: Shop, tl: timeline.Timeline) -> None:
+    """Its columns take values of any type: texts and bytes are one another's, what is no number is set aside."""
+    for values in (
+        f"'{TOPIC}', 'text', 'grüße', 3600000, NULL",
+        f"'{TOPIC}', 'number', 42, 3600000, NULL",
+        f"'{TOPIC}', CAST('bytes' AS BLOB), x'00ff', 3600000, NULL",
+        f"'{TOPIC}', CAST('soon' AS BLOB), '', 'soon', NULL",
+        f"'{TOPIC}', 'deep', '', 3600000, '{'[' * 100_000}'",
+        f"'{TOPIC}', 'list', '', 3600000, CAST('[1]' AS BLOB)",
+    ):
+        sqlite_shop.run(f"INSERT INTO {outbox.TABLE} (topic, id, payload, in_ms, headers) VALUES ({values})")
+    heard = await once(sqlite_shop, tl)
+    assert heard.statuses == {Status.OK: 3}
+    assert {id: str(status) for id, status, _ in heard.set_aside} == dict.fromkeys(("soon", "deep", "list"), "INVALID")
+    found = {message.id: message.payload async for message in tl.scan(TOPIC, payload=True)}
+    assert found == {"text": "grüße".encode(), "number": b"42", "bytes": b"\x00\xff"}
+    listed = sqlite_shop.outbox()
+    assert [row.id for row in listed.set_aside(10)] == ["soon", "deep", "list"]
+    listed.close()
+
+
 async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_other(
     shop: Shop, tl: timeline.Timeline
 ) -> None:

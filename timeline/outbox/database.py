@@ -184,8 +184,10 @@ class Outbox:
             sizes = list(accumulate(int(size or 0) for _, size in found))
             fit = max(1, sum(total <= TAKEN_BYTES for total in sizes))
             chosen = [seq for seq, _ in found[:fit]]
-            columns = [at[name] for name in Row.__slots__]
-            read = sa.select(*columns).where(at.seq.in_(chosen)).order_by(at.seq)
+            columns: dict[str, sa.ColumnElement[Any]] = {name: at[name] for name in Row.__slots__}
+            if not self.shares:  # SQLite's columns take any type: a text is bytes here, too
+                columns["payload"] = sa.cast(at.payload, sa.LargeBinary()).label("payload")
+            read = sa.select(*columns.values()).where(at.seq.in_(chosen)).order_by(at.seq)
             rows = [_row(row) for row in self._connection.execute(read)] if chosen else []
         except BaseException:
             self.give_back()
@@ -260,7 +262,7 @@ class Outbox:
         wanted = sa.select(at.seq, at.topic, at.grp, at.id, at.due_ms, at.refused_ms, sa.func.coalesce(at.refused, ""))
         look = wanted.where(at.refused_ms.is_not(None)).order_by(at.seq).limit(most)
         with self._engine.connect() as connection:
-            return [Refused(*list(row)) for row in connection.execute(look)]
+            return [Refused(*map(_text, row)) for row in connection.execute(look)]
 
     def retry(self, seqs: Sequence[int] | None) -> int:
         """Has rows that were set aside wait again: those of `seqs`, or all (None). Answers how many there were."""
@@ -289,9 +291,14 @@ def _table(name: str) -> sa.Table:
 
 
 def _row(row: sa.Row[Any]) -> Row:
-    values = dict(row._mapping)
+    values = {name: value if name == "payload" else _text(value) for name, value in row._mapping.items()}
     values["payload"] = bytes(values["payload"] or b"")
     return Row(**values)
+
+
+def _text(value: Any) -> Any:
+    """What SQLite keeps as bytes though its column is of texts."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def reason_of(trouble: DBAPIError) -> str:

@@ -74,8 +74,8 @@ def _point(millis: int) -> When:
 def _length(millis: int) -> timedelta:
     try:
         return timedelta(milliseconds=millis)
-    except OverflowError:
-        raise Invalid(f"in_ms and expires_in_ms are milliseconds, at most 36600 days, not {millis}") from None
+    except (OverflowError, TypeError, ValueError):
+        raise Invalid(f"in_ms and expires_in_ms are milliseconds, at most 36600 days, not {millis!r:.60}") from None
 
 
 def _headers(text: str | None) -> Mapping[str, str] | None:
@@ -83,8 +83,8 @@ def _headers(text: str | None) -> Mapping[str, str] | None:
         return None
     try:
         read = json.loads(text)
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise Invalid(f"headers must be an object of texts in JSON: {bad}") from None
     if not isinstance(read, dict):
-        raise Invalid(f"headers must be an object of texts in JSON, not {text:.40}")
+        raise Invalid(f"headers must be an object of texts in JSON, not {text!r:.40}")
     return read
