@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ from tests.storage_plugins.mysql_calls import database_of, other, run, trial, un
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.mysql.connections import Connections, Session, _Call
+from timeline.storage_plugins.mysql.location import Location
 
 pytestmark = pytest.mark.servers
 
@@ -163,6 +166,41 @@ async def test_a_call_past_its_deadline_is_unknown_once_its_commit_was_sent(serv
         await _works_again(trying)
         again = await trying.put(made, [b"a"])
         assert statuses(again)[0] in (Status.OK, Status.DUPLICATE)
+
+
+async def test_a_call_that_no_connection_was_free_for_says_so(server: MysqlServer) -> None:
+    busy = Connections(Location.of(f"{server.url}?pool=2&timeout_ms=1000"))
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def hold(session: Session) -> None:
+        begun.release()
+        over.wait()
+
+    holding = [asyncio.ensure_future(busy.transact(hold)) for _ in range(2)]
+    try:
+        for _ in holding:
+            await asyncio.to_thread(begun.acquire)
+        with pytest.raises(StoreUnavailable, match="none of 2 connections was free within 1000 ms: raise pool"):
+            await busy.transact(_number)
+    finally:
+        over.set()
+        await asyncio.gather(*holding, return_exceptions=True)
+        await asyncio.to_thread(busy.close)
+
+
+async def test_a_call_that_is_given_up_when_it_is_over_cuts_nobody_elses_connection(server: MysqlServer) -> None:
+    connections, call = Connections(Location.of(server.url)), _Call()
+    try:
+        before = await asyncio.wrap_future(connections._threads.submit(connections._transact, _number, call))
+        call.give_up()
+        assert await connections.transact(_number) == before
+    finally:
+        await asyncio.to_thread(connections.close)
+
+
+def _number(session: Session) -> int:
+    """The connection's own."""
+    return int(session.rows("SELECT CONNECTION_ID()")[0][0])
 
 
 async def _works_again(trying: Trial) -> None:

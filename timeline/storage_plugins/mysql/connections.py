@@ -114,12 +114,16 @@ class _Call:
         """Ends it, as far as that is still possible. Answers whether surely nothing happened."""
         with self._deciding:
             self.given_up.set()
-            nothing = not self._commits
-        if self.connection is not None:
-            # Closing a socket does not wake who reads from it; this does. It may be gone already.
-            with contextlib.suppress(OSError, AttributeError):
-                self.connection._sock.shutdown(socket.SHUT_RDWR)
-        return nothing
+            if self.connection is not None:
+                # Closing a socket does not wake who reads from it; this does. It may be gone already.
+                with contextlib.suppress(OSError, AttributeError):
+                    self.connection._sock.shutdown(socket.SHUT_RDWR)
+            return not self._commits
+
+    def end(self) -> None:
+        """From now on its connection is another call's, and not cut with this one."""
+        with self._deciding:
+            self.connection = None
 
 
 class Connections:
@@ -150,8 +154,9 @@ class Connections:
             raise
         if answer.done():
             return answer.result()
+        never_begun = asked.cancel()  # first: the answer's own cancellation reaches it a turn of the loop later
         answer.cancel()
-        if asked.cancelled():
+        if never_begun:
             raise StoreUnavailable(
                 f"{at.shown}: none of {at.pool} connections was free within {at.timeout_ms} ms: raise pool in the URL"
             )
@@ -202,6 +207,12 @@ class Connections:
             connection._force_close()
 
     def _transact(self, act: Callable[[Session], Result], call: _Call) -> Result:
+        try:
+            return self._tried(act, call)
+        finally:
+            call.end()
+
+    def _tried(self, act: Callable[[Session], Result], call: _Call) -> Result:
         fresh = False
         for tried in range(TRIES):
             try:
