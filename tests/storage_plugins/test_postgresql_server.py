@@ -17,12 +17,12 @@ import pytest
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.services import require_service
-from timeline.model import Status
+from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
-from timeline.storage_plugins.conformance.trial import Trial, named, statuses
+from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.postgresql import connections, schema
+from timeline.storage_plugins.postgresql import connections, messages, schema
 from timeline.storage_plugins.postgresql.pool import Pool
 
 pytestmark = pytest.mark.servers
@@ -300,3 +300,26 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_leaves_it_to_oth
         pool.give(await waiting, sound=True)
     pool.give(await pool.take(60.0), sound=True)
     await pool.close(60.0)
+
+
+async def test_a_call_that_loses_every_race_for_a_message_does_not_say_that_nothing_happened(
+    servers: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = servers.url(PostgresqlServer)
+    read, races = messages.read, [b"b"]
+    async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as rival:
+        topic = await trial.topic()
+        await trial.stored(topic, [b"a", b"b"], T0 + 60_000)
+
+        async def outrun(*asked: Any) -> Any:
+            found = await read(*asked)
+            while races:
+                await rival.mutate(topic, Operation.MOVE, [races.pop()], T0 + 120_000)
+            return found
+
+        monkeypatch.setattr(messages, "MOST_LOST", 1)
+        monkeypatch.setattr(messages, "read", outrun)
+        with pytest.raises(StoreUnknown, match="changed by somebody else 1 times"):
+            await trial.mutate(topic, Operation.MOVE, [b"a", b"b"], T0 + 90_000)
+        dues_ms = {id: row["due_ms"] - T0 for id, row in (await trial.everything(topic)).items()}
+        assert dues_ms == {b"a": 90_000, b"b": 120_000}

@@ -13,7 +13,7 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Mutations, StoreUnavailable
+from timeline.storage_plugins.contract import Mutations, StoreUnknown
 from timeline.storage_plugins.postgresql import statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stored_of
@@ -22,6 +22,11 @@ from timeline.storage_plugins.sql.changes import mutation_asks
 
 MOST_LOST = 100
 """Races that one call may lose for the same message. In each of them somebody else has changed it."""
+
+
+def too_often() -> StoreUnknown:
+    """The error of a call that lost every race for a message; what it asked of others may have been done."""
+    return StoreUnknown(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
 
 
 @dataclass(slots=True)
@@ -168,7 +173,7 @@ async def decide_each(
         absent = [at for at in absent if ids[at] not in lost]
         if not left:
             return sorted(absent)
-    raise StoreUnavailable(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
+    raise too_often()
 
 
 def fill(answers: Answers, at: int, decision: Decision) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from timeline.model import Answers, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Puts, StoreUnavailable
+from timeline.storage_plugins.contract import Puts, StoreUnknown
 from timeline.storage_plugins.postgresql import records, statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.messages import MOST_LOST, decide_each, find_remembered
@@ -51,7 +51,7 @@ class Putting:
                 answers.status[left], answers.version[left], answers.due_ms[left] = gone.status[left], 0, 0
                 answers.details |= {at: gone.details[at] for at in left}
                 return answers
-        raise StoreUnavailable(f"an id was taken and freed by somebody else {MOST_LOST} times while it was put")
+        raise StoreUnknown(f"an id was taken and freed by somebody else {MOST_LOST} times while it was put")
 
     def _likely(self) -> list[int]:
         """What may just be stored: not what would be too late at its due, nor another message under such an id."""

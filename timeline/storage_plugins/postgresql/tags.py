@@ -8,7 +8,7 @@ from timeline.leases import Ask, decide
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import TagMutation, TagStep
 from timeline.storage_plugins.postgresql.connections import Steps
-from timeline.storage_plugins.postgresql.messages import MOST_LOST, Changes
+from timeline.storage_plugins.postgresql.messages import MOST_LOST, Changes, too_often
 from timeline.storage_plugins.postgresql.rows import Stored, stored_of, whole
 from timeline.storage_plugins.postgresql.schema import NOTHING
 from timeline.storage_plugins.postgresql.statements import TOPIC
@@ -52,6 +52,8 @@ async def step(steps: Steps, topic: Topic, now_ms: int, mutation: TagMutation, c
         dues_ms += [due_ms for _, due_ms in done if due_ms]
         if not lost:
             break
+    else:
+        raise too_often()
     onward = cursor_at(last["bucket"], last["id"]) if last["n"] == limit else None
     return TagStep(dict(counts), onward, min(dues_ms, default=None))
 
