@@ -313,6 +313,17 @@ async def test_a_database_that_dies_is_waited_for(tmp_path_factory: Any, tl: tim
         server.stop()
 
 
+@pytest.mark.servers
+def test_a_connection_gives_up_a_machine_that_is_gone(postgresql_shop: Shop) -> None:
+    found = postgresql_shop.outbox()
+    with found._engine.connect() as connection:
+        raw = connection.connection.dbapi_connection
+        assert raw is not None
+        asked = raw.info.get_parameters()
+    found.close()
+    assert (asked["tcp_user_timeout"], asked["keepalives_idle"]) == ("60000", "30")
+
+
 def test_a_table_that_is_not_there_or_too_old_says_how_to_make_it(shop: Shop) -> None:
     shop.run(f"ALTER TABLE {outbox.TABLE} DROP COLUMN tag")
     made = f"'timeline outbox ddl --dialect {shop.dialect}' prints"

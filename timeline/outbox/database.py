@@ -31,6 +31,14 @@ COUNTED = 100_000
 CONNECT_S = 10
 ANSWER_S = 60
 """A statement that takes longer is given up."""
+LIBPQ = {
+    "connect_timeout": CONNECT_S,
+    "tcp_user_timeout": ANSWER_S * 1_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""Of psycopg and psycopg2: a server whose machine is gone is given up, too, not asked for hours."""
 OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
 """The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
@@ -60,11 +68,8 @@ class Outbox:
                 limits |= {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
             return {"isolation_level": "READ COMMITTED", "connect_args": limits}
         if self.dialect == "postgresql":
-            known = {"psycopg": "connect_timeout", "psycopg2": "connect_timeout", "pg8000": "timeout"}
-            return {
-                "isolation_level": "READ COMMITTED",
-                "connect_args": {known[self.url.get_driver_name()]: CONNECT_S},
-            }
+            waits = {"timeout": CONNECT_S} if self.url.get_driver_name() == "pg8000" else LIBPQ
+            return {"isolation_level": "READ COMMITTED", "connect_args": waits}
         return {"connect_args": {"timeout": ANSWER_S, "check_same_thread": False}}
 
     def _prepare(self, raw: Any, record: object) -> None:
