@@ -132,6 +132,9 @@ async def test_leases_pass_over_what_others_have_locked(server: MysqlServer) -> 
         with other(url) as somebody:
             run(somebody, "UPDATE message SET asked_ms = 1 WHERE id = 'a'")
             assert (await trying.lease(made)).rows.ids.tolist() == [b"b"]
+            # Soon again, for what is passed over; what is due and left for want of credit would be told as due.
+            assert (await trying.lease(made)).next_due_ms == T0 + 1
+            assert (await trying.lease(made, 0)).next_due_ms == T0
         await until(server, "SELECT 1 FROM information_schema.innodb_trx HAVING COUNT(*) = 0")
         assert (await trying.lease(made)).rows.ids.tolist() == [b"a"]
 

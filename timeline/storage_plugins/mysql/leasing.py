@@ -31,7 +31,8 @@ def lease_due(
         return None
     search = _Search(Changes(session, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
     search.first_free_ms, search.first_held = free, held
-    eligible = search.first(sum(grant.count for grant in grants))
+    wanted = sum(grant.count for grant in grants)
+    eligible = search.first(wanted)
     leased = _lease(session, now_ms, grants, eligible)
     if not overdue_ms:
         if len(leased.rows) or search.expired or search.buried:
@@ -39,6 +40,10 @@ def lease_due(
         if held is not None:
             held += topic.settings.redelivery_backoff_ms
         leased.next_due_ms = min((time for time in (free, held) if time is not None), default=None)
+        all_of_them = len(leased.rows) == len(eligible) < wanted and not search.expired and not search.buried
+        if all_of_them and leased.next_due_ms is not None:
+            # Somebody else is at what is due still, and may leave it as it is. Not at once: a lock may last.
+            leased.next_due_ms = max(leased.next_due_ms, now_ms + 1)
     leased.expired = search.expired
     leased.buried = Rows.concat(search.buried)
     return leased
