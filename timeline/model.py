@@ -237,8 +237,7 @@ class Rows:
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows from `start` up to `stop`, on the same columns."""
-        rows = slice(start, stop)
-        parts: list[Any] = [None if column is None else column[rows] for column in _columns_of(self)]
+        parts: list[Any] = [None if column is None else column[start:stop] for column in _columns_of(self)]
         return Rows(*parts)
 
     @classmethod
@@ -286,9 +285,9 @@ ROW_DTYPES: dict[str, type[np.generic]] = {
 class Answers:
     """One definite answer per message of a call, as columns.
 
-    `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 when there is none.
-    `settled`: 1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out.
-    `repeat`: 1 where the call was recognised as one already done. `details`: index → a sentence, for refusals.
+    `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 where there is none. `settled`:
+    1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out. `repeat`: 1 where
+    the call was recognised as one already done. `details`: index → a sentence, for refusals. `turn`: `Store.in_turn`.
     """
 
     status: UInt8
@@ -298,6 +297,7 @@ class Answers:
     late: UInt8
     repeat: UInt8
     details: dict[int, str] = dataclasses.field(default_factory=dict)
+    turn: int = 0
 
     def __len__(self) -> int:
         return len(self.status)

@@ -16,6 +16,7 @@ class SlowStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self.turns = 0
         self.refuse: set[str] = set()
         self._held: dict[str, asyncio.Event] = {}
         self._arrived: dict[str, asyncio.Event] = {}
@@ -63,3 +64,21 @@ class SlowStore(MemoryStore):
         if "check" in self.refuse:
             raise StoreUnavailable("check is refused by the test")
         await super().check()
+
+
+class InTurn(SlowStore):
+    """One that does its calls one after the other and says so."""
+
+    in_turn = True
+
+    async def put(self, *arguments: Any) -> Any:
+        return await self._through("put", self._turn(MemoryStore.put(self, *arguments)))
+
+    async def lease_due(self, *arguments: Any) -> Any:
+        return await self._through("lease_due", self._turn(MemoryStore.lease_due(self, *arguments)))
+
+    async def _turn(self, work: Any) -> Any:
+        answer = await work
+        self.turns += 1
+        answer.turn = self.turns
+        return answer

@@ -8,11 +8,22 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.broker.slow import SlowStore
+from tests.broker.slow import InTurn, SlowStore
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status
-from timeline.wire import Deliver, Leaving, LeavingReason, Produce, Scan, ScanPage, TopicAction, decode_as, encode
+from timeline.wire import (
+    Deliver,
+    Leaving,
+    LeavingReason,
+    Produce,
+    Produced,
+    Scan,
+    ScanPage,
+    TopicAction,
+    decode_as,
+    encode,
+)
 
 PATIENT = Limits(sweep_every_ms=3_600_000, heartbeat_ms=3_600_000)
 """Nothing is found by looking again: what is delivered was told of."""
@@ -50,6 +61,35 @@ async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():
         await asyncio.wait([pipe.task])
         store.release("put")
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+async def test_what_is_due_at_once_is_leased_before_its_put_is_answered():
+    store = InTurn()
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        store.hold("put")
+        pipe = link.open("Produce")
+        pipe.up(one_put("a"))
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+        leases = store.calls["lease_due"]
+        store.release("put")
+        assert (await pipe.down(Produced)).answers.status.tolist() == [Status.OK.code]
+        await link.put(["b"])
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"b"]
+        assert store.calls["lease_due"] <= leases + 2, "no round for what the one before had seen"
+
+
+async def test_a_put_that_comes_in_turn_after_the_lease_has_a_round_of_its_own():
+    store = InTurn()
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        store.hold("lease_due")
+        await link.put(["a"])
+        await store.arrived("lease_due")
+        await link.put(["b"])
+        store.release("lease_due")
+        got = [*(await consumer.down(Deliver)).ids.tolist(), *(await consumer.down(Deliver)).ids.tolist()]
+        assert got == [b"a", b"b"]
 
 
 async def test_what_a_consumer_released_that_is_gone_is_dealt_at_once():

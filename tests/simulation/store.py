@@ -52,6 +52,8 @@ class TroubledStore(Store):
     def __init__(self, loop: VirtualLoop, rng: random.Random, history: History, store: Store | None = None) -> None:
         self.inner = store or MemoryStore(cluster_uid="0" * 32)
         self.capabilities = self.inner.capabilities
+        self.in_turn = rng.random() < 0.5
+        self._turns = 0
         self.trouble = Trouble()
         self.occurred: Counter[str] = Counter()
         self._loop = loop
@@ -94,6 +96,10 @@ class TroubledStore(Store):
             raise StoreUnknown("the answer was lost")
         return answer
 
+    def _turn(self) -> int:
+        self._turns += self.in_turn
+        return self._turns
+
     def _commit(self, topic: Topic, kind: str, id: bytes, values: dict[str, Any]) -> None:
         self._history.note("commit", {"topic": topic.name, "id": id.decode(), "kind": kind, **values})
 
@@ -120,6 +126,7 @@ class TroubledStore(Store):
                 version = int(answers.version[at])
                 values = {"birth": int(puts.birth[at]), "version": version, "due_ms": int(answers.due_ms[at])}
                 self._put_or_moved(topic, now_ms, puts, at, values)
+            answers.turn = self._turn()
             return answers
 
         return await self._through(work)
@@ -159,6 +166,7 @@ class TroubledStore(Store):
             for at in range(len(leased.buried)):
                 values = {**_row(leased.buried, at), "now_ms": now_ms}
                 self._commit(topic, "bury", leased.buried.ids[at], values)
+            leased.turn = self._turn()
             return leased
 
         asked = {"asked": self._loop.time() * 1_000.0, "now_ms": now_ms, "overdue_ms": overdue_ms}

@@ -192,3 +192,15 @@ class AcksWhatItReadBefore(ExtendsWhatItReadBefore):
 class MeasuresWhatItIsGiven(MemoryStore):
     async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
         return await super().put(topic, now_ms, replace(puts_, payload_bytes=None))
+
+
+@caught_by("leases_in_turn")
+class SaysItsTurnTooEarly(MemoryStore):
+    """A lease tells the turn in which it was asked for, before the put that it has not seen."""
+
+    in_turn = True
+
+    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+        answers = await super().put(topic, now_ms, puts_)
+        answers.turn = 1
+        return answers

@@ -160,7 +160,8 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Rows | Leased | Answers):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        fields.pop("details", None)
+        for told_as_one_likes in ("details", "turn"):
+            fields.pop(told_as_one_likes, None)
         return fields
     return value
 

@@ -14,7 +14,15 @@ import pytest
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.sqlite import writer
 from timeline.storage_plugins.sqlite.database import Database, Location
-from timeline.storage_plugins.sqlite.writer import ENOUGH_WEIGHT, FIRST, LATER, MOST_WEIGHT, Transaction, Writer
+from timeline.storage_plugins.sqlite.writer import (
+    ENOUGH_WEIGHT,
+    LATER,
+    LEASES,
+    MOST_WEIGHT,
+    SETTLES,
+    Transaction,
+    Writer,
+)
 
 
 class Opened:
@@ -29,7 +37,7 @@ class Opened:
         self.writer = Writer(connection, self.changes.append)
         self.writer.start()
 
-    def hold(self) -> tuple[asyncio.Future[None], threading.Event]:
+    def hold(self, line: int = SETTLES) -> tuple[asyncio.Future[None], threading.Event]:
         """A work that keeps the writer busy until the event is set."""
         go = threading.Event()
         started = threading.Event()
@@ -38,7 +46,7 @@ class Opened:
             started.set()
             go.wait()
 
-        answer = self.writer.submit(wait, FIRST, 1)
+        answer = self.writer.submit(wait, line, 1)
         started.wait()
         return answer, go
 
@@ -91,7 +99,7 @@ def named(ran: list[str], name: str, weight: int | None = None) -> Callable[[Tra
 async def _in_line(opened: Opened, put_weight: int) -> list[str]:
     ran: list[str] = []
     held, go = opened.hold()
-    lines = (("put", LATER), ("put", LATER), ("lease", FIRST), ("put", LATER), ("settle", FIRST))
+    lines = (("put", LATER), ("put", LATER), ("settle", SETTLES), ("put", LATER), ("settle", SETTLES))
     waiting = [
         opened.writer.submit(named(ran, name), priority, put_weight if priority == LATER else MOST_WEIGHT)
         for name, priority in lines
@@ -102,12 +110,12 @@ async def _in_line(opened: Opened, put_weight: int) -> list[str]:
 
 
 async def test_leases_and_settles_go_first_and_puts_are_not_starved(opened: Opened) -> None:
-    assert await _in_line(opened, ENOUGH_WEIGHT) == ["lease", "put", "settle", "put", "put"]
+    assert await _in_line(opened, ENOUGH_WEIGHT) == ["settle", "put", "settle", "put", "put"]
     assert opened.count("BEGIN IMMEDIATE") == opened.count("COMMIT") == 4, "one of each line however much it weighs"
 
 
 async def test_what_is_heavy_takes_turns_with_leases_and_settles(opened: Opened) -> None:
-    assert await _in_line(opened, ENOUGH_WEIGHT + 1) == ["lease", "put", "settle", "put", "put"]
+    assert await _in_line(opened, ENOUGH_WEIGHT + 1) == ["settle", "put", "settle", "put", "put"]
     assert opened.count("COMMIT") == 1 + 4, "no lease or settle waits for a heavy one beside it"
 
 
@@ -123,11 +131,11 @@ async def test_what_little_is_left_in_the_log_is_carried_between_two_transaction
 async def test_a_lease_weighs_what_it_leased(opened: Opened) -> None:
     ran: list[str] = []
     held, go = opened.hold()
-    waiting = [opened.writer.submit(named(ran, "lease", 3), FIRST, MOST_WEIGHT // 2) for _ in range(20)]
+    waiting = [opened.writer.submit(named(ran, "lease", 3), LEASES, MOST_WEIGHT // 2) for _ in range(20)]
     go.set()
     await asyncio.gather(held, *waiting)
     assert len(ran) == 20
-    assert opened.count("COMMIT") == 2, "many topics' leases that found little share a transaction"
+    assert opened.count("COMMIT") == 1, "many topics' leases that found little share a transaction"
 
 
 async def test_puts_end_a_transaction_when_a_lease_has_come(opened: Opened) -> None:
@@ -143,13 +151,28 @@ async def test_puts_end_a_transaction_when_a_lease_has_come(opened: Opened) -> N
             leases.append(coming.result())
 
     async def submit_lease() -> asyncio.Future[None]:
-        return opened.writer.submit(named(ran, "lease"), FIRST, 1)
+        return opened.writer.submit(named(ran, "lease"), LEASES, 1)
 
     waiting = [opened.writer.submit(put, LATER, ENOUGH_WEIGHT) for _ in range(3)]
     go.set()
     await asyncio.gather(held, *waiting)
     await leases[0]
     assert ran == ["put", "lease", "put", "put"]
+    assert opened.count("COMMIT") == 1 + 2, "and it is committed with the one that was under way"
+
+
+async def test_a_lease_comes_after_the_put_that_waits_with_it(opened: Opened) -> None:
+    turns: dict[str, int] = {}
+
+    def turn(name: str) -> Callable[[Transaction], None]:
+        return lambda transaction: turns.update({name: transaction.turn})
+
+    held, go = opened.hold(LEASES)
+    waiting = [opened.writer.submit(turn("lease"), LEASES, 1), opened.writer.submit(turn("put"), LATER, 1)]
+    go.set()
+    await asyncio.gather(held, *waiting)
+    assert turns["lease"] > turns["put"] > 0
+    assert opened.count("COMMIT") == 1 + 1, "one commit for both"
 
 
 async def test_only_the_guilty_work_fails(opened: Opened, tmp_path: Path) -> None:
@@ -164,7 +187,7 @@ async def test_only_the_guilty_work_fails(opened: Opened, tmp_path: Path) -> Non
         raise ValueError("not like this")
 
     good = [opened.writer.submit(note(f"n{at}"), LATER, 1) for at in range(3)]
-    bad, refused = opened.writer.submit(guilty, FIRST, 1), opened.writer.submit(refuses, LATER, 1)
+    bad, refused = opened.writer.submit(guilty, SETTLES, 1), opened.writer.submit(refuses, LATER, 1)
     go.set()
     await held
     assert await asyncio.gather(*good) == ["n0", "n1", "n2"]
@@ -254,13 +277,13 @@ async def test_a_writer_that_stumbles_leaves_nobody_waiting(tmp_path: Path, monk
 async def test_payloads_left_behind_wait_for_company_or_a_rest(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "REST_S", 3_600.0)
     for at in range(20):
-        await opened.writer.submit(lambda transaction, at=at: transaction.orphan([at], [1]), FIRST, 1)
+        await opened.writer.submit(lambda transaction, at=at: transaction.orphan([at], [1]), SETTLES, 1)
     assert opened.count("COMMIT") == 20, "no commit of its own for each ack's payload"
     many = list(range(writer.ORPHANS_WORTHWHILE))
-    await opened.writer.submit(lambda transaction: transaction.orphan(many, [1] * len(many)), FIRST, 1)
+    await opened.writer.submit(lambda transaction: transaction.orphan(many, [1] * len(many)), SETTLES, 1)
     while opened.count("COMMIT") < 22:
         await asyncio.sleep(0)
     monkeypatch.setattr(writer, "REST_S", 0.0)
-    await opened.writer.submit(lambda transaction: transaction.orphan([1], [1]), FIRST, 1)
+    await opened.writer.submit(lambda transaction: transaction.orphan([1], [1]), SETTLES, 1)
     while opened.count("COMMIT") < 24:
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -66,15 +67,14 @@ class Dealer:
         self._wake = asyncio.Event()
         self._next_due_ms: int | None = 0
         self._hinted_ms: int | None = None
+        self._hinted_turn, self._seen_turn = 0.0, 0
         self._never_ahead_ms: int | None = None
         self._held_timer: asyncio.TimerHandle | None = None
-        self._retry_ms = 0.0
-        self._retry_at_ms = 0.0
+        self._retry_ms = self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
         self._swept = False
         self._stranded_until_ms = 0.0
-        self._fruitless_until_ms = 0.0
-        self._leasing = True
+        self._fruitless_until_ms, self._leasing = 0.0, True
         self._hindrances = Hindrances(clock.now_ms())
         self.lateness = Lateness(self._hindrances, late, metrics, limits)
         self.task: asyncio.Task[None] | None = None
@@ -87,8 +87,11 @@ class Dealer:
         self._fruitless_until_ms = 0.0
         self._wake.set()
 
-    def hint(self, due_ms: int) -> None:
-        """A message was put, moved or released to `due_ms`."""
+    def hint(self, due_ms: int, turn: int = 0) -> None:
+        """A message was put, moved or released to `due_ms`, in the store's `turn` (0: it did not say)."""
+        if 0 < turn <= self._seen_turn:
+            return  # the last round has seen it
+        self._hinted_turn = max(self._hinted_turn, turn or math.inf)
         if self._hinted_ms is None or due_ms < self._hinted_ms:
             self._hinted_ms = due_ms
         if self._next_due_ms is None or due_ms < self._next_due_ms:
@@ -106,7 +109,7 @@ class Dealer:
         """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out. Counts
         as a hint too, so that a round under way, which began before, does not have the last word."""
         self._hinted_ms = self._next_due_ms = 0
-        self._retry_at_ms = 0.0
+        self._hinted_turn, self._retry_at_ms = math.inf, 0.0
         self.wake()
 
     async def run(self) -> None:
@@ -211,12 +214,15 @@ class Dealer:
             if buckets is not None:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
-        known_ms, self._hinted_ms = self._next_due_ms, None
+        known_ms, self._hinted_ms, self._hinted_turn = self._next_due_ms, None, 0.0
         until_ms = now_ms + self._ahead.window_ms(topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
         told_ms = known_ms if overdue_ms else leased.next_due_ms
+        self._seen_turn = 0 if overdue_ms else leased.turn
+        if self._hinted_turn <= self._seen_turn:
+            self._hinted_ms = None
         times = [due for due in (told_ms, self._hinted_ms) if due is not None]
         self._next_due_ms = min(times, default=None)
         if not overdue_ms:

@@ -34,11 +34,12 @@ class _Waiting:
 
 class Intake:
     """The queue of puts of one broker. `deadline_ms` is monotonic: what did not start by then is not put.
-    `hint(topic, due_ms)` is told of what was stored, or may have been, whether or not its producer still waits."""
+    `hint(topic, due_ms, turn)` is told of what was stored, or may have been, whether or not its producer still waits,
+    and of what is due at once while it is on its way to a store that does things in turn."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int], None],
+        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int, int], None],
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
         self._limits, self._metrics, self._tasks, self._hint = limits, metrics, tasks, hint
@@ -113,16 +114,19 @@ class Intake:
             start += len(waiting.puts)
 
     async def _put(self, topic: Topic, parts: list[Puts]) -> Answers:
-        puts = concat(parts)
+        puts, now_ms = concat(parts), self._now_ms()
+        if self._store.in_turn and len(puts) and (soonest_ms := int(puts.due_ms.min())) <= now_ms:
+            # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
+            self._hint(topic, soonest_ms, 0)
         try:
-            answers = await self._store.put(topic, self._now_ms(), puts)
+            answers = await self._store.put(topic, now_ms, puts)
         except StoreError as trouble:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
         due_ms = earliest(answers, puts.due_ms, unsure=True)
         if due_ms is not None:
-            self._hint(topic, due_ms)
+            self._hint(topic, due_ms, answers.turn)
         return answers
 
     def _answer(self, waiting: _Waiting, answers: Answers) -> None:

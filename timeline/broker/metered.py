@@ -102,6 +102,11 @@ class MeteredStore:
         finally:
             self._took(self._monotonic_ms() - started_ms)
 
+    @property
+    def in_turn(self) -> bool:
+        """As of the store."""
+        return self.store.in_turn
+
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
         answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))

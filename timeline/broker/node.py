@@ -166,11 +166,11 @@ class Node:
         """The topic's dealer."""
         return self._dealers[topic.uid]
 
-    def hint(self, topic: Topic, due_ms: int) -> None:
-        """A message of `topic` is due at `due_ms` now."""
+    def hint(self, topic: Topic, due_ms: int, turn: int = 0) -> None:
+        """A message of `topic` is due at `due_ms` now; the store said so in its `turn`, or did not say in which."""
         dealer = self._dealers.get(topic.uid)
         if dealer is not None:
-            dealer.hint(due_ms)
+            dealer.hint(due_ms, turn)
 
     def _store_took(self, took_ms: float) -> None:
         """A call on messages' way took so long: those of other topics may have waited behind it."""

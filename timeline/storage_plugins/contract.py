@@ -94,8 +94,7 @@ class Puts:
     `move`: True where `if_exists="move"`. `due_ms`, `expires_ms` are absolute and checked (0: no expiry).
     `headers` are encoded (`model.encode_headers`). `payload_sum` is `model.payload_sums`.
     `payload_bytes`: how large the payloads are where some of them lie apart and `payloads` has only what says where
-    (see `offload`); None where `payloads` has them all. `sizes` is what rows tell as their `payload_bytes`, and what
-    counts as bytes of a grant.
+    (see `offload`); None where `payloads` has them all. `sizes`: rows' `payload_bytes`, what counts as a grant's bytes.
     """
 
     ids: Ragged
@@ -151,7 +150,7 @@ class Leased:
     of grants counts, with its own due, which may be past); None when nothing is pending.
     `expired`: how many expired messages were met and removed. `buried`: rows (without payloads) that this call buried
     for having been delivered `max_deliveries` times. `damaged`: indexes of rows whose payload is gone (its bytes are
-    empty here): the broker buries them.
+    empty here): the broker buries them. `turn`: see `Store.in_turn`.
     """
 
     rows: Rows
@@ -162,6 +161,7 @@ class Leased:
     expired: int = 0
     buried: Rows = field(default_factory=Rows.empty)
     damaged: tuple[int, ...] = ()
+    turn: int = 0
 
 
 @dataclass(slots=True)
@@ -189,11 +189,8 @@ class Settles:
 
 @dataclass(slots=True)
 class Mutations:
-    """A batch of one producer operation (MOVE, CANCEL, REVIVE or PURGE) over n ids.
-
-    `groups`: who asks, each. `due_ms`: the asked due (MOVE, REVIVE). `if_version`: the version it must have, 0 for
-    any. `leased`: CANCEL also what is leased.
-    """
+    """A batch of one producer operation (MOVE, CANCEL, REVIVE or PURGE) over n ids. `groups`: who asks, each.
+    `due_ms`: the asked due (MOVE, REVIVE). `if_version`: what it must have, 0: any. `leased`: CANCEL the leased too."""
 
     operation: Operation
     ids: Ragged
@@ -278,6 +275,9 @@ class Store(ABC):
     """
 
     capabilities: Capabilities
+    in_turn = False
+    """Whether calls are done one by one and say in which turn, a put in `Answers.turn`: a lease has seen every put of
+    an earlier one. A broker may then call for it while the put is on its way."""
 
     @abstractmethod
     async def open(self) -> Opened:
@@ -394,7 +394,7 @@ class Store(ABC):
 
 
 __all__ = [
-    "Answers", "Capabilities", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts",
-    "ScanFilter", "Settles", "Store", "StoreError", "StoreRefused", "StoreUnavailable", "StoreUnknown",
-    "Swept", "TagMutation", "TagStep", "TopicConflict",
+    "Answers", "Capabilities", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts", "ScanFilter",
+    "Settles", "Store", "StoreError", "StoreRefused", "StoreUnavailable", "StoreUnknown", "Swept", "TagMutation",
+    "TagStep", "TopicConflict",
 ]  # fmt: skip

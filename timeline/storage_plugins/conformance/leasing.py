@@ -385,3 +385,12 @@ async def check_dues_far_apart(trial: Trial) -> None:
         expect_equal(fresh, wanted, f"ids leased for the first time at {dues[at]}")
         await trial.settle(topic, Operation.ACK, leased.rows, now_ms=dues[at])
     expect_equal(await trial.everything(topic), {}, "rows at the end")
+
+
+@check()
+async def check_leases_in_turn(trial: Trial) -> None:
+    """Where a store says in which turn it did what, turns grow, and a lease has seen what was put in earlier ones."""
+    topic = await trial.topic()
+    put = await trial.put(topic, [b"a"], T0)
+    leased = await trial.lease(topic)
+    expect_equal((put.turn > 0, leased.turn > put.turn), (trial.store.in_turn,) * 2, "turns told, and growing")

@@ -41,7 +41,7 @@ from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, Location, contracted
-from timeline.storage_plugins.sqlite.writer import FIRST, LATER, Transaction, Writer, unavailable
+from timeline.storage_plugins.sqlite.writer import LATER, LEASES, SETTLES, Transaction, Writer, unavailable
 from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
@@ -67,6 +67,7 @@ class SqliteStore(Store):
         own_clock=False,
         exact_counts=True,
     )
+    in_turn = True
 
     def __init__(self, url: str) -> None:
         self._database = Database(Location.of(url))
@@ -151,7 +152,7 @@ class SqliteStore(Store):
         writer = self._running()
         if "damaged" in writer.trouble:
             raise StoreUnavailable(writer.trouble["damaged"])
-        await self._write(writer.probe, FIRST, 1)
+        await self._write(writer.probe, SETTLES, 1)
         writer.proven()
 
     async def migrate(self, contract: bool) -> Versions:
@@ -212,7 +213,9 @@ class SqliteStore(Store):
             key = self._topics.key(topic)
             if key is None:
                 return dropped(topic, len(puts))
-            return messages.put(transaction, topic, key, now_ms, puts)
+            answers = messages.put(transaction, topic, key, now_ms, puts)
+            answers.turn = transaction.turn
+            return answers
 
         return await self._write(act, LATER, len(puts))
 
@@ -235,9 +238,10 @@ class SqliteStore(Store):
                 return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
             leased = leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
             transaction.weight = len(leased.rows) + leased.expired + len(leased.buried)
+            leased.turn = transaction.turn
             return leased
 
-        return await self._write(act, FIRST, wanted)
+        return await self._write(act, LEASES, wanted)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         def act(transaction: Transaction) -> Answers:
@@ -246,7 +250,7 @@ class SqliteStore(Store):
                 return dropped(topic, len(settles))
             return leasing.settle(transaction, topic, key, now_ms, settles)
 
-        return await self._write(act, FIRST, len(settles))
+        return await self._write(act, SETTLES, len(settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         def act(transaction: Transaction) -> Answers:

@@ -2,9 +2,10 @@
 
 While one transaction is on its way to the disk the next one's work gathers: group commit by pressure, no timer. Leases
 and settles go ahead of puts and mutations, of which each transaction has one all the same, or, if that is heavy, every
-other transaction: however many topics lease and settle, puts go on; when leases or settles wait again, it ends. Nothing
-is answered before the commit. When the transaction fails it is rolled back and its works run again one by one, so that
-only the guilty one fails.
+other transaction: however many topics lease and settle, puts go on; when leases or settles wait, it is just that one.
+Leases come last in a transaction, those too that were not there when it began: what is put as due is leased at once,
+with one commit for both. Nothing is answered before the commit. When the transaction fails it is rolled back and its
+works run again one by one, so that only the guilty one fails.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from timeline.storage_plugins.sqlite import statements
 
 Result = TypeVar("Result")
 
-FIRST, LATER = 0, 1
-"""Leases and settles; everything else."""
+SETTLES, LATER, LEASES = 0, 1, 2
+"""The lines, as a transaction takes them; LATER is everything else."""
 MOST_WEIGHT = 8_000
 """Messages in one transaction, but for a single larger work and the first put."""
 ENOUGH_WEIGHT = 1_000
@@ -60,6 +61,8 @@ class Transaction:
     """What puts memory right when the transaction is rolled back."""
     weight: int = 0
     """The weight of the work under way, which lowers it where it turns out to touch fewer messages."""
+    turn: int = 0
+    """Of the work under way, counted from when the writer started."""
 
     def reserve(self, count: int) -> int:
         """The first of `count` row numbers that were never used and never will be."""
@@ -106,12 +109,13 @@ class Writer:
         self._connection = connection
         self._committed = committed
         self._ready = threading.Condition()
-        self._waiting: tuple[deque[Work[Any]], deque[Work[Any]]] = (deque(), deque())
+        self._waiting: tuple[deque[Work[Any]], deque[Work[Any]], deque[Work[Any]]] = (deque(), deque(), deque())
         self._stopping = False
         self._clean = False
         self._chores_wait = False
         self._rest = False
-        self._turn = LATER
+        self._heavy_next = False
+        self._turns = 0
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
@@ -190,7 +194,7 @@ class Writer:
         later, nor who is in line, nor those `begun` and not answered."""
         with self._ready:
             self._stopping = True
-            left = [*self._waiting[FIRST], *self._waiting[LATER]]
+            left = [work for line in self._waiting for work in line]
         for work in begun:
             work.error = work.error or StoreUnknown("the store's writer ended in the middle of it: see the log")
         for work in left:
@@ -233,18 +237,26 @@ class Writer:
         long as nobody else has to wait too long for it. What is heavier than that takes turns with leases and settles
         instead: in one transaction with it, they would wait for it twice, behind it and beside it."""
         weight, counts = 0, [len(line) for line in self._waiting]
-        if counts[FIRST] and counts[LATER] and self._waiting[LATER][0].weight > ENOUGH_WEIGHT:
-            self._turn = LATER if self._turn == FIRST else FIRST
-            counts[FIRST if self._turn == LATER else LATER] = 0
-        for priority, line in enumerate(self._waiting):
-            for at in range(counts[priority]):
+        leases = True
+        if self._hurried() and counts[LATER] and self._waiting[LATER][0].weight > ENOUGH_WEIGHT:
+            self._heavy_next = leases = not self._heavy_next
+            for number in (LATER,) if leases else (SETTLES, LEASES):
+                counts[number] = 0
+        for number, line in enumerate(self._waiting):
+            if number == LEASES and leases:
+                counts[LEASES] = len(line)
+            for at in range(counts[number]):
                 work = line[0]
-                pressing = priority == LATER and weight >= ENOUGH_WEIGHT and len(self._waiting[FIRST]) > 0
+                pressing = number == LATER and weight >= ENOUGH_WEIGHT and self._hurried()
                 if at and (pressing or weight + work.weight > MOST_WEIGHT):
                     break
                 works.append(line.popleft())
                 yield work
                 weight += work.weight
+
+    def _hurried(self) -> bool:
+        """Whether leases or settles wait."""
+        return bool(self._waiting[SETTLES] or self._waiting[LEASES])
 
     def _transact(self, acts: Iterable[Callable[[Transaction], None]]) -> Exception | None:
         """One transaction; None, or why nothing of it happened (StoreUnknown: why that cannot be told)."""
@@ -253,6 +265,8 @@ class Writer:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for act in acts:
+                self._turns += 1
+                transaction.turn = self._turns
                 act(transaction)
         except Exception as error:
             self._reserved = reserved
@@ -347,7 +361,7 @@ class Writer:
             rows = [row for row, _ in left[:ORPHANS_A_STEP]]
             del left[:ORPHANS_A_STEP]
             yield partial(_delete_payloads, rows)
-            if self._waiting[FIRST] and not pressed:
+            if self._hurried() and not pressed:
                 return
 
     def probe(self, transaction: Transaction) -> None:
