@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from timeline.sync import Change
 from timeline.sync.local import LocalMembership
 
 THIRDS = 3
@@ -14,9 +15,9 @@ class Belief:
 
     def __init__(self) -> None:
         self.others: frozenset[int] = frozenset()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[Change], None]] = []
 
-    def listen(self, callback: Callable[[], None]) -> None:
+    def listen(self, callback: Callable[[Change], None]) -> None:
         """Calls back when the belief changes, unless the event is missed."""
         self._listeners.append(callback)
 
@@ -25,7 +26,7 @@ class Belief:
         self.others = others
         if told:
             for callback in self._listeners:
-                callback()
+                callback(Change.MEMBERS)
 
 
 class WrongMembership(LocalMembership):
@@ -39,5 +40,5 @@ class WrongMembership(LocalMembership):
         others = self._belief.others
         return [bucket for bucket in range(buckets) if bucket % THIRDS not in others] if others else None
 
-    def on_change(self, callback: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[Change], None]) -> None:
         self._belief.listen(callback)

@@ -29,7 +29,7 @@ from timeline.columns import UInt8
 from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
-from timeline.sync import Member, Membership
+from timeline.sync import Change, Member, Membership
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
@@ -99,8 +99,8 @@ class Node:
         for warning in opened.warnings:
             log.warning("store: %s", warning)
         await self.catalog.refresh()
-        await self.membership.start(Member(self.name, self.address))
-        self.membership.on_change(self._look_all)
+        await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
+        self.membership.on_change(self._cluster_changed)
         self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
@@ -221,6 +221,20 @@ class Node:
     def _wake_all(self) -> None:
         for dealer in self._dealers.values():
             dealer.wake()
+
+    def _cluster_changed(self, change: Change) -> None:
+        """Others came or went, or changed a topic's record, or this broker stands otherwise than before."""
+        self.readiness.set()
+        if Change.TOPICS in change:
+            self.tasks.spawn(self._read_topics(), "catalog")
+        if Change.MEMBERS in change:
+            self._look_all()
+
+    async def _read_topics(self) -> None:
+        try:
+            await self.catalog.refresh()
+        except StoreError as trouble:
+            log.warning("topics cannot be read again yet: %s", trouble)
 
     def _look_all(self) -> None:
         for dealer in self._dealers.values():

@@ -6,7 +6,7 @@ import difflib
 
 from timeline.errors import Invalid
 from timeline.sync.local import LocalMembership
-from timeline.sync.membership import Member, Membership
+from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
 
 SCHEMES = {"local": LocalMembership}
 
@@ -25,4 +25,12 @@ def make_membership(url: str) -> Membership:
     return SCHEMES[scheme]()
 
 
-__all__ = ["Member", "Membership", "make_membership"]
+__all__ = [
+    "Change",
+    "Member",
+    "Membership",
+    "MembershipRefused",
+    "MembershipState",
+    "Standing",
+    "make_membership",
+]

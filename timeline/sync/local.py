@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from timeline.sync.membership import Member, Membership
+from timeline.sync.membership import Change, Member, Membership, MembershipState, Standing
+from timeline.sync.view import View
 
 
 class LocalMembership(Membership):
-    """A cluster of one; nothing ever changes."""
+    """A cluster of one: nobody to tell, and nobody who could change anything."""
 
     def __init__(self) -> None:
-        self._member: Member | None = None
+        self._view = View()
 
-    async def start(self, member: Member) -> None:
-        self._member = member
+    async def start(self, member: Member, cluster_uid: str) -> None:
+        self._view.join(member)
 
     async def stop(self) -> None:
-        self._member = None
+        self._view.join(None)
+
+    @property
+    def state(self) -> MembershipState:
+        standing = Standing.JOINED if self._view.myself else Standing.APART
+        return MembershipState(standing, self._view.revision)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Nothing changes by anybody else with one broker: `callback` is never called."""
 
     def members(self) -> Sequence[Member]:
-        return (self._member,) if self._member else ()
+        return self._view.members()
+
+    def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
+        self._view.host(topic_uid, len(consumers))
+
+    def hosting(self, topic_uid: int) -> Mapping[str, int]:
+        return self._view.hosting(topic_uid)
 
     def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
+        """All of them, whatever it hosts: there is nobody else."""
         return None
 
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Nothing changes with one broker: `callback` is never called."""
+    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
+        return self._view.myself if self._view.hosting(topic_uid) else None
+
+    def topics_changed(self) -> None:
+        """There is nobody to tell."""
