@@ -93,8 +93,9 @@ class Membership(ABC):
 
     @abstractmethod
     def on_change(self, callback: Callable[[Change], None]) -> None:
-        """`callback` is called on the event loop whenever something may have changed; once too often rather than
-        once too rarely. Several may be given. `members`, `buckets` and `owner` answer by the change already."""
+        """`callback` is called on the event loop whenever something may have changed that this broker did not say
+        itself by `host`; once too often rather than once too rarely. Several may be given. `members`, `buckets` and
+        `owner` answer by the change already."""
 
     @abstractmethod
     def members(self) -> Sequence[Member]:
