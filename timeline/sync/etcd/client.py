@@ -1,0 +1,299 @@
+"""One member of etcd, asked through `etcd3` 0.12; the only module that knows it, and the only one that has to.
+
+What is wrong with `etcd3` and how it is mended here:
+
+- its generated modules do not load with today's protobuf: it gets ours (`messages`), in a copy of `etcd3` that nobody
+  else in the process meets
+- the errors that it raises have lost etcd's words, and others pass through it raw: `_asked` tells them apart
+- its watch starts again by itself, without a deadline and from now on, so that what happened in between is lost, and
+  once its channel is closed its thread runs in circles: `Watch` ends by the first error, and says so
+- a refresh of a lease that is gone answers TTL 0 like any other refresh: `keep_alive` raises LeaseLost
+- it drops `min_mod_revision` without a word: `list` builds its own request
+- it puts a token into credentials that gRPC sends by TLS alone: without TLS the token travels as metadata only
+- it knows one address: who has several makes a client for each (`session`)
+
+Every call ends within the client's deadline. A client is used by one thread, but for `Watch`, which has its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import grpc
+
+from timeline.config import split_address
+from timeline.sync.etcd.messages import make_module
+from timeline.sync.etcd.url import PASSWORD, USER, Place
+from timeline.sync.membership import MembershipRefused
+
+log = logging.getLogger("timeline.sync")
+
+MOST_AT_ONCE = 100
+"""Keys changed in one transaction; etcd's own limit is 128 unless set."""
+_MAX_ANSWER_BYTES = 256 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
+    # A connection of its own, which does not wait because an earlier one to the same place failed.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+class EtcdTrouble(Exception):
+    """etcd did not do it, or did and its answer was lost; trying again, perhaps at another member, helps."""
+
+
+class LeaseLost(EtcdTrouble):
+    """The lease is gone, and all keys that were bound to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key as it stands. `revision`: of its last change. `lease`: 0 where it is bound to none."""
+
+    key: str
+    value: bytes
+    revision: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Entries under a prefix at etcd's `revision`; `count`: how many there are, listed or not."""
+
+    entries: Sequence[Entry]
+    revision: int
+    count: int
+
+
+@cache
+def _etcd3() -> Any:
+    """`etcd3` on our messages: a copy of ours alone, whether or not somebody else in this process has imported it."""
+    others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "etcd3"}
+    for name in others:
+        del sys.modules[name]
+    try:
+        sys.modules["etcd3.etcdrpc"] = make_module("etcd3.etcdrpc")
+        return importlib.import_module("etcd3")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
+            del sys.modules[name]
+        sys.modules.update(others)
+
+
+class Client:
+    """A connection to the member of etcd at `endpoint`. Raises EtcdTrouble where it does not answer, MembershipRefused
+    where user, password or certificate are wrong."""
+
+    def __init__(self, place: Place, endpoint: str, deadline_s: float) -> None:
+        self._place, self.endpoint, self._deadline_s = place, endpoint, deadline_s
+        self._rpc = _etcd3().client.etcdrpc
+        host, port = split_address(endpoint)
+        tls = place.tls
+        with self._asked():
+            self._etcd = _etcd3().client.Etcd3Client(
+                f"[{host}]" if ":" in host else host,
+                port,
+                ca_cert=tls.ca if tls else None,
+                cert_cert=(tls.cert or None) if tls else None,
+                cert_key=(tls.key or None) if tls else None,
+                timeout=deadline_s,
+                user=place.user or None,
+                password=place.password or None,
+                grpc_options=_OPTIONS,
+            )
+        if tls is None:
+            self._etcd.call_credentials = None
+
+    def close(self) -> None:
+        """Ends every call and watch that is under way."""
+        self._etcd.close()
+
+    def get(self, key: str) -> Entry | None:
+        """The key, None when it is not there."""
+        with self._asked():
+            answer = self._etcd.kvstub.Range(self._rpc.RangeRequest(key=key.encode()), **self._how)
+        return next(map(_entry, answer.kvs), None)
+
+    def list(self, prefix: str, since: int = 0) -> Listing:
+        """What is under `prefix` (which ends with a slash) and was changed at revision `since` or later."""
+        first = prefix.encode()
+        request = self._rpc.RangeRequest(key=first, range_end=_after(first), min_mod_revision=since)
+        with self._asked():
+            answer = self._etcd.kvstub.Range(request, **self._how)
+        return Listing([_entry(each) for each in answer.kvs], answer.header.revision, answer.count)
+
+    def create(self, key: str, value: str, lease: int = 0) -> bool:
+        """Puts the key if it is not there; whether it was put."""
+        of = self._etcd.transactions
+        with self._leased():
+            done, _ = self._etcd.transaction([of.create(key) == 0], [of.put(key, value, lease)], [])
+        return bool(done)
+
+    def change(self, values: Mapping[str, str | None], lease: int = 0) -> None:
+        """Puts keys, bound to the lease; None deletes one."""
+        of, changes = self._etcd.transactions, list(values.items())
+        for start in range(0, len(changes), MOST_AT_ONCE):
+            part = changes[start : start + MOST_AT_ONCE]
+            does = [of.delete(key) if value is None else of.put(key, value, lease) for key, value in part]
+            with self._leased():
+                self._etcd.transaction([], does, [])
+
+    def grant(self, ttl_s: int) -> int:
+        """A new lease."""
+        with self._asked():
+            return int(self._etcd.lease(ttl_s).id)
+
+    def keep_alive(self, lease: int) -> None:
+        """The lease lives for another TTL. Raises LeaseLost when it is over already."""
+        with self._leased():
+            answers = list(self._etcd.refresh_lease(lease))
+        if not answers:
+            raise EtcdTrouble(f"etcd at {self.endpoint} ended a refresh of the lease without an answer")
+        if answers[0].TTL <= 0:
+            raise LeaseLost("the lease ran out")
+
+    def remaining_s(self, lease: int) -> int:
+        """How long the lease still lives, in whole seconds; below 0 when it is over."""
+        with self._asked():
+            return int(self._etcd.get_lease_info(lease).TTL)
+
+    def revoke(self, lease: int) -> None:
+        """Ends the lease, and with it all keys that are bound to it. Harmless when it is over already."""
+        try:
+            with self._leased():
+                self._etcd.revoke_lease(lease)
+        except LeaseLost:
+            return
+
+    def watch(self, prefix: str, since: int, changed: Callable[[], None], ended: Callable[[str], None]) -> Watch:
+        """Calls `changed`, from a thread of its own, whenever something under `prefix` changes from revision `since`
+        on, and `ended` with the reason when it tells no more, unless it was stopped."""
+        first = prefix.encode()
+        create = self._rpc.WatchCreateRequest(key=first, range_end=_after(first), start_revision=since)
+        # A member that has lost its leader ends the watch by itself.
+        metadata = (*(self._etcd.metadata or ()), ("hasleader", "true"))
+        watched = _Requests(self._rpc.WatchRequest(create_request=create))
+        call = self._rpc.WatchStub(self._etcd.channel).Watch(
+            watched, metadata=metadata, credentials=self._etcd.call_credentials
+        )
+        return Watch(call, watched, changed, ended)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {
+            "timeout": self._deadline_s,
+            "credentials": self._etcd.call_credentials,
+            "metadata": self._etcd.metadata,
+        }
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Tells what an error of a call means."""
+        try:
+            yield
+        except (_etcd3().Etcd3Exception, grpc.RpcError) as error:
+            raise self._meant(error if isinstance(error, grpc.RpcError) else error.__context__) from error
+
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
+        """The same for calls that name a lease: what etcd does not find is that."""
+        try:
+            with self._asked():
+                yield
+        except EtcdTrouble as trouble:
+            cause = trouble.__cause__
+            rpc = cause if isinstance(cause, grpc.RpcError) else getattr(cause, "__context__", None)
+            if isinstance(rpc, grpc.RpcError) and rpc.code() is grpc.StatusCode.NOT_FOUND:
+                raise LeaseLost("etcd does not know the lease any more") from trouble
+            raise
+
+    def _meant(self, error: Any) -> Exception:
+        if not isinstance(error, grpc.RpcError):
+            return EtcdTrouble(f"etcd at {self.endpoint}: {error!r}")
+        code, said = error.code(), str(error.details() or "").removeprefix("etcdserver: ")
+        if code is grpc.StatusCode.FAILED_PRECONDITION and "authentication is not enabled" in said:
+            return MembershipRefused(f"etcd at {self.endpoint} knows no users: leave user and password out of --sync")
+        if code is grpc.StatusCode.INVALID_ARGUMENT and "user name is empty" in said:
+            return MembershipRefused(
+                f"etcd at {self.endpoint} asks for a user: --sync etcd://user:password@…, or {USER} and {PASSWORD}"
+            )
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            return MembershipRefused(
+                f"etcd at {self.endpoint} does not let {self._place.user or 'this broker'!r} read and write "
+                f"/{self._place.prefix}/: grant that role to the user"
+            )
+        if code is grpc.StatusCode.INVALID_ARGUMENT and "authentication failed" in said:
+            return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._place.user!r}: {said}")
+        return EtcdTrouble(f"etcd at {self.endpoint} does not answer as it should: {code.name}, {said}")
+
+
+class Watch:
+    """A watch under way, in a thread of its own."""
+
+    def __init__(
+        self, call: Any, requests: _Requests, changed: Callable[[], None], ended: Callable[[str], None]
+    ) -> None:
+        self._call, self._requests, self._changed, self._ended = call, requests, changed, ended
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="etcd watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells no more."""
+        self._stopped = True
+        self._requests.end()
+        self._call.cancel()
+
+    def _run(self) -> None:
+        why = "etcd ended the watch"
+        try:
+            for answer in self._call:
+                if answer.canceled or answer.compact_revision:
+                    why = answer.cancel_reason or f"etcd has compacted what was before {answer.compact_revision}"
+                    break
+                if answer.events:
+                    self._changed()
+        except grpc.RpcError as error:
+            why = f"{error.code().name}, {error.details()}" if isinstance(error, grpc.Call) else repr(error)
+        finally:
+            self._requests.end()
+            if not self._stopped:
+                self._ended(why)
+
+
+class _Requests:
+    """What a watch asks: one thing, and then nothing until it ends; a stream whose requests end is over for etcd."""
+
+    def __init__(self, first: object) -> None:
+        self._first: object | None = first
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def __iter__(self) -> _Requests:
+        return self
+
+    def __next__(self) -> object:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        self._over.wait()
+        raise StopIteration
+
+
+def _entry(found: Any) -> Entry:
+    return Entry(found.key.decode(errors="replace"), found.value, found.mod_revision, found.lease)
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first key after all that begin with `prefix`, whose last byte is a slash."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

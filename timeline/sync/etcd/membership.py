@@ -1,0 +1,136 @@
+"""Membership through etcd: the broker's side of it, on the event loop. It asks a `View`, which a `Session` keeps new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from timeline.sync.etcd.session import Pace, Session, Told
+from timeline.sync.etcd.url import Place, parse
+from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
+from timeline.sync.view import View
+
+log = logging.getLogger("timeline.sync")
+
+LEAVE_S = 4.0
+"""How long `stop` waits for the thread, which may be in the middle of a call, and then revokes its lease."""
+
+
+class EtcdMembership(Membership):
+    """`url`: see `url.parse`; raises Invalid for one that cannot be meant. Needs the extra `etcd`."""
+
+    def __init__(self, url: str | Place, pace: Pace | None = None) -> None:
+        self._place = parse(url) if isinstance(url, str) else url
+        self._pace = pace or Pace()
+        self._view = View()
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._standing, self._reason = Standing.APART, ""
+        self._hosted: dict[int, tuple[str, Collection[bytes]]] = {}
+        self._member: Member | None = None
+        self._session: Session | None = None
+        self._joined: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()
+
+    async def start(self, member: Member, cluster_uid: str) -> None:
+        if self._session is not None:
+            raise RuntimeError("a membership starts once")
+        if self._place.tls is not None:
+            self._place.tls.check()
+        loop = asyncio.get_running_loop()
+        self._member, self._joined = member, loop.create_future()
+        self._standing, self._reason = Standing.JOINING, f"no answer from {self._place} yet"
+        self._session = Session(
+            self._place,
+            member,
+            cluster_uid,
+            partial(_hand_over, loop, self._told),
+            partial(_hand_over, loop, self._over.set),
+            self._pace,
+        )
+        for topic_uid, hosted in self._hosted.items():
+            self._session.host(topic_uid, *hosted)
+        self._session.start()
+        try:
+            await self._joined
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        self._standing, self._reason = Standing.APART, ""
+        self._view.join(None)
+        if self._session is None or self._over.is_set():
+            return
+        self._session.stop()
+        try:
+            await asyncio.wait_for(self._over.wait(), LEAVE_S)
+        except TimeoutError:
+            log.warning("etcd does not answer: others will notice that this broker left once its lease runs out")
+
+    @property
+    def state(self) -> MembershipState:
+        confirmed_s = self._session.confirmed_s if self._session else 0.0
+        stale_ms = int((time.monotonic() - confirmed_s) * 1000) if confirmed_s else 0
+        return MembershipState(self._standing, self._view.revision, stale_ms, self._reason)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        self._callbacks.append(callback)
+
+    def members(self) -> Sequence[Member]:
+        return self._view.members()
+
+    def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
+        self._view.host(topic_uid, len(consumers))
+        if self._session is not None:
+            self._session.host(topic_uid, topic, consumers)
+        else:
+            self._hosted[topic_uid] = topic, consumers
+
+    def hosting(self, topic_uid: int) -> Mapping[str, int]:
+        return self._view.hosting(topic_uid)
+
+    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
+        return self._view.buckets(topic_uid, buckets)
+
+    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
+        return self._view.owner(topic_uid, bucket, buckets)
+
+    def topics_changed(self) -> None:
+        if self._session is not None:
+            self._session.topics_changed()
+
+    def _told(self, told: Told) -> None:
+        """By the thread, through the event loop."""
+        assert self._joined is not None
+        if self._standing is Standing.APART:
+            return  # it was stopped meanwhile
+        change = Change(0)
+        if (told.standing, told.reason) != (self._standing, self._reason):
+            self._standing, self._reason = told.standing, told.reason
+            change |= Change.STANDING
+        if told.others is not None and told.hosting is not None:
+            if self._view.myself is None:
+                self._view.join(self._member)
+                change |= Change.MEMBERS
+            if self._view.learn(told.others, told.hosting):
+                change |= Change.MEMBERS
+        if told.topics:
+            change |= Change.TOPICS
+        if told.refused is not None and not self._joined.done():
+            self._joined.set_exception(MembershipRefused(str(told.refused)))
+        elif told.standing is Standing.JOINED and not self._joined.done():
+            self._joined.set_result(None)
+        for callback in self._callbacks if change else ():
+            callback(change)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
+    """Calls on the event loop, from the thread. Once the loop is closed there is nobody to tell."""
+    if not loop.is_closed():
+        try:
+            loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            log.debug("the event loop closed meanwhile")
