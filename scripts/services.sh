@@ -15,6 +15,8 @@ postgres postgresql
 redis-server redis-server
 mariadbd mariadb-server
 redis-cli redis-tools
+etcd etcd-server
+etcdctl etcd-client
 openssl openssl
 java openjdk-17-jre-headless
 mvn maven

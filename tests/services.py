@@ -77,6 +77,8 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "cassandra": _missing_cassandra,
     "cockroachdb": _missing_postgresql,  # which stands in for it
+    "etcd": lambda: _missing_program("etcd", "etcd-server") or _missing_program("etcdctl", "etcd-client"),
+    "etcd_cluster": lambda: _missing_program("etcd", "etcd-server"),
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,

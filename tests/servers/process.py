@@ -82,6 +82,13 @@ class Server(ABC):
 
     def start(self) -> Self:
         """Starts it and returns once it is ready. Raises with the end of its log when it ends or does not get ready."""
+        self.launch()
+        return self.await_ready()
+
+    def launch(self) -> None:
+        """Starts it, where it does not run, and does not wait."""
+        if self.process is not None and self.process.poll() is None:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._prepared:
             if self._as_user():
@@ -99,6 +106,10 @@ class Server(ABC):
                 start_new_session=True,
                 **self._as_user(),
             )
+
+    def await_ready(self) -> Self:
+        """Returns once it is ready; raises as `start` does."""
+        assert self.process is not None
         for _ in range(int(START_S / LOOK_S)):
             if self._ended(LOOK_S):
                 raise RuntimeError(f"{self.name} ended with {self.process.returncode}: {self.last_words()}")

@@ -8,11 +8,12 @@ from timeline.errors import Invalid
 from timeline.sync.local import LocalMembership
 from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
 
-SCHEMES = {"local": LocalMembership}
+SCHEMES = ("etcd", "local")
 
 
 def make_membership(url: str) -> Membership:
-    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one."""
+    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one, for a
+    URL that cannot be meant, and for a package that is missing, with the extra that brings it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         near = difflib.get_close_matches(scheme, SCHEMES, n=1)
@@ -20,9 +21,22 @@ def make_membership(url: str) -> Membership:
         raise Invalid(
             f"sync {scheme!r:.40} is not known; use one of {', '.join(f'{name}://' for name in SCHEMES)}.{hint}"
         )
+    if scheme == "etcd":
+        return _etcd(url)
     if rest:
         raise Invalid(f"local:// takes nothing behind it, not {rest!r:.80}")
-    return SCHEMES[scheme]()
+    return LocalMembership()
+
+
+def _etcd(url: str) -> Membership:
+    """Imported on first use: a broker by itself needs none of it."""
+    try:
+        from timeline.sync.etcd import EtcdMembership
+    except ImportError as missing:
+        raise Invalid(
+            f"etcd:// needs a package that is not installed ({missing.name or missing}): pip install 'timeline[etcd]'"
+        ) from missing
+    return EtcdMembership(url)
 
 
 __all__ = [

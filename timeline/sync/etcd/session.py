@@ -194,22 +194,21 @@ class Session(threading.Thread):
             self._drop_watch()
 
     def _join(self, client: Client) -> None:
-        """Once this returns without an error, the broker has an entry and a lease, or is to end."""
+        """The broker gets an entry and a lease, unless it is to end."""
         agree(client, self._keys, self._cluster_uid, self._member.name)
         claim = Claim(client, self._keys, self._member, self._id, self._place.ttl_s, self._pause, self._waits)
         lease = claim.made()
         if not lease:
             return
-        self._lease = lease
+        self._lease, self._joined = lease, True
         self._refreshed()
         with self._wake:
             self._dirty.update(self._wanted)
             self._dirty_s = 0.0
         self._write(client)
-        self._read_all(client)
-        if not self._joined:
-            log.info("joined the cluster under %s in etcd", self._keys.every)
-        self._joined = True
+        self._drop_watch()  # so that all is read
+        self._look_s = 0.0
+        log.info("joined the cluster under %s in etcd", self._keys.every)
 
     def _lost(self, lost: LeaseLost) -> None:
         """The lease is gone: all of ours is to be written again. Others may have lost theirs with it, and may need the
