@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.sync.assignment import SLACK, Assignment, assign
+from timeline.sync.assignment import SLACK_PERCENT, Assignment, assign
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 topics = st.integers(-(2**63), 2**63 - 1)
@@ -75,7 +75,7 @@ def test_buckets_follow_consumers(topic: int, buckets_a_consumer: int, weights: 
 def test_few_buckets_are_dealt_as_evenly_as_whole_ones_can_be(topic: int, buckets: int, weights: dict[str, int]) -> None:
     for name, count in counts(assign(topic, buckets, weights)).items():
         share = buckets * weights[name] / sum(weights.values())
-        assert math.floor(share - share * SLACK) <= count <= math.ceil(share + share * SLACK)
+        assert math.floor(share - share * SLACK_PERCENT / 100) <= count <= math.ceil(share + share * SLACK_PERCENT / 100)
 
 
 @given(topics, st.integers(64, 80), hosts, names, st.integers(1, 4))

@@ -21,5 +21,5 @@ async def test_local(name: str) -> None:
 @pytest.mark.servers
 @pytest.mark.parametrize("name", [name for name, (_, meant) in CHECKS.items() if meant is not False])
 async def test_etcd(servers: Running, name: str) -> None:
-    url = f"{servers.url(EtcdServer)}/{secrets.token_hex(6)}?ttl=2s"
+    url = f"{servers.url(EtcdServer)}/{secrets.token_hex(6)}?ttl=3s"
     assert await run_check(name, lambda: make_membership(url), shared=True)

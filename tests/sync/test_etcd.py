@@ -36,7 +36,7 @@ def prefix() -> str:
 
 @pytest.fixture
 def url(etcd: EtcdServer, prefix: str) -> str:
-    return f"{etcd.url}/{prefix}?ttl=2s"
+    return f"{etcd.url}/{prefix}?ttl=3s"
 
 
 def printed(etcd: EtcdServer, prefix: str) -> dict[str, dict[str, object]]:
@@ -245,7 +245,7 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
 
 async def test_a_broker_waits_for_an_etcd_that_is_not_there_yet(tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path)
-    early = Watched(f"etcd://127.0.0.1:{free_port()},{etcd.endpoint}/p?ttl=2s", "b1")
+    early = Watched(f"etcd://127.0.0.1:{free_port()},{etcd.endpoint}/p?ttl=3s", "b1")
     starting = asyncio.ensure_future(early.start())
     await early.until(lambda: "does not answer as it should" in early.membership.state.reason, "says what it waits for")
     assert early.membership.state.standing is Standing.JOINING and early.names() == []

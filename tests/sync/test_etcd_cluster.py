@@ -50,7 +50,7 @@ async def test_each_member_may_die_or_stop(cluster: EtcdClusterServer, harm: sig
 
 
 async def test_without_a_quorum_all_stays_as_it_was_and_comes_back(cluster: EtcdClusterServer) -> None:
-    async with joined(f"{cluster.url}/quorum?ttl=2s", "b1", "b2") as (one, two):
+    async with joined(f"{cluster.url}/quorum?ttl=3s", "b1", "b2") as (one, two):
         owners = one.owners()
         for member in cluster.members[:2]:
             member.kill()
@@ -77,7 +77,7 @@ async def test_an_etcd_that_lost_everything_is_filled_again(tmp_path: Path) -> N
     require_service("etcd")
     etcd = EtcdServer(tmp_path).start()
     try:
-        async with joined(f"{etcd.url}/p?ttl=2s", "b1", "b2", "b3") as brokers:
+        async with joined(f"{etcd.url}/p?ttl=3s", "b1", "b2", "b3") as brokers:
             owners = brokers[0].owners()
             etcd.kill()
             await every(brokers, lambda b: b.membership.state.standing is Standing.FROZEN, "frozen")
@@ -101,7 +101,7 @@ async def test_a_broker_of_another_store_never_takes_an_emptied_etcd_over(tmp_pa
     require_service("etcd")
     etcd = EtcdServer(tmp_path).start()
     try:
-        async with joined(f"{etcd.url}/p?ttl=2s", "b1", "b2") as (one, two):
+        async with joined(f"{etcd.url}/p?ttl=3s", "b1", "b2") as (one, two):
             etcd.kill()
             etcd.empty()
             await asyncio.to_thread(etcd.start)

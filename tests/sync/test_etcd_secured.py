@@ -64,7 +64,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredEtcd]:
 def tls(secured: SecuredEtcd) -> str:
     """A client's certificate; one without a name in it that is a user's, as etcd takes that for the user."""
     cert, key = secured.authority.issue("somebody")
-    return f"ca={secured.authority.ca}&cert={cert}&key={key}&ttl=2s"
+    return f"ca={secured.authority.ca}&cert={cert}&key={key}&ttl=3s"
 
 
 async def refused(url: str) -> str:

@@ -3,8 +3,8 @@
 Each pair of bucket and broker has a score that depends on nothing else but the broker's weight, so that a bucket's first
 choice changes only when a broker with a higher score comes, or its own goes: the least movement there can be. Hashing
 alone deals as unevenly as dice do, though: at 64 buckets a broker, an eighth more or less is usual. So a broker takes
-no more than `SLACK` beyond its share, those it scores best; what is left over goes to its next choice, as students go
-to colleges (Gale and Shapley, 1962: there is one such outcome, whoever asks first). A broker that lies more than `SLACK`
+no more than `SLACK_PERCENT` beyond its share, those it scores best; what is left over goes to its next choice, as students go
+to colleges (Gale and Shapley, 1962: there is one such outcome, whoever asks first). A broker that lies more than `SLACK_PERCENT`
 below its share is then given what it scores best of those that have more than theirs.
 """
 
@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-SLACK = 0.05
+SLACK_PERCENT = 5
 """How far from its share a broker's number of buckets may lie, beyond rounding."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
     """The buckets of one topic. `brokers`: names in order; `owners`: for each bucket, the index of its broker; empty
     when there is no broker."""
 
     brokers: tuple[str, ...]
     owners: npt.NDArray[np.int64]
-    _of: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _of: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def owner(self, bucket: int) -> str | None:
         """The broker that deals `bucket`; None exactly when there is none at all."""
@@ -50,25 +50,26 @@ def assign(topic_uid: int, buckets: int, weights: Mapping[str, int]) -> Assignme
     brokers = tuple(sorted(name for name, weight in weights.items() if weight > 0))
     if len(brokers) < 2:
         return Assignment(brokers, np.zeros(buckets if brokers else 0, dtype=np.int64))
-    weight = np.array([weights[name] for name in brokers], dtype=np.float64)
+    weight = np.array([weights[name] for name in brokers], dtype=np.int64)
     scores = _scores(topic_uid, buckets, brokers, weight)
-    share = weight * (buckets / weight.sum())
-    most = np.maximum(np.ceil(share), np.floor(share * (1 + SLACK))).astype(np.int64)
-    least = np.minimum(np.floor(share), np.ceil(share * (1 - SLACK))).astype(np.int64)
+    # In whole numbers, so that a share of 64 is never one of 63.999….
+    share, total = weight * buckets, int(weight.sum())
+    most = np.maximum(-(-share // total), share * (100 + SLACK_PERCENT) // (100 * total))
+    least = np.minimum(share // total, -(-share * (100 - SLACK_PERCENT) // (100 * total)))
     owners = _capped(scores, most)
-    _fill(owners, scores, least, np.floor(share).astype(np.int64))
+    _fill(owners, scores, least, share // total)
     return Assignment(brokers, owners)
 
 
 def _scores(
-    topic_uid: int, buckets: int, brokers: tuple[str, ...], weight: npt.NDArray[np.float64]
+    topic_uid: int, buckets: int, brokers: tuple[str, ...], weight: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """By bucket and broker: weight / -ln(u), u a hash of both in (0, 1) (Thaler and Ravishankar, 1998; the weighted form
     is Schindelhauer and Schomaker's, 2005)."""
     named = np.array([_hash(name.encode()) for name in brokers], dtype=np.uint64)
     numbered = _mixed(np.arange(buckets, dtype=np.uint64) + np.uint64(_hash(topic_uid.to_bytes(16, "big", signed=True))))
     mixed = _mixed(numbered[:, None] ^ named[None, :])
-    uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    uniform = ((mixed >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     scores: npt.NDArray[np.float64] = weight[None, :] / -np.log(uniform)
     return scores
 

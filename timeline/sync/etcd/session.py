@@ -24,6 +24,8 @@ from timeline.sync.membership import Member, MembershipRefused, Standing
 
 log = logging.getLogger("timeline.sync")
 
+LEAST_DEADLINE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -131,7 +133,7 @@ class Session(threading.Thread):
         """Asks one member of etcd as long as it answers; waits a while after the last of them did not."""
         client: Client | None = None
         try:
-            client = Client(self._place, self._place.endpoints[self._at], self._place.ttl_s / 4)
+            client = Client(self._place, self._place.endpoints[self._at], max(LEAST_DEADLINE_S, self._place.ttl_s / 4))
             self._attend(client)
             self._leave(client)
         except EtcdTrouble as trouble:
@@ -212,10 +214,10 @@ class Session(threading.Thread):
 
     def _lost(self, lost: LeaseLost) -> None:
         """The lease is gone: all of ours is to be written again. Others may have lost theirs with it, and may need the
-        same moment to come back: they are believed in for as long as if they had just been heard of."""
+        same moment to come back: they are believed in for two TTL more."""
         log.warning("this broker has to join again: %s", lost)
         self._lease, self._written = 0, {}
-        self._lingering, self._linger_until_s = self._believed, time.monotonic() + self._place.ttl_s
+        self._lingering, self._linger_until_s = self._believed, time.monotonic() + 2 * self._place.ttl_s
         self._pause(self._pace.look)
 
     def _leave(self, client: Client) -> None:
