@@ -54,12 +54,14 @@ class EtcdServer(Server):
 
     def ready(self) -> bool:
         """Whether it answers, with a quorum."""
+        asked = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=2.0)
         try:
-            asked = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=2.0)
             asked.request("GET", "/health")
             return json.loads(asked.getresponse().read()).get("health") == "true"
         except (OSError, ValueError, http.client.HTTPException):
             return False
+        finally:
+            asked.close()
 
     def empty(self) -> None:
         """Loses all its data; not while it runs."""

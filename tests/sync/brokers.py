@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from timeline.sync import Change, Member, make_membership
+from timeline.sync import Change, Member
 from timeline.sync.conformance import Broker
+from timeline.sync.etcd import EtcdMembership
+from timeline.sync.etcd.session import Pace
 
 CLUSTER = "9f" * 16
 
@@ -20,8 +22,9 @@ CLUSTER = "9f" * 16
 class Watched(Broker):
     """A broker that also keeps who it believed in after each change."""
 
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__(make_membership(url), Member(name, f"{name}.example:9000", "1.0"))
+    def __init__(self, url: str, name: str, host: str = "") -> None:
+        membership = EtcdMembership(url, Pace(refused=0.5))
+        super().__init__(membership, Member(name, f"{host or name}.example:9000", "1.0"))
         self.seen: list[list[str]] = []
         self.stands: list[str] = []
         self.membership.on_change(self._seen)
@@ -77,7 +80,7 @@ def broker_process(url: str, name: str) -> subprocess.Popen[str]:
 
 
 async def _main(url: str, name: str) -> None:
-    broker = Watched(url, name)
+    broker = Watched(url, name, "process")
     broker.host(name.encode())
     await broker.start()
     print("joined", flush=True)

@@ -16,7 +16,7 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_siz
 topics = st.integers(-(2**63), 2**63 - 1)
 clusters = st.dictionaries(names, st.integers(0, 40), max_size=12)
 hosts = st.dictionaries(names, st.integers(1, 6), min_size=1, max_size=8)
-EXTRA_MOVES = 0.06
+EXTRA_MOVES = 0.08
 """Share of all buckets that may move beyond those that have to: the price of balance."""
 
 
@@ -60,7 +60,7 @@ def test_the_answer_is_the_same_in_every_process() -> None:
     owners = assign(77, 64, weights).owners.tolist()
     assert asked.stdout.strip() == str(owners)
     # Fixed for good: another answer in another version means that brokers of the two disagree while they are upgraded.
-    assert "".join(map(str, owners)) == ""
+    assert "".join(map(str, owners)) == "0202022022021222102000102012000002021100200020200012011200000021"
 
 
 @given(topics, st.integers(64, 100), hosts)

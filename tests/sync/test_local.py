@@ -11,9 +11,9 @@ from timeline.sync import Change, Member, make_membership
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("locall://", "sync 'locall' is not known; use one of local://. Did you mean local://?"),
-        ("local", "sync 'local' is not known; use one of local://. Did you mean local://?"),
-        ("zookeeper://h1", "sync 'zookeeper' is not known; use one of local://."),
+        ("locall://", "sync 'locall' is not known; use one of etcd://, local://. Did you mean local://?"),
+        ("local", "sync 'local' is not known; use one of etcd://, local://. Did you mean local://?"),
+        ("zookeeper://h1", "sync 'zookeeper' is not known; use one of etcd://, local://."),
         ("", "sync '' is not known"),
         ("local://h1:2379", "local:// takes nothing behind it, not 'h1:2379'"),
     ],

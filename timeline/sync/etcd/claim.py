@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from timeline.sync.membership import Member, MembershipRefused
 
 LOOK_S = 0.25
 """Between two looks at a namesake."""
+ROUNDED_S = 1.2
+"""What a lease has left is told in whole seconds, and the answer takes a moment."""
 ALIVE = 2
 """So often a namesake's lease has to be seen renewed before it is taken for alive. Once may have been a new leader of
 etcd, which gives all leases their whole time again."""
@@ -50,7 +53,7 @@ class Claim:
         entry of a dead namesake runs out. Raises MembershipRefused when the namesake lives."""
         key, value = self.keys.broker(self.member.name), broker_value(self.member, self.session)
         lease = self.client.grant(self.ttl_s)
-        left_s, renewed = 1 << 62, 0
+        left_s, seen_s, renewed = float("inf"), time.monotonic(), 0
         while not self.client.create(key, value, lease):
             other = self.client.get(key)
             if other is None:
@@ -60,9 +63,14 @@ class Claim:
                 # Ours: the answer to an earlier attempt was lost, or somebody took the lease of the last from us.
                 self.client.revoke(other.lease)
                 continue
-            now_left_s = self.client.remaining_s(other.lease) if other.lease else 1 << 62
-            renewed += now_left_s > left_s
-            left_s = now_left_s
+            if other.lease:
+                now_left_s, now_s = self.client.remaining_s(other.lease), time.monotonic()
+                # Told in whole seconds: what a lease has left, unless somebody renewed it, is less by what went by.
+                if now_left_s > left_s - (now_s - seen_s) + ROUNDED_S:
+                    renewed += 1
+                    left_s, seen_s = now_left_s, now_s
+                elif left_s == float("inf"):
+                    left_s, seen_s = now_left_s, now_s
             if renewed >= ALIVE or not other.lease:
                 self.client.revoke(lease)
                 raise MembershipRefused(

@@ -75,13 +75,13 @@ class Listing:
 
 @cache
 def _etcd3() -> Any:
-    """`etcd3` on our messages: a copy of ours alone, whether or not somebody else in this process has imported it."""
+    """The module `etcd3.client` on our messages: a copy of ours alone, whether or not somebody else in this process has imported it."""
     others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "etcd3"}
     for name in others:
         del sys.modules[name]
     try:
         sys.modules["etcd3.etcdrpc"] = make_module("etcd3.etcdrpc")
-        return importlib.import_module("etcd3")
+        return importlib.import_module("etcd3.client")
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
             del sys.modules[name]
@@ -94,11 +94,11 @@ class Client:
 
     def __init__(self, place: Place, endpoint: str, deadline_s: float) -> None:
         self._place, self.endpoint, self._deadline_s = place, endpoint, deadline_s
-        self._rpc = _etcd3().client.etcdrpc
+        self._rpc = _etcd3().etcdrpc
         host, port = split_address(endpoint)
         tls = place.tls
         with self._asked():
-            self._etcd = _etcd3().client.Etcd3Client(
+            self._etcd = _etcd3().Etcd3Client(
                 f"[{host}]" if ":" in host else host,
                 port,
                 ca_cert=tls.ca if tls else None,
@@ -199,7 +199,7 @@ class Client:
         """Tells what an error of a call means."""
         try:
             yield
-        except (_etcd3().Etcd3Exception, grpc.RpcError) as error:
+        except (_etcd3().exceptions.Etcd3Exception, grpc.RpcError) as error:
             raise self._meant(error if isinstance(error, grpc.RpcError) else error.__context__) from error
 
     @contextmanager
