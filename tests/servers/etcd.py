@@ -48,7 +48,14 @@ class EtcdServer(Server):
             *("etcd", "--name", self.member, "--data-dir", str(self.data)),
             *("--listen-client-urls", here, "--advertise-client-urls", here),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster),
-            *("--listen-metrics-urls", f"http://127.0.0.1:{self.health_port}", "--logger", "zap", "--log-level", "warn"),
+            *(
+                "--listen-metrics-urls",
+                f"http://127.0.0.1:{self.health_port}",
+                "--logger",
+                "zap",
+                "--log-level",
+                "warn",
+            ),
             *self.settings,
         ]
 
@@ -117,4 +124,3 @@ class EtcdClusterServer(Server):
     def kill(self) -> None:
         for member in self.members:
             member.kill()
-

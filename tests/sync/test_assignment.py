@@ -28,7 +28,9 @@ def moved(before: Assignment, after: Assignment, among: set[str]) -> int:
     """Buckets that changed hands between brokers of `among`, who had no part in the change."""
     return sum(
         was != now and was in among and now in among
-        for was, now in zip(map(before.owner, range(len(before.owners))), map(after.owner, range(len(after.owners))), strict=True)
+        for was, now in zip(
+            map(before.owner, range(len(before.owners))), map(after.owner, range(len(after.owners))), strict=True
+        )
     )
 
 
@@ -55,7 +57,11 @@ def test_the_answer_is_the_same_in_every_process() -> None:
     weights = {"b1": 3, "b2": 1, "Ω": 2}
     code = f"from timeline.sync.assignment import assign; print(assign(77, 64, {weights!r}).owners.tolist())"
     asked = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "1"}, check=True
+        [sys.executable, "-X", "utf8", "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONHASHSEED": "1"},
+        check=True,
     )
     owners = assign(77, 64, weights).owners.tolist()
     assert asked.stdout.strip() == str(owners)
@@ -72,10 +78,14 @@ def test_buckets_follow_consumers(topic: int, buckets_a_consumer: int, weights: 
 
 
 @given(topics, st.integers(1, 200), clusters)
-def test_few_buckets_are_dealt_as_evenly_as_whole_ones_can_be(topic: int, buckets: int, weights: dict[str, int]) -> None:
+def test_few_buckets_are_dealt_as_evenly_as_whole_ones_can_be(
+    topic: int, buckets: int, weights: dict[str, int]
+) -> None:
     for name, count in counts(assign(topic, buckets, weights)).items():
         share = buckets * weights[name] / sum(weights.values())
-        assert math.floor(share - share * SLACK_PERCENT / 100) <= count <= math.ceil(share + share * SLACK_PERCENT / 100)
+        assert (
+            math.floor(share - share * SLACK_PERCENT / 100) <= count <= math.ceil(share + share * SLACK_PERCENT / 100)
+        )
 
 
 @given(topics, st.integers(64, 80), hosts, names, st.integers(1, 4))

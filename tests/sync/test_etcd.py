@@ -44,7 +44,9 @@ def url(etcd: EtcdServer, prefix: str) -> str:
 def printed(etcd: EtcdServer, prefix: str) -> dict[str, dict[str, object]]:
     """What `etcdctl get --prefix` shows: a line for each key, a line for its value."""
     lines = etcd.etcdctl("get", "--prefix", f"/{prefix}/").splitlines()
-    return {key.removeprefix(f"/{prefix}/"): json.loads(value) for key, value in zip(lines[::2], lines[1::2], strict=True)}
+    return {
+        key.removeprefix(f"/{prefix}/"): json.loads(value) for key, value in zip(lines[::2], lines[1::2], strict=True)
+    }
 
 
 async def test_people_can_read_what_etcd_holds(etcd: EtcdServer, url: str, prefix: str) -> None:
@@ -61,8 +63,11 @@ async def test_people_can_read_what_etcd_holds(etcd: EtcdServer, url: str, prefi
     assert set(printed(etcd, prefix)) == {"cluster", "topics"}
 
 
-async def test_what_settles_is_told_once_and_what_has_not_changed_never(etcd: EtcdServer, url: str, prefix: str) -> None:
+async def test_what_settles_is_told_once_and_what_has_not_changed_never(
+    etcd: EtcdServer, url: str, prefix: str
+) -> None:
     async with joined(url, "b1", "b2") as (one, two):
+
         def written() -> int:
             answer = json.loads(etcd.etcdctl("get", f"/{prefix}/consumers/b1/7", "-w", "json"))
             return int(answer["kvs"][0]["version"])
@@ -100,7 +105,9 @@ async def test_a_broker_that_is_killed_is_missed_and_may_come_back_at_once(url: 
             again = Watched(url, "b2")
             again.host(b"b2")
             starting = asyncio.ensure_future(again.start())
-            await again.until(lambda: again.membership.state.reason.startswith("etcd has a broker called 'b2'"), "waits")
+            await again.until(
+                lambda: again.membership.state.reason.startswith("etcd has a broker called 'b2'"), "waits"
+            )
             assert again.membership.state.standing is Standing.JOINING
             await starting
             await one.until(lambda: again.member in one.membership.members(), "the one with the new address")

@@ -86,7 +86,9 @@ async def test_an_etcd_that_lost_everything_is_filled_again(tmp_path: Path) -> N
             await asyncio.to_thread(etcd.start)
             await every(brokers, lambda b: b.membership.state.standing is Standing.JOINED, "joined")
             for name in ("b1", "b2", "b3"):
-                await brokers[0].until(lambda name=name: f"brokers/{name}" in etcd.etcdctl("get", "--prefix", "/p/"), name)  # type: ignore[misc]
+                await brokers[0].until(
+                    lambda name=name: f"brokers/{name}" in etcd.etcdctl("get", "--prefix", "/p/"), name
+                )  # type: ignore[misc]
             await told(brokers[0], *brokers[1:])
             for broker, before in zip(brokers, seen, strict=True):
                 assert broker.owners() == owners

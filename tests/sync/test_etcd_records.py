@@ -58,8 +58,8 @@ def test_unknown_fields_are_left_alone() -> None:
     [
         (b"\xff", "not JSON"),
         (b"[" * 100_000, "nested|not JSON"),
-        (b"[]", "no \"format\""),
-        (b"{}", "no \"format\""),
+        (b"[]", 'no "format"'),
+        (b"{}", 'no "format"'),
         (b'{"format": 2, "healthy": 1}', "format 2, and this version reads 1"),
         (b'{"format": 1, "healthy": -1}', "no count"),
         (b'{"format": 1, "healthy": true}', "no count"),

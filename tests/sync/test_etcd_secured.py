@@ -86,16 +86,22 @@ async def test_wrong_credentials_are_refused_with_what_mends_them(secured: Secur
     said = await refused(f"etcd://broker:wr0ng@{at}/mine?{tls}")
     assert "refuses user 'broker'" in said and "wr0ng" not in said
     assert "refuses user 'nobody'" in await refused(f"etcd://nobody:{PASSWORD}@{at}/mine?{tls}")
-    assert "asks for a user: --sync etcd://user:password@…, or TIMELINE_ETCD_USER" in await refused(f"etcd://{at}/mine?{tls}")
+    assert "does not let a broker without user read and write /mine/" in await refused(f"etcd://{at}/mine?{tls}")
     said = await refused(f"etcd://broker:{PASSWORD}@{at}/theirs?{tls}")
     assert "does not let 'broker' read and write /theirs/" in said
 
 
-async def test_a_user_where_there_are_none_is_refused(tmp_path: Path) -> None:
+async def test_a_user_where_there_are_none_is_refused_and_none_where_there_are_users(tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path).start()
     try:
         said = await refused(f"etcd://broker:{PASSWORD}@{etcd.endpoint}/p")
         assert "knows no users: leave user and password out" in said
+        for command in (f"user add root:{PASSWORD}", "role add root", "user grant-role root root", "auth enable"):
+            etcd.etcdctl(*command.split())
+        said = await refused(f"etcd://{etcd.endpoint}/p")
+        assert "asks for a user: --sync etcd://user:password@…, or TIMELINE_ETCD_USER" in said
+        async with joined(f"etcd://root:{PASSWORD}@{etcd.endpoint}/p", "b1", "b2"):
+            pass  # without TLS, too
     finally:
         etcd.kill()
 
@@ -121,7 +127,9 @@ async def test_who_does_not_fit_by_tls_waits_and_says_so(secured: SecuredEtcd, t
 
 async def test_a_certificate_that_is_missing_is_refused(secured: SecuredEtcd, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"missing.pem' cannot be read"):
-        await make_membership(f"etcd://{secured.endpoint}/mine?ca={tmp_path}/missing.pem").start(Member("b1", "h:1"), CLUSTER)
+        await make_membership(f"etcd://{secured.endpoint}/mine?ca={tmp_path}/missing.pem").start(
+            Member("b1", "h:1"), CLUSTER
+        )
 
 
 async def test_a_token_that_etcd_forgot_is_asked_for_again(secured: SecuredEtcd, tls: str) -> None:

@@ -41,7 +41,10 @@ def test_urls_that_are_understood(url: str, place: Place) -> None:
         ("etcd://user:se/cret@h1", "sync: a password with / or ? in it is percent-encoded"),
         ("etcd://user:se?cret@h1", "sync: a password with / or ? in it is percent-encoded"),
         ("etcd://h1/a//b", "sync: the prefix is 1 to 255 bytes"),
-        ("etcd://h1?certs=1", "sync: etcd:// takes ca, cert, key, tls, ttl behind the ?, not 'certs'; did you mean cert?"),
+        (
+            "etcd://h1?certs=1",
+            "sync: etcd:// takes ca, cert, key, tls, ttl behind the ?, not 'certs'; did you mean cert?",
+        ),
         ("etcd://h1?tls=yes", "sync: tls is 0 or 1, not 'yes'"),
         ("etcd://h1?tls=0&ca=/ca.pem", "sync: ca, cert and key are for TLS"),
         ("etcd://h1?ca=/ca.pem&cert=/c.pem", "sync: cert and key belong together"),

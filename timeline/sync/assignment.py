@@ -67,7 +67,9 @@ def _scores(
     """By bucket and broker: weight / -ln(u), u a hash of both in (0, 1) (Thaler and Ravishankar, 1998; the weighted form
     is Schindelhauer and Schomaker's, 2005)."""
     named = np.array([_hash(name.encode()) for name in brokers], dtype=np.uint64)
-    numbered = _mixed(np.arange(buckets, dtype=np.uint64) + np.uint64(_hash(topic_uid.to_bytes(16, "big", signed=True))))
+    numbered = _mixed(
+        np.arange(buckets, dtype=np.uint64) + np.uint64(_hash(topic_uid.to_bytes(16, "big", signed=True)))
+    )
     mixed = _mixed(numbered[:, None] ^ named[None, :])
     uniform = ((mixed >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     scores: npt.NDArray[np.float64] = weight[None, :] / -np.log(uniform)
@@ -122,4 +124,3 @@ def _fill(
                 owners[bucket] = poor
                 counts[rich] -= 1
                 counts[poor] += 1
-

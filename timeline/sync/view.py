@@ -54,9 +54,7 @@ class View:
         }
         if members == self._others and theirs == self._theirs:
             return False
-        touched = {
-            uid for uid in self._theirs.keys() | theirs.keys() if self._theirs.get(uid) != theirs.get(uid)
-        }
+        touched = {uid for uid in self._theirs.keys() | theirs.keys() if self._theirs.get(uid) != theirs.get(uid)}
         self._others, self._theirs = members, theirs
         self._changed(touched)
         return True

@@ -46,6 +46,8 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
+
+
 class EtcdTrouble(Exception):
     """etcd did not do it, or did and its answer was lost; trying again, perhaps at another member, helps."""
 
@@ -227,8 +229,8 @@ class Client:
             )
         if code is grpc.StatusCode.PERMISSION_DENIED:
             return MembershipRefused(
-                f"etcd at {self.endpoint} does not let {self._place.user or 'this broker'!r} read and write "
-                f"/{self._place.prefix}/: grant that role to the user"
+                f"etcd at {self.endpoint} does not let {repr(self._place.user) if self._place.user else 'a broker without user'} "
+                f"read and write /{self._place.prefix}/: give it a user with a role for that"
             )
         if code is grpc.StatusCode.INVALID_ARGUMENT and "authentication failed" in said:
             return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._place.user!r}: {said}")

@@ -145,7 +145,9 @@ def _stub(module: ModuleType, service: str, methods: str) -> type:
     def made(self: Any, channel: grpc.Channel) -> None:
         for method in methods.split():
             name, request, answer = method.split(":")
-            streams = f"{'stream' if request.endswith('*') else 'unary'}_{'stream' if answer.endswith('*') else 'unary'}"
+            streams = (
+                f"{'stream' if request.endswith('*') else 'unary'}_{'stream' if answer.endswith('*') else 'unary'}"
+            )
             call = getattr(channel, streams)(
                 f"/{PACKAGE}.{service}/{name}",
                 request_serializer=getattr(module, request.rstrip("*")).SerializeToString,

@@ -70,7 +70,9 @@ def parse(url: str, variables: Mapping[str, str] | None = None) -> Place:
     user, password = unquote(user) or variables.get(USER, ""), unquote(password) or variables.get(PASSWORD, "")
     if bool(user) != bool(password):
         missing, given = ("password", "user") if user else ("user", "password")
-        raise Invalid(f"sync: etcd's {given} is given without the {missing}: etcd://user:password@…, or {USER}, {PASSWORD}")
+        raise Invalid(
+            f"sync: etcd's {given} is given without the {missing}: etcd://user:password@…, or {USER}, {PASSWORD}"
+        )
     settings = _settings(query)
     return Place(
         tuple(_endpoint(host) for host in hosts.split(",")) if hosts else _no_hosts(),
@@ -100,7 +102,9 @@ def _endpoint(text: str) -> str:
 def _prefix(path: str) -> str:
     prefix = unquote(path).strip("/") or DEFAULT_PREFIX
     if not prefix.isprintable() or len(prefix.encode()) > 255 or "//" in prefix:
-        raise Invalid(f"sync: the prefix is 1 to 255 bytes of printable characters, such as {EXAMPLE}, not {prefix!r:.80}")
+        raise Invalid(
+            f"sync: the prefix is 1 to 255 bytes of printable characters, such as {EXAMPLE}, not {prefix!r:.80}"
+        )
     return prefix
 
 
@@ -123,7 +127,9 @@ def _tls(settings: Mapping[str, str]) -> Tls | None:
         raise Invalid(f"sync: tls is 0 or 1, not {asked!r:.40}")
     if asked == "0":
         if ca or cert or key:
-            raise Invalid("sync: ca, cert and key are for TLS, and tls=0 says that there is none: leave one of them out")
+            raise Invalid(
+                "sync: ca, cert and key are for TLS, and tls=0 says that there is none: leave one of them out"
+            )
         return None
     if bool(cert) != bool(key):
         raise Invalid("sync: cert and key belong together: this broker's certificate and its key, both as files in PEM")
