@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -24,6 +25,8 @@ from timeline.sync.etcd.client import Client, EtcdTrouble, LeaseLost
 from timeline.sync.etcd.url import Place
 
 pytestmark = pytest.mark.servers
+
+LATE = re.compile("DEADLINE_EXCEEDED|UNAVAILABLE")
 
 
 @pytest.fixture
@@ -245,15 +248,15 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
         client = Client(Place((endpoint,), prefix), endpoint, 0.2)
         try:
             for call in (
-                lambda: client.list("/x/"), lambda: client.get("/x"), lambda: client.create("/x", ""), lambda: client.grant(5),
-                lambda: client.change({"/x": "y"}), lambda: client.keep_alive(1), lambda: client.remaining_s(1),
+                lambda: client.list("/x/"), lambda: client.get("/x"), lambda: client.create("/x", ""),
+                lambda: client.grant(5), lambda: client.change({"/x": "y"}), lambda: client.keep_alive(1), lambda: client.remaining_s(1),
                 lambda: client.revoke(1),
             ):  # fmt: skip
-                with pytest.raises(EtcdTrouble, match="DEADLINE_EXCEEDED|UNAVAILABLE"):
+                with pytest.raises(EtcdTrouble, match=LATE):
                     call()
         finally:
             client.close()
-        with pytest.raises(EtcdTrouble, match="DEADLINE_EXCEEDED|UNAVAILABLE"):
+        with pytest.raises(EtcdTrouble, match=LATE):
             Client(Place((endpoint,), prefix, "user", "password"), endpoint, 0.2)
 
 

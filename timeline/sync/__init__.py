@@ -12,8 +12,8 @@ SCHEMES = ("etcd", "local")
 
 
 def make_membership(url: str) -> Membership:
-    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one, for a
-    URL that cannot be meant, and for a package that is missing, with the extra that brings it."""
+    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one, for
+    a URL that cannot be meant, and for a package that is missing, with the extra that brings it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         near = difflib.get_close_matches(scheme, SCHEMES, n=1)

@@ -1,11 +1,11 @@
 """Which broker deals which bucket: weighted rendezvous hashing over the healthy consumers that each broker hosts. Pure.
 
-Each pair of bucket and broker has a score that depends on nothing else but the broker's weight, so that a bucket's first
-choice changes only when a broker with a higher score comes, or its own goes: the least movement there can be. Hashing
-alone deals as unevenly as dice do, though: at 64 buckets a broker, an eighth more or less is usual. So a broker takes
-no more than `SLACK_PERCENT` beyond its share, those it scores best; what is left over goes to its next choice, as students go
-to colleges (Gale and Shapley, 1962: there is one such outcome, whoever asks first). A broker that lies more than `SLACK_PERCENT`
-below its share is then given what it scores best of those that have more than theirs.
+Each pair of bucket and broker has a score that depends on nothing else but the broker's weight, so that a bucket's
+first choice changes only when a broker with a higher score comes, or its own goes: the least movement there can be.
+Hashing alone deals as unevenly as dice do, though: at 64 buckets a broker, an eighth more or less is usual. So a broker
+takes no more than `SLACK_PERCENT` beyond its share, those it scores best; what is left over goes to its next choice, as
+students go to colleges (Gale and Shapley, 1962: there is one such outcome, whoever asks first). A broker that lies more
+than `SLACK_PERCENT` below its share is then given what it scores best of those that have more than theirs.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def assign(topic_uid: int, buckets: int, weights: Mapping[str, int]) -> Assignme
 def _scores(
     topic_uid: int, buckets: int, brokers: tuple[str, ...], weight: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """By bucket and broker: weight / -ln(u), u a hash of both in (0, 1) (Thaler and Ravishankar, 1998; the weighted form
-    is Schindelhauer and Schomaker's, 2005)."""
+    """By bucket and broker: weight / -ln(u), u a hash of both in (0, 1) (Thaler and Ravishankar, 1998; the weighted
+    form is Schindelhauer and Schomaker's, 2005)."""
     named = np.array([_hash(name.encode()) for name in brokers], dtype=np.uint64)
     numbered = _mixed(
         np.arange(buckets, dtype=np.uint64) + np.uint64(_hash(topic_uid.to_bytes(16, "big", signed=True)))
@@ -81,7 +81,7 @@ def _hash(text: bytes) -> int:
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): each bit of the answer depends on all of the value's."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): each bit of it depends on all of the value's."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -122,7 +122,7 @@ def check(shared: bool | None = None) -> Callable[[Check], Check]:
 
 
 async def run_check(name: str, make: Make, shared: bool) -> bool:
-    """Runs a check; False where it is not for a membership of this kind. Raises Violation, Invalid for no such check."""
+    """Runs a check; False where it is not for such a membership. Raises Violation, and Invalid for no such check."""
     if name not in CHECKS:
         raise Invalid(f"no such check: {name}. Checks: {', '.join(CHECKS)}")
     run, meant = CHECKS[name]
@@ -135,7 +135,8 @@ async def run_check(name: str, make: Make, shared: bool) -> bool:
 
 @check()
 async def check_joins_and_leaves(trial: Trial) -> None:
-    """A broker is apart, joins, is a member as it said, and leaves; leaving again, or without having joined, harms nobody."""
+    """A broker is apart, joins, is a member as it said, and leaves; leaving again, or without having joined, does no
+    harm."""
     broker = trial.broker("b1")
     expect(broker.membership.state.standing, Standing.APART, "the standing before it joins")
     expect(broker.names(), [], "members before it joins")
@@ -152,7 +153,7 @@ async def check_joins_and_leaves(trial: Trial) -> None:
 
 @check()
 async def check_own_consumers_count_at_once(trial: Trial) -> None:
-    """A broker that alone hosts consumers deals every bucket, as soon as it says so; when it hosts none, nobody does."""
+    """Who alone hosts consumers deals every bucket, as soon as it says so; when it hosts none, nobody does."""
     broker = await trial.joined("b1")
     expect(set(broker.owners()), {None}, "owners while nobody hosts a consumer")
     before = broker.membership.state.revision

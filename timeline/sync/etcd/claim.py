@@ -1,4 +1,4 @@
-"""What stands before joining: that the cluster under the prefix is ours, and that nobody else has this broker's name."""
+"""What stands before joining: the cluster under the prefix is ours, and nobody else has this broker's name."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def agree(client: Client, keys: Keys, cluster_uid: str, by: str) -> None:
             return
         raise MembershipRefused(
             f"the brokers under {keys.every} in etcd have another store (cluster {there:.40}) than this one (cluster "
-            f"{cluster_uid:.40}): give this broker their --store, or a --sync with a prefix of its own; if that store is "
-            f"gone for good, etcdctl del {keys.cluster}"
+            f"{cluster_uid:.40}): give this broker their --store, or a --sync with a prefix of its own; if that store "
+            f"is gone for good, etcdctl del {keys.cluster}"
         )
 
 
 @dataclass(slots=True)
 class Claim:
-    """A broker's way to its entry. `session`: see `records.broker_value`. `rest(seconds)` waits, and answers False when the
-    broker is to end; `say` is told what is waited for."""
+    """A broker's way to its entry. `session`: see `records.broker_value`. `rest(seconds)` waits, and answers False when
+    the broker is to end; `say` is told what is waited for."""
 
     client: Client
     keys: Keys

@@ -77,7 +77,7 @@ class Listing:
 
 @cache
 def _etcd3() -> Any:
-    """The module `etcd3.client` on our messages: a copy of ours alone, whether or not somebody else in this process has imported it."""
+    """The module `etcd3.client` on our messages: in a copy that nobody else in this process meets."""
     others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "etcd3"}
     for name in others:
         del sys.modules[name]
@@ -228,9 +228,10 @@ class Client:
                 f"etcd at {self.endpoint} asks for a user: --sync etcd://user:password@…, or {USER} and {PASSWORD}"
             )
         if code is grpc.StatusCode.PERMISSION_DENIED:
+            who = repr(self._place.user) if self._place.user else "a broker without user"
             return MembershipRefused(
-                f"etcd at {self.endpoint} does not let {repr(self._place.user) if self._place.user else 'a broker without user'} "
-                f"read and write /{self._place.prefix}/: give it a user with a role for that"
+                f"etcd at {self.endpoint} does not let {who} read and write "
+                f"/{self._place.prefix}/: give it a user with a role for that"
             )
         if code is grpc.StatusCode.INVALID_ARGUMENT and "authentication failed" in said:
             return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._place.user!r}: {said}")

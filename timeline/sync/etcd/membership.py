@@ -1,4 +1,4 @@
-"""Membership through etcd: the broker's side of it, on the event loop. It asks a `View`, which a `Session` keeps new."""
+"""Membership through etcd: the broker's side of it, on the event loop: a `View`, which a `Session` keeps new."""
 
 from __future__ import annotations
 

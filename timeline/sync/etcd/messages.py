@@ -85,7 +85,7 @@ SERVICES = {
     "Cluster": "",
     "Maintenance": "",
 }
-"""By name, the methods: name, request, answer; `*` for streams. A client makes the last two and calls nothing of them."""
+"""By name, the methods: name, request, answer; `*` for streams. A client makes the last two and calls neither."""
 
 _FIELD = re.compile(r"(\w+)=(\d+):([\w.]+)(\*?)(?:/(\w+))?")
 _TYPES = descriptor_pb2.FieldDescriptorProto

@@ -3,7 +3,7 @@
 ```
 /PREFIX/cluster              {"format": 1, "cluster": "9f…", "by": "b1"}            for good
 /PREFIX/brokers/b1           {"format": 1, "address": "10.0.0.7:9000", …}            with b1's lease
-/PREFIX/consumers/b1/77      {"format": 1, "topic": "departures", "healthy": 3, …}   with b1's lease
+/PREFIX/consumers/b1/77      {"format": 1, "topic": "departures", "healthy": 3, …} with b1's lease
 /PREFIX/topics               {"format": 1, "by": "b1"}                               for good; its revision counts
 ```
 

@@ -1,8 +1,8 @@
-"""The thread that keeps a broker in its cluster: joins, refreshes its lease, tells what it hosts, reads what others tell.
+"""The thread that keeps a broker in its cluster: joins, refreshes its lease, tells what it hosts, reads what others do.
 
 One loop, `_attend`, goes on as long as one member of etcd answers; when it does not, the next one is asked. What the
-thread learns it hands over as a `Told`. What the broker wants told it leaves in `host` and `topics_changed`, which never
-wait. A watch only hints that something changed: what did is always read.
+thread learns it hands over as a `Told`. What the broker wants told it leaves in `host` and `topics_changed`, which
+never wait. A watch only hints that something changed: what did is always read.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Session(threading.Thread):
             self._hinted = False  # what changes from now on hints again
 
     def _have_read(self) -> None:
-        """Raises LeaseLost when somebody took this broker's entry away; what else of ours is missing is written again."""
+        """Raises LeaseLost when somebody took this broker's entry away; what else of ours is missing is told again."""
         self.confirmed_s = time.monotonic()
         mine = self._picture.entries.get(self._keys.broker(self._member.name))
         if mine is None or mine.lease != self._lease:

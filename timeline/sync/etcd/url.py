@@ -63,7 +63,7 @@ def parse(url: str, variables: Mapping[str, str] | None = None) -> Place:
     variables = os.environ if variables is None else variables
     rest, _, query = url.removeprefix("etcd://").partition("?")
     authority, _, path = rest.partition("/")
-    credentials, at, hosts = authority.rpartition("@")
+    credentials, _, hosts = authority.rpartition("@")
     if "@" in path or "@" in query:
         raise Invalid(f"sync: a password with / or ? in it is percent-encoded in a URL, or given as {PASSWORD}")
     user, _, password = credentials.partition(":")
@@ -114,7 +114,8 @@ def _settings(query: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         if name not in SETTINGS:
             raise Invalid(
-                f"sync: etcd:// takes {', '.join(SETTINGS)} behind the ?, not {name!r:.40}{did_you_mean(name, SETTINGS)}"
+                f"sync: etcd:// takes {', '.join(SETTINGS)} behind the ?, not {name!r:.40}"
+                f"{did_you_mean(name, SETTINGS)}"
             )
         settings[name] = unquote(value)
     return settings
