@@ -249,8 +249,8 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
         try:
             for call in (
                 lambda: client.list("/x/"), lambda: client.get("/x"), lambda: client.create("/x", ""),
-                lambda: client.grant(5), lambda: client.change({"/x": "y"}), lambda: client.keep_alive(1), lambda: client.remaining_s(1),
-                lambda: client.revoke(1),
+                lambda: client.grant(5), lambda: client.change({"/x": "y"}), lambda: client.keep_alive(1),
+                lambda: client.remaining_s(1), lambda: client.revoke(1),
             ):  # fmt: skip
                 with pytest.raises(EtcdTrouble, match=LATE):
                     call()

@@ -44,7 +44,8 @@ class SecuredEtcd(EtcdServer):
         for command in (
             f"user add root:{PASSWORD}", "role add root", "user grant-role root root",
             f"user add broker:{PASSWORD}", "role add brokers",
-            "role grant-permission brokers readwrite --prefix=true /mine/", "user grant-role broker brokers", "auth enable",
+            "role grant-permission brokers readwrite --prefix=true /mine/", "user grant-role broker brokers",
+            "auth enable",
         ):  # fmt: skip
             self.etcdctl(*command.split())
 

@@ -1,10 +1,10 @@
 """The keys that a cluster has in etcd and their values: JSON that people can read with `etcdctl get --prefix`.
 
 ```
-/PREFIX/cluster              {"format": 1, "cluster": "9f…", "by": "b1"}            for good
-/PREFIX/brokers/b1           {"format": 1, "address": "10.0.0.7:9000", …}            with b1's lease
-/PREFIX/consumers/b1/77      {"format": 1, "topic": "departures", "healthy": 3, …} with b1's lease
-/PREFIX/topics               {"format": 1, "by": "b1"}                               for good; its revision counts
+/PREFIX/cluster          {"format": 1, "cluster": "9f…", "by": "b1"}              for good
+/PREFIX/brokers/b1       {"format": 1, "address": "10.0.0.7:9000", …}             with b1's lease
+/PREFIX/consumers/b1/77  {"format": 1, "topic": "departures", "healthy": 3, …}    with b1's lease
+/PREFIX/topics           {"format": 1, "by": "b1"}                                for good; its revision counts
 ```
 
 Names of brokers stand percent-encoded in keys. Unknown fields of a known format are left alone, unknown keys too, so that
