@@ -3,12 +3,12 @@
 ```
 /PREFIX/cluster          {"format": 1, "cluster": "9f…", "by": "b1"}              for good
 /PREFIX/brokers/b1       {"format": 1, "address": "10.0.0.7:9000", …}             with b1's lease
-/PREFIX/consumers/b1/77  {"format": 1, "topic": "departures", "healthy": 3, …}    with b1's lease
+/PREFIX/consumers/b1/77  {"format": 1, "topic": "departures", "healthy": 3, …}  with b1's lease
 /PREFIX/topics           {"format": 1, "by": "b1"}                                for good; its revision counts
 ```
 
-Names of brokers stand percent-encoded in keys. Unknown fields of a known format are left alone, unknown keys too, so that
-a later version may add some; what it may not do without a new format is give a field another meaning.
+Names of brokers stand percent-encoded in keys. Unknown fields of a known format are left alone, unknown keys too, so
+that a later version may add some; what it may not do without a new format is give a field another meaning.
 """
 
 from __future__ import annotations
