@@ -289,8 +289,8 @@ def test_protobuf_stays_as_it_was() -> None:
     """etcd3 is made to load without switching the process to protobuf written in Python, and is nobody else's etcd3."""
     code = (
         "import sys; from google.protobuf.internal import api_implementation as before; kind = before.Type();"
-        "from timeline.sync.etcd.client import _etcd3; from grpc_health.v1 import health_pb2;"
-        "assert _etcd3().etcdrpc.RangeRequest(key=b'x').SerializeToString() == b'\\n\\x01x';"
+        "from timeline.sync.etcd.client import _ETCD3; from grpc_health.v1 import health_pb2;"
+        "assert _ETCD3.etcdrpc.RangeRequest(key=b'x').SerializeToString() == b'\\n\\x01x';"
         "assert not [name for name in sys.modules if name.startswith('etcd3')];"
         "assert health_pb2.HealthCheckRequest(service='x').SerializeToString();"
         "print(kind, before.Type())"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,9 @@ def test_tls_trusts_the_systems_certificates_unless_told_otherwise(tmp_path: Pat
     assert tls is not None and tls.ca
     with pytest.raises(Invalid, match=r"missing.pem' cannot be read: No such file"):
         Tls(str(tmp_path / "missing.pem")).check()
+
+
+def test_what_is_not_installed_is_named_with_the_extra_that_brings_it() -> None:
+    code = "import sys; sys.modules['google.protobuf'] = None; import timeline.sync as sync; sync.make_membership('etcd://h1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "(google.protobuf): pip install 'timeline[etcd]'" in done.stderr

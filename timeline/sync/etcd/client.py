@@ -24,7 +24,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import grpc
@@ -75,7 +74,6 @@ class Listing:
     count: int
 
 
-@cache
 def _etcd3() -> Any:
     """The module `etcd3.client` on our messages: in a copy that nobody else in this process meets."""
     others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "etcd3"}
@@ -90,17 +88,21 @@ def _etcd3() -> Any:
         sys.modules.update(others)
 
 
+# Once, as this module is imported: of two threads at it, one would take away what the other has just put there.
+_ETCD3 = _etcd3()
+
+
 class Client:
     """A connection to the member of etcd at `endpoint`. Raises EtcdTrouble where it does not answer, MembershipRefused
     where user, password or certificate are wrong."""
 
     def __init__(self, place: Place, endpoint: str, deadline_s: float) -> None:
         self._place, self.endpoint, self._deadline_s = place, endpoint, deadline_s
-        self._rpc = _etcd3().etcdrpc
+        self._rpc = _ETCD3.etcdrpc
         host, port = split_address(endpoint)
         tls = place.tls
         with self._asked():
-            self._etcd = _etcd3().Etcd3Client(
+            self._etcd = _ETCD3.Etcd3Client(
                 f"[{host}]" if ":" in host else host,
                 port,
                 ca_cert=tls.ca if tls else None,
@@ -201,7 +203,7 @@ class Client:
         """Tells what an error of a call means."""
         try:
             yield
-        except (_etcd3().exceptions.Etcd3Exception, grpc.RpcError) as error:
+        except (_ETCD3.exceptions.Etcd3Exception, grpc.RpcError) as error:
             raise self._meant(error if isinstance(error, grpc.RpcError) else error.__context__) from error
 
     @contextmanager
