@@ -180,9 +180,15 @@ async def test_settings_of_the_url_are_checked() -> None:
         ("redis://host:port/0", "a host and a port"),
         ("redis://host/0?timeout_ms=never", "timeout_ms must be a whole number"),
         ("redis://host/0?prefix={a}", "without braces"),
+        ("redis://user:hun?ter2@host/0", "%3F"),
     ):
-        with pytest.raises(StoreRefused, match=said):
+        with pytest.raises(StoreRefused, match=said) as refused:
             make_store(url)
+        assert "ter2" not in str(refused.value)
+    location = Location.of("redis://user:hunter2@host/0?ca=/no/such/file")
+    assert location.tls and "hunter2" not in repr(location)
+    with pytest.raises(StoreRefused, match=r"ca=/no/such/file: No such file"):
+        await make_store("redis://host/0?ca=/no/such/file").open()
 
 
 async def test_lease_passes_what_may_neither_be_let_nor_buried_in_a_few_calls(start: Start) -> None:

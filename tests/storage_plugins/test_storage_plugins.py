@@ -59,6 +59,8 @@ def test_a_refusal_never_repeats_a_password(url: str) -> None:
         ("postgresql://ops:hunter2?x@db/d", "postgresql://…@"),
         ("mysql://ops:12hunter#2@db", "mysql://…@"),
         ("redis://h1:6379,h2:6379/0?payloads=s3://key@bucket", "redis://h1:6379,h2:6379/0"),
+        ("redis://user:sec?ret@h1:6379/0", "redis://…@"),
+        ("redis://user:sec#ret@h1:6379/0", "redis://…@"),
         ("memory://", "memory://"),
         ("sqlite:///" + "x" * 200, "sqlite:///" + "x" * 149 + "…"),
     ],

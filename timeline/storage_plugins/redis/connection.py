@@ -107,13 +107,12 @@ class Connection(asyncio.Protocol):
             self._waiting.set_exception(Broken(self._end))
 
 
-async def connect(location: Location, address: Address) -> Connection:
+async def connect(location: Location, address: Address, tls: ssl.SSLContext | None) -> Connection:
     """A connection that has said who it is and chosen its database. Raises Broken, or Refusal."""
     timeout_s = location.timeout_ms / 1000
-    context = ssl.create_default_context(cafile=location.ca or None) if location.tls else None
     try:
         async with asyncio.timeout(timeout_s):
-            _, connection = await asyncio.get_running_loop().create_connection(Connection, *address, ssl=context)
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, *address, ssl=tls)
     except TimeoutError as error:
         raise Broken(f"no connection within {timeout_s:g} s", sent=False) from error
     except OSError as error:
@@ -139,8 +138,8 @@ async def connect(location: Location, address: Address) -> Connection:
 class Pool:
     """The connections to one server: at most so many at once, one call each; kept while they last."""
 
-    def __init__(self, location: Location, address: Address) -> None:
-        self._location, self._address = location, address
+    def __init__(self, location: Location, address: Address, tls: ssl.SSLContext | None) -> None:
+        self._location, self._address, self._tls = location, address, tls
         self._free = asyncio.Semaphore(location.connections)
         self._idle: list[Connection] = []
         self._used: set[Connection] = set()
@@ -163,7 +162,7 @@ class Pool:
             while self._idle and connection is None:
                 kept = self._idle.pop()
                 connection = None if kept.closed else kept
-            connection = connection or await connect(self._location, self._address)
+            connection = connection or await connect(self._location, self._address, self._tls)
             self._used.add(connection)
             return await connection.exchange(commands, timeout_s)
         finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
 from timeline.storage_plugins.contract import StoreRefused
@@ -15,7 +16,7 @@ SETTINGS = {
     "timeout_ms": "how long a call may take (5000)",
     "wait_replicas": "so many replicas must have a write before it is answered (0)",
     "wait_ms": "how long to wait for them (1000)",
-    "tls": "1: with TLS (0)",
+    "tls": "1: with TLS (0; 1 where ca is given)",
     "ca": "the file of certificates that TLS trusts (the system's)",
 }
 
@@ -27,7 +28,7 @@ class Location:
     addresses: tuple[tuple[str, int], ...]
     db: int = 0
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     prefix: str = "timeline"
     connections: int = 16
     timeout_ms: int = 5000
@@ -45,6 +46,8 @@ class Location:
         user, _, password = userinfo.partition(":")
         given = dict(parse_qsl(query, keep_blank_values=True))
         unknown = [name for name in given if name not in SETTINGS]
+        if unknown and "@" in unknown[0]:
+            raise StoreRefused("redis://: write a ? in user or password as %3F, a / as %2F")
         if unknown:
             raise StoreRefused(f"redis:// knows no setting {unknown[0]!r}; it knows {', '.join(SETTINGS)}")
         if path and not path.isdigit():
@@ -68,10 +71,19 @@ class Location:
             user=unquote(user) or os.environ.get("TIMELINE_REDIS_USER", ""),
             password=unquote(password) or os.environ.get("TIMELINE_REDIS_PASSWORD", ""),
             prefix=prefix,
-            tls=bool(_number("tls", given.get("tls", "0"), 0, 1)),
+            tls=bool(_number("tls", given.get("tls", "0"), 0, 1)) or "ca" in given,
             ca=given.get("ca", ""),
             **numbers,
         )
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """How to talk TLS, None when not at all. Raises StoreRefused where `ca` cannot be read."""
+        if not self.tls:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca or None)
+        except OSError as unread:
+            raise StoreRefused(f"redis://: ca={self.ca}: {unread.strerror or unread}") from unread
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:

@@ -55,6 +55,7 @@ class Server:
 
     def __init__(self, location: Location) -> None:
         self.location = location
+        self._tls = location.ssl_context()
         self.cluster = False
         self.serving = False
         """Whether the store is open: what a server refuses from then on is its trouble, not the URL's."""
@@ -102,7 +103,7 @@ class Server:
                 continue
             slots: dict[int, Address] = {}
             for first, last, master, *_ in listed:
-                host = master[0].decode() or address[0]
+                host = (master[0] or b"").decode() or address[0]
                 slots.update(dict.fromkeys(range(first, last + 1), (host, int(master[1]))))
             if slots:
                 self._slots = slots
@@ -231,7 +232,7 @@ class Server:
     async def _exchange(self, address: Address, commands: Sequence[Sequence[Any]], writes: bool) -> list[Any]:
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = Pool(self.location, address)
+            pool = self._pools[address] = Pool(self.location, address, self._tls)
         where = f"{address[0]}:{address[1]}"
         try:
             return await pool.exchange(commands)
