@@ -163,6 +163,35 @@ async def test_an_ack_deletes_after_its_answer() -> None:
         assert len(place.files) == 1, "a deletion that failed is left to a sweep"
 
 
+async def test_what_waits_for_a_place_that_is_silent_is_bounded_and_then_left_to_a_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(Kept):
+        silent = asyncio.Event()
+
+        async def delete(self, names: Sequence[str]) -> None:
+            await self.silent.wait()
+            await super().delete(names)
+
+    monkeypatch.setattr(orphans, "MOST_DOOMED", 5)
+    monkeypatch.setattr(orphans, "DELETED_AT_ONCE", 2)
+    place = Silent()
+    place.fails = {"delete"}
+    deleting = orphans.Orphans(place, 1_000)
+    deleting.delete_later(["first"])
+    await asyncio.sleep(0)
+    for at in range(20):
+        deleting.delete_later([f"{at}", f"{at} too"])
+    assert len(deleting._doomed) == 5
+    place.silent.set()
+    await deleting.flush()
+    assert place.calls["delete"] == 1 and not deleting._doomed
+    place.fails = set()
+    deleting.delete_later(["last"])
+    await deleting.flush()
+    assert place.calls["delete"] == 2
+
+
 async def test_a_refused_put_harms_nobodys_payload() -> None:
     async with offloading() as (trial, place, store):
         topic = await trial.topic()

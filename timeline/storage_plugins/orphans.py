@@ -27,6 +27,8 @@ log = logging.getLogger("timeline.store")
 
 MOST_SUSPECTS = 65_536
 """So many are kept in mind; what is beyond waits for a later round."""
+MOST_DOOMED = 65_536
+"""So many wait to be deleted; what is beyond is left to a sweep."""
 LOOKED_UP_AT_ONCE = 1_000
 DELETED_AT_ONCE = 1_000
 EVERYTHING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
@@ -44,7 +46,7 @@ class Orphans:
 
     def delete_later(self, names: Sequence[str]) -> None:
         """Deletes these soon, beside whatever else goes on. What cannot be deleted is left to a sweep."""
-        self._doomed += names
+        self._doomed += names[: max(0, MOST_DOOMED - len(self._doomed))]
         if self._doomed and self._deleting is None:
             self._deleting = asyncio.create_task(self._delete(), name="timeline-payloads")
 
@@ -60,7 +62,9 @@ class Orphans:
                 try:
                     await self._payloads.delete(names)
                 except PayloadsUnavailable as trouble:
-                    log.warning("%d payloads are left to a sweep: %s", len(names), trouble)
+                    # With what waits behind: each try may take as long as the place is silent.
+                    log.warning("%d payloads are left to a sweep: %s", len(names) + len(self._doomed), trouble)
+                    self._doomed = []
         finally:
             self._deleting = None
 
