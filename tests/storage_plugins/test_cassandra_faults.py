@@ -19,11 +19,11 @@ from cassandra.auth import PlainTextAuthProvider
 from tests.servers.cassandra import CassandraServer
 from tests.servers.fixture import Running
 from tests.services import require_service
-from tests.storage_plugins.cassandra_traces import acknowledge, traced_lease
+from tests.storage_plugins.cassandra_traces import TracedConnected, acknowledge, traced_lease
 from timeline.model import Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.cassandra.opening import older
-from timeline.storage_plugins.conformance.trial import Trial, by_id, named, statuses
+from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.versions import Versions
 
@@ -160,6 +160,33 @@ async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(server
     assert reads, "nothing was traced"
     # Ten messages are there, and a read counts the partition's static row.
     assert all(tombstones == 0 and live <= 11 for live, tombstones in reads), reads
+
+
+async def test_a_sweep_meets_no_trace_of_what_went_before(servers: Running) -> None:
+    """Else what is remembered would be forgotten no more once a bucket has had a hundred thousand of them."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1, remember_ms=1_000)
+        await acknowledge(trial, topic, 3_000, 1_500)
+        swept = [(await trial.store.sweep(topic, T0 + 1_000, 2_000)).forgotten for _ in range(2)]
+        assert swept == [2_000, 1_000]
+        traced = TracedConnected(trial.store._desk.partition.connected)  # type: ignore[attr-defined]
+        assert (await trial.store.sweep(topic, T0 + 1_000, 2_000)).forgotten == 0
+        reads = await asyncio.to_thread(traced.reads)
+    assert reads, "nothing was traced"
+    assert max(tombstones for _, tombstones in reads) < 1_000, reads
+
+
+async def test_a_sweep_passes_over_what_is_held_and_comes_back_for_it(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        expires = [T0 + 103, T0 + 104, T0 + 105, T0 + 100, T0 + 101, T0 + 200]
+        await trial.stored(topic, named(6), [T0 + at for at in range(6)], expires_ms=expires)
+        held = (await trial.lease(topic, 3, now_ms=T0 + 2, lease_ms=5_000)).rows.ids.tolist()
+        swept = [await trial.store.sweep(topic, T0 + 300, 1) for _ in range(4)]
+        assert [(one.expired, one.more) for one in swept] == [(1, True), (1, True), (1, False), (0, False)]
+        assert sorted(await trial.everything(topic, now_ms=T0 + 300)) == held == named(6)[:3]
+        assert (await trial.store.sweep(topic, T0 + 5_002, 100)).expired == 3
+        assert not await trial.everything(topic, now_ms=T0 + 300)
 
 
 @asynccontextmanager

@@ -91,19 +91,29 @@ class Partition:
             bucket.stretches[kind] = known
         return known
 
-    async def change(self, bucket: Bucket, pairs: Pairs, absent: Collection[bytes] = ()) -> None:
+    async def change(
+        self,
+        bucket: Bucket,
+        pairs: Pairs,
+        absent: Collection[bytes] = (),
+        cleared: tuple[int, Place, Place] | None = None,
+    ) -> None:
         """Makes it so, on the state that `bucket.head` names; the caller holds its lock. `absent`: of ids that nobody
-        looked for, but takes for free. Raises Changed when that state has passed, Met when one of those ids is there,
-        StoreUnknown when it cannot be told whether it was done."""
+        looked for, but takes for free. `cleared`: (kind, first, last) of an index of which all goes that is there.
+        Raises Changed when that state has passed, Met when one of those ids is there, StoreUnknown when it cannot be
+        told whether it was done."""
         head, change = await self.head(bucket), Change.of(pairs)
         after = change.stretches(bucket)
         floors: dict[int, int] = {}
         for kind in (FREE, HELD):
             come = [at for where, at, _ in change.come if where == kind]
             floors[kind] = after[kind].floor if kind in after else min([head.floor(kind), *come])
-        rest: list[Statement] = [
-            ("cut", (*bucket.key, kind, *first, *last)) for kind, first, last in change.cuts(bucket)
-        ]
+        cuts = change.cuts(bucket)
+        if cleared is not None:
+            cuts.append(cleared)
+            kind, first, last = cleared
+            change.gone -= {entry for entry in change.gone if entry[0] == kind and first <= entry[1:] <= last}
+        rest: list[Statement] = [("cut", (*bucket.key, kind, *first, *last)) for kind, first, last in cuts]
         rest += [("remove", (*bucket.key, *entry)) for entry in change.gone]
         rest += [("index", (*bucket.key, *entry)) for entry in change.come]
         rest += [_stated(bucket, id, before, stands, id in absent) for id, (before, stands) in pairs.items()]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
 
 from timeline.leases import state_of
 from timeline.model import State, Topic
 from timeline.storage_plugins.cassandra import records
-from timeline.storage_plugins.cassandra.bucket import Bucket
+from timeline.storage_plugins.cassandra.bucket import Bucket, Place
 from timeline.storage_plugins.cassandra.contents import Content
 from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
 from timeline.storage_plugins.cassandra.partition import HEADS_AT_ONCE
@@ -19,6 +21,15 @@ GRACE_MS = 10 * 60_000
 """Older than any put's deadline."""
 LOOKED_AT = 200
 _FIRST = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What goes along an index: of the entries of `kind` until `until_ms` those whose message is `gone`."""
+
+    kind: int
+    until_ms: int
+    gone: Callable[[Stored], bool]
 
 
 class Orphans:
@@ -75,68 +86,74 @@ async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: 
     def rotten(stored: Stored) -> bool:
         return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
 
-    expired, more = await _remove(desk, topic, now_ms, limit, (EXPIRES, now_ms), over)
-    forgotten, more_kept = await _remove(desk, topic, now_ms, limit, (KEPT, now_ms - settings.remember_ms), faded)
+    expired, more = await _remove(desk, topic, now_ms, limit, Past(EXPIRES, now_ms, over))
+    since_ms = now_ms - settings.remember_ms
+    forgotten, more_kept = await _remove(desk, topic, now_ms, limit, Past(KEPT, since_ms, faded))
     dead, more_dead = 0, False
     if settings.dead_retention_ms:
         until_ms = now_ms - settings.dead_retention_ms
-        dead, more_dead = await _remove(desk, topic, now_ms, limit, (DEAD, until_ms), rotten)
+        dead, more_dead = await _remove(desk, topic, now_ms, limit, Past(DEAD, until_ms, rotten))
     swept = await orphans.sweep(desk, topic, now_ms, limit)
     await records.clear_dropped(desk.partition.connected)
     return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
 
 
-async def _remove(
-    desk: Desk, topic: Topic, now_ms: int, limit: int, until: tuple[int, int], gone: Callable[[Stored], bool]
-) -> tuple[int, bool]:
-    """Removes along an index what is `gone`, at most `limit`; answers how many, and whether there may be more."""
-    kind, until_ms = until
+async def _remove(desk: Desk, topic: Topic, now_ms: int, limit: int, past: Past) -> tuple[int, bool]:
+    """Removes what is `past`, at most `limit`; answers how many, and whether there may be more."""
     removed = 0
-    for bucket in desk.buckets.of(topic.uid, await _with(desk, topic, kind, until_ms)):
-        after: tuple[int, bytes] = (_FIRST, b"")
-        while True:
+    for bucket in desk.buckets.of(topic.uid, await _with(desk, topic, past)):
+        after: Place | None = (_FIRST, b"")
+        while after is not None:
+            if removed == limit:
+                rows = await desk.partition.connected.read("timeline", *bucket.key, past.kind, *after, 1)
+                if rows and rows[0].at <= past.until_ms:
+                    return removed, True
+                break
             count = min(limit - removed, LOOKED_AT)
-            rows = await desk.partition.connected.read("timeline", *bucket.key, kind, *after, count + 1)
-            ids = [row.id for row in rows[:count] if row.at <= until_ms]
-            if rows and not count and rows[0].at <= until_ms:
-                return removed, True
-            if not ids:
-                break
-            removed += await _remove_of(desk, topic, now_ms, bucket, ids, gone, kind == EXPIRES)
-            after = (rows[len(ids) - 1].at, rows[len(ids) - 1].id)
-            if len(rows) <= count or rows[count].at > until_ms:
-                break
+            some, after = await _remove_some(desk, topic, now_ms, bucket, past, after, count)
+            removed += some
     return removed, False
 
 
-async def _with(desk: Desk, topic: Topic, kind: int, until_ms: int) -> list[int]:
-    """Buckets that have something in an index until then."""
+async def _with(desk: Desk, topic: Topic, past: Past) -> list[int]:
+    """Buckets that have something that may be past."""
     found: list[int] = []
     for start in range(0, topic.settings.buckets, HEADS_AT_ONCE):
         numbers = list(range(start, min(start + HEADS_AT_ONCE, topic.settings.buckets)))
-        rows = await desk.partition.connected.read("firsts", topic.uid, numbers, kind)
-        found += [row.bucket for row in rows if row.at <= until_ms]
+        rows = await desk.partition.connected.read("firsts", topic.uid, numbers, past.kind)
+        found += [row.bucket for row in rows if row.at <= past.until_ms]
     return found
 
 
-async def _remove_of(
-    desk: Desk, topic: Topic, now_ms: int, bucket: Bucket, ids: list[bytes], gone: Callable[[Stored], bool], keep: bool
-) -> int:
-    async def attempt() -> list[Stored]:
+async def _remove_some(
+    desk: Desk, topic: Topic, now_ms: int, bucket: Bucket, past: Past, after: Place, count: int
+) -> tuple[int, Place | None]:
+    """Removes what is past of the next `count` entries; answers how many, and after which to go on (None: no more)."""
+
+    async def attempt() -> tuple[list[Stored], Place | None]:
         await desk.partition.head(bucket)
-        found = await desk.partition.find(bucket, ids)
+        rows = await desk.partition.connected.read("timeline", *bucket.key, past.kind, *after, count + 1)
+        for row in rows:
+            bucket.agree(row)
+        places = [(row.at, row.id) for row in rows if row.at <= past.until_ms]
+        onward = places[count - 1] if len(places) > count else None
+        found = await desk.partition.find(bucket, [id for _, id in places[:count]]) if places else {}
         standing = Standing(topic, now_ms, found)
         for stored in standing.there():
-            if gone(stored):
+            if past.gone(stored):
                 if stored.message.remembered:
                     standing.forget(stored.id)
                 else:
-                    standing.remove(stored, remember=keep)
+                    standing.remove(stored, remember=past.kind == EXPIRES)
         pairs = standing.pairs()
+        # What goes from where this look began is one deletion of a range: the next sweep looks from there again, and
+        # an entry deleted by itself would be met until it is compacted, a hundred thousand of them not at all.
+        run = list(takewhile(lambda place: place[1] in pairs, places[:count]))
         if pairs:
-            await desk.partition.change(bucket, pairs)
-        return [before for before, _ in pairs.values() if before is not None]
+            cleared = (past.kind, (after[0], after[1] + b"\0"), run[-1]) if run else None
+            await desk.partition.change(bucket, pairs, cleared=cleared)
+        return [before for before, _ in pairs.values() if before is not None], onward
 
-    removed = await settled_on(bucket, attempt)
+    removed, onward = await settled_on(bucket, attempt)
     desk.contents.delete(topic.uid, contents_of(bucket, removed))
-    return len(removed)
+    return len(removed), onward
