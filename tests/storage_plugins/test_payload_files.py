@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ async def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     await place.close()
     with pytest.raises(PayloadsUnavailable, match="closed"):
         await place.read("1/00/a")
+
+
+async def test_a_place_that_hangs_holds_no_more_than_its_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls that gave up, nothing waits to be done, with its payload in memory."""
+    place = PayloadFiles("memory://hanging")
+    await place.open()
+    place._deadline_s = 0.05
+    awake, plain = threading.Event(), place._files.pipe_file
+
+    def hangs(path: str, data: bytes) -> None:
+        awake.wait()
+        plain(path, data)
+
+    monkeypatch.setattr(place._files, "pipe_file", hangs)
+    for _ in range(2):
+        ends = await asyncio.gather(*(place.write(f"1/{at}", b"x") for at in range(40)), return_exceptions=True)
+        assert all(isinstance(end, PayloadsUnavailable) and "within 0.05 s" in str(end) for end in ends)
+    assert place._threads is not None and place._threads._work_queue.qsize() == 0
+    awake.set()
+    place._deadline_s = 60.0
+    await place.write("1/after", b"x")
+    assert await place.read("1/after") == b"x"
+    await place.close()
 
 
 async def test_folders_of_long_ids_go_with_their_files(tmp_path: Path) -> None:

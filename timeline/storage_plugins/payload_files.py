@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,12 +49,15 @@ class PayloadFiles(PayloadStore):
         self._disk = _Disk(Path(self._root)) if isinstance(self._files, LocalFileSystem) else None
         self._deadline_s = deadline_s
         self._threads: ThreadPoolExecutor | None = None
+        self._room = asyncio.Semaphore(AT_ONCE)
+        """For as many as there are threads: what waits has its deadline here, and leaves nothing behind."""
         self.durable = not isinstance(self._files, MemoryFileSystem)
         self.described = f"{_scheme(url)}{self._root if self._disk else self._root.lstrip('/')}"
 
     async def open(self) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="timeline-payloads")
+            self._room = asyncio.Semaphore(AT_ONCE)
         try:
             await self.check()
         except PayloadsUnavailable as trouble:
@@ -127,15 +131,31 @@ class PayloadFiles(PayloadStore):
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         """`work` in a thread; PayloadsUnavailable, caused by what went wrong."""
-        if self._threads is None:
-            raise PayloadsUnavailable(f"{self.described} is closed")
-        done = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
-            return await asyncio.wait_for(done, self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.wrap_future(await self._begun(work, *arguments))
+        except PayloadsUnavailable:
+            raise
         except TimeoutError as late:
             raise PayloadsUnavailable(f"{self.described} did not answer within {self._deadline_s:g} s") from late
         except Exception as trouble:  # filesystems raise whatever their libraries do
             raise PayloadsUnavailable(f"{self.described}: {type(trouble).__name__}: {trouble}") from trouble
+
+    async def _begun(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """`work` in a thread that is free. One that hangs keeps its place, also when nobody waits for it any more."""
+        room, loop = self._room, asyncio.get_running_loop()
+        await room.acquire()
+
+        def leave(_: object = None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(room.release)
+
+        if self._threads is None:
+            leave()
+            raise PayloadsUnavailable(f"{self.described} is closed")
+        begun = self._threads.submit(work, *arguments)
+        begun.add_done_callback(leave)
+        return begun
 
 
 class _Disk:
