@@ -173,6 +173,22 @@ async def test_killed_server_comes_back_with_what_it_answered(start: Start) -> N
         assert len(await trial.everything(topic, now_ms=T0)) == 4_000
 
 
+async def test_topic_whose_rows_cannot_go_yet_is_dropped_and_a_sweep_sees_to_the_rest(start: Start) -> None:
+    server = start()
+    await _tell(server, "ACL", "SETUSER", "clerk", "on", ">right", "~*", "&*", "+@all", "-unlink")
+    async with Trial(lambda: make_store(f"redis://clerk:right@127.0.0.1:{server.port}/0")) as trial:
+        gone, stays = await trial.topic(buckets=3), await trial.topic()
+        await trial.stored(gone, named(20))
+        assert await trial.store.drop_topic(gone)
+        await _tell(server, "ACL", "SETUSER", "clerk", "+unlink")
+        assert set(statuses(await trial.put(gone, named(20, "late")))) == {Status.OK}, "nothing refuses it yet"
+        await trial.store.sweep(stays, T0, 100)
+        assert set(statuses(await trial.put(gone, named(20, "later")))) == {Status.NOT_FOUND}
+        left = await _tell(server, "KEYS", f"timeline:{{{gone.uid:x}.*")
+        assert isinstance(left, list) and all(key.endswith(b":gone") for key in left)
+        assert not await _tell(server, "HGETALL", "timeline:dropped")
+
+
 async def test_settings_of_the_url_are_checked() -> None:
     for url, said in (
         ("redis://host/0?colour=blue", "no setting 'colour'"),

@@ -145,4 +145,6 @@ class RedisStore(Store):
         return await reading.next_due(self._running(), topic, buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        return await reading.sweep(self._running(), topic, now_ms, limit)
+        server = self._running()
+        await topics.clear_dropped(server)
+        return await reading.sweep(server, topic, now_ms, limit)

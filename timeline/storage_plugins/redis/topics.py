@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 
 from timeline.model import Topic, TopicSettings
+from timeline.storage_plugins.contract import StoreError
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.server import Server
+
+log = logging.getLogger("timeline.store")
 
 GONE_MS = 7 * 86_400_000
 """So long a dropped topic's buckets refuse the puts of a broker that has not heard of it."""
@@ -70,16 +74,41 @@ async def update(server: Server, topic: Topic) -> Topic:
 
 
 async def drop(server: Server, topic: Topic) -> bool:
-    """Removes the record, then the rows. False when no such record stood."""
+    """Removes the record, then the rows. False when no such record stood. That the rows are to go is noted first: a
+    sweep sees to it should this call not get that far."""
     raw = await _raw(server, topic.name)
     if not raw or topic_of(raw).uid != topic.uid:
         return False
+    await server.run(scripts.SWAP, [_notes(server)], (b"%d" % topic.uid, b"", b"%d" % topic.settings.buckets))
     while await _swap(server, topic.name, raw, b"") != b"":
         raw = await _raw(server, topic.name)
         if not raw or topic_of(raw).uid != topic.uid:
             return False
-    await Keys(server, topic).each(scripts.DROP, None, GONE_MS)
+    try:
+        await _clear(server, topic.uid, topic.settings.buckets)
+    except StoreError as left:
+        log.warning("what is left of topic %s waits for a sweep: %s", topic.name, left)
     return True
 
 
-__all__ = ["all_topics", "create", "drop", "update"]
+def _notes(server: Server) -> bytes:
+    """The hash of dropped topics whose rows may be there: uid → buckets."""
+    return f"{server.location.prefix}:dropped".encode()
+
+
+async def _clear(server: Server, uid: int, buckets: int) -> None:
+    await Keys(server, Topic("", uid, TopicSettings(buckets=buckets))).each(scripts.DROP, None, GONE_MS)
+    await server.run(scripts.SWAP, [_notes(server)], (b"%d" % uid, b"%d" % buckets, b""))
+
+
+async def clear_dropped(server: Server) -> None:
+    """Removes what is left of topics whose drop did not get that far."""
+    key = _notes(server)
+    noted = await server.at(key, "HGETALL", key)
+    stand = {topic.uid for topic in await all_topics(server)} if noted else set()
+    for uid, buckets in zip(map(int, noted[::2]), map(int, noted[1::2]), strict=True):
+        if uid not in stand:
+            await _clear(server, uid, buckets)
+
+
+__all__ = ["all_topics", "clear_dropped", "create", "drop", "update"]
