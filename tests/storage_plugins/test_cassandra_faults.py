@@ -135,6 +135,20 @@ async def test_what_is_left_of_dropped_topics_is_cleared(servers: Running) -> No
         assert not await connected.read("walk", gone.uid, 1, b"", 10)
 
 
+async def test_a_topic_that_another_broker_dropped_is_kept_in_mind_no_longer(servers: Running) -> None:
+    url = servers.url(CassandraServer)
+    async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as other:
+        topic = await trial.topic(buckets=2)
+        await trial.stored(topic, named(20))
+        await trial.store.sweep(topic, T0, 100)
+        store: Any = trial.store
+        assert any(uid == topic.uid for uid, _ in store._desk.buckets._known)
+        assert await other.store.drop_topic(topic)
+        assert set(statuses(await trial.put(topic, named(1, "late")))) == {Status.NOT_FOUND}
+        assert not any(uid == topic.uid for uid, _ in store._desk.buckets._known)
+        assert topic.uid not in store._orphans._places
+
+
 async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) -> None:
     """A lease whose contents cannot be read has leased all the same; a topic whose rows cannot go is dropped."""
     url = _in_keyspace(servers.url(CassandraServer), "timeline_torn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from timeline.storage_plugins import shown
@@ -29,7 +29,7 @@ class Location:
     hosts: tuple[tuple[str, int], ...]
     keyspace: str
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     datacenter: str = ""
     replication: int = 0
     timeout_s: float = 10.0

@@ -120,7 +120,15 @@ class CassandraStore(Store):
         """What to work with; None when the topic was dropped."""
         desk = self._at_work()
         stands = await records.standing(desk.partition.connected, topic.name)
-        return desk if stands is not None and stands.uid == topic.uid else None
+        if stands is not None and stands.uid == topic.uid:
+            return desk
+        self._forget(desk, topic)
+        return None
+
+    def _forget(self, desk: Desk, topic: Topic) -> None:
+        """Keeps nothing in mind of a topic that was dropped, here or by another."""
+        desk.buckets.forget(topic.uid)
+        self._orphans.forget(topic.uid)
 
     # ── topics ──
 
@@ -136,7 +144,7 @@ class CassandraStore(Store):
     async def drop_topic(self, topic: Topic) -> bool:
         desk = self._at_work()
         done = await records.drop(desk.partition.connected, topic)
-        desk.buckets.forget(topic.uid)
+        self._forget(desk, topic)
         return done
 
     # ── messages ──

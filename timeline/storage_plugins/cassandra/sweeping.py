@@ -38,6 +38,10 @@ class Orphans:
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, int, tuple[bytes, int, int]]] = {}
 
+    def forget(self, topic: int) -> None:
+        """Forgets a topic that was dropped."""
+        self._places.pop(topic, None)
+
     async def sweep(self, desk: Desk, topic: Topic, now_ms: int, limit: int) -> int:
         """Looks on; answers how many were deleted."""
         bucket, part, after = self._places.get(topic.uid, (0, 0, (b"", 0, 0)))
