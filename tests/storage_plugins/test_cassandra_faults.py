@@ -20,8 +20,9 @@ from tests.servers.cassandra import CassandraServer
 from tests.servers.fixture import Running
 from tests.services import require_service
 from tests.storage_plugins.cassandra_traces import TracedConnected, acknowledge, traced_lease
-from timeline.model import Status
+from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.cassandra import sweeping
 from timeline.storage_plugins.cassandra.opening import older
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
@@ -188,6 +189,27 @@ async def test_a_sweep_meets_no_trace_of_what_went_before(servers: Running) -> N
         reads = await asyncio.to_thread(traced.reads)
     assert reads, "nothing was traced"
     assert max(tombstones for _, tombstones in reads) < 1_000, reads
+
+
+async def test_a_sweep_meets_no_trace_of_what_was_acknowledged_before_it_expired(
+    servers: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "MOST_TRACES", 2_000)
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        for start in range(2):
+            await trial.stored(topic, named(1_500, f"{start}"), T0, expires_ms=T0 + 900)
+            leased = await trial.lease(topic, now_ms=T0)
+            assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows, now_ms=T0))) == {Status.OK}
+        await trial.stored(topic, [b"stays"], T0 + 5_000, expires_ms=T0 + 9_000)
+        assert (await trial.store.sweep(topic, T0 + 1_000, 100)).expired == 0
+        traced = TracedConnected(trial.store._desk.partition.connected)  # type: ignore[attr-defined]
+        assert (await trial.store.sweep(topic, T0 + 1_000, 100)).expired == 0
+        reads = await asyncio.to_thread(traced.reads)
+        assert reads and max(tombstones for _, tombstones in reads) < 1_000, reads
+        await trial.stored(topic, [b"early"], T0 + 400, expires_ms=T0 + 800)
+        assert (await trial.store.sweep(topic, T0 + 1_000, 100)).expired == 1
+        assert (await trial.store.sweep(topic, T0 + 9_000, 100)).expired == 1
 
 
 async def test_a_sweep_passes_over_what_is_held_and_comes_back_for_it(servers: Running) -> None:

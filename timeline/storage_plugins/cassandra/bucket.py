@@ -92,13 +92,15 @@ class Stretch:
 @dataclass(slots=True, eq=False)
 class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
-    `lock`. `room`: entries to know of each timeline."""
+    `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in the index of
+    what expires since these were last made one."""
 
     topic: int
     number: int
     head: Head | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: int = MOST_OF_ONE
+    traces: int = 0
     stretches: dict[int, Stretch] = field(default_factory=dict)
     messages: dict[bytes, Stored] = field(default_factory=dict)
 
@@ -197,6 +199,10 @@ class Buckets:
         for bucket in found:
             bucket.room = room
         return found
+
+    def traced(self, topic: int, least: int) -> list[Bucket]:
+        """Those of a topic with so many traces at least."""
+        return [bucket for bucket in self._known.values() if bucket.topic == topic and bucket.traces >= least]
 
     def forget(self, topic: int) -> None:
         """Forgets a topic that was dropped."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from timeline.storage_plugins.cassandra.bucket import Bucket, Change, Changed, Head, Pairs, Place, Stretch
 from timeline.storage_plugins.cassandra.rows import Stored
 from timeline.storage_plugins.cassandra.session import Connected, Doubt, Statement
-from timeline.storage_plugins.cassandra.statements import FREE, HEAD, HELD, MESSAGE
+from timeline.storage_plugins.cassandra.statements import EXPIRES, FREE, HEAD, HELD, MESSAGE
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
 AT_ONCE = 200
@@ -120,6 +120,7 @@ class Partition:
         if head.last is None:
             rest.append(("index", (*bucket.key, HEAD, 0, b"")))
         number = await self._claim(bucket, head, floors, rest, bool(absent))
+        bucket.traces += sum(entry[0] == EXPIRES for entry in change.gone)
         bucket.became(Head(number, floors[FREE], floors[HELD]), after, pairs)
 
     async def _claim(

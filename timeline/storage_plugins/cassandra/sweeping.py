@@ -9,10 +9,10 @@ from itertools import takewhile
 from timeline.leases import state_of
 from timeline.model import State, Topic
 from timeline.storage_plugins.cassandra import records
-from timeline.storage_plugins.cassandra.bucket import Bucket, Place
+from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Place
 from timeline.storage_plugins.cassandra.contents import Content
 from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
-from timeline.storage_plugins.cassandra.partition import HEADS_AT_ONCE
+from timeline.storage_plugins.cassandra.partition import HEADS_AT_ONCE, LAST_ID
 from timeline.storage_plugins.cassandra.rows import Stored, signed
 from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, KEPT, PARTS
 from timeline.storage_plugins.contract import Swept
@@ -20,6 +20,9 @@ from timeline.storage_plugins.contract import Swept
 GRACE_MS = 10 * 60_000
 """Older than any put's deadline."""
 LOOKED_AT = 200
+MOST_TRACES = 10_000
+"""So many deletions in a bucket's index of what expires are made one. What is acknowledged before its expiry leaves them,
+and a read that meets a hundred thousand is refused."""
 _FIRST = -(1 << 62)
 
 
@@ -90,6 +93,8 @@ async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: 
     def rotten(stored: Stored) -> bool:
         return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
 
+    for bucket in desk.buckets.traced(topic.uid, MOST_TRACES):
+        await _tidy(desk, bucket)
     expired, more = await _remove(desk, topic, now_ms, limit, Past(EXPIRES, now_ms, over))
     since_ms = now_ms - settings.remember_ms
     forgotten, more_kept = await _remove(desk, topic, now_ms, limit, Past(KEPT, since_ms, faded))
@@ -100,6 +105,23 @@ async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: 
     swept = await orphans.sweep(desk, topic, now_ms, limit)
     await records.clear_dropped(desk.partition.connected)
     return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
+
+
+async def _tidy(desk: Desk, bucket: Bucket) -> None:
+    """Makes one deletion of all that stand before the first that expires."""
+
+    async def attempt() -> None:
+        await desk.partition.head(bucket)
+        rows = await desk.partition.connected.read("timeline", *bucket.key, EXPIRES, _FIRST, b"", 1)
+        for row in rows:
+            bucket.agree(row)
+        if not rows and await desk.partition.confirm([bucket]):
+            raise Changed
+        last = (rows[0].at - 1 if rows else NOWHERE_MS, LAST_ID)
+        await desk.partition.change(bucket, {}, cleared=(EXPIRES, (_FIRST, b""), last))
+        bucket.traces = 0
+
+    await settled_on(bucket, attempt)
 
 
 async def _remove(desk: Desk, topic: Topic, now_ms: int, limit: int, past: Past) -> tuple[int, bool]:
