@@ -133,7 +133,8 @@ class PayloadFiles(PayloadStore):
         """`work` in a thread; PayloadsUnavailable, caused by what went wrong."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await asyncio.wrap_future(await self._begun(work, *arguments))
+                done = await asyncio.wrap_future(await self._begun(work, *arguments))
+            return done
         except PayloadsUnavailable:
             raise
         except TimeoutError as late:

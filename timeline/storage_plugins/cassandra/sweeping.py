@@ -21,8 +21,8 @@ GRACE_MS = 10 * 60_000
 """Older than any put's deadline."""
 LOOKED_AT = 200
 MOST_TRACES = 10_000
-"""So many deletions in a bucket's index of what expires are made one. What is acknowledged before its expiry leaves them,
-and a read that meets a hundred thousand is refused."""
+"""So many deletions in a bucket's index of what expires are made one. What is acknowledged before its expiry leaves
+them, and a read that meets a hundred thousand is refused."""
 _FIRST = -(1 << 62)
 
 

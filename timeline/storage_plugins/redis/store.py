@@ -146,5 +146,6 @@ class RedisStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         server = self._running()
+        swept = await reading.sweep(server, topic, now_ms, limit)
         await topics.clear_dropped(server)
-        return await reading.sweep(server, topic, now_ms, limit)
+        return swept
