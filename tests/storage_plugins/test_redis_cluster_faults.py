@@ -11,8 +11,8 @@ from tests.servers.fixture import Running
 from tests.servers.redis_cluster import RedisClusterServer
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
-from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TagMutation
 from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Address, Server, slot_of
@@ -90,3 +90,22 @@ async def test_dead_node_takes_its_buckets_with_it_until_it_is_back(servers: Run
         assert again <= {Status.OK, Status.DUPLICATE}
         assert set(statuses(await trial.settle(topic, Operation.ACK, leased))) == {Status.OK}
         assert len(await trial.everything(topic, now_ms=T0)) == 1_000
+
+
+async def test_tag_operation_that_is_done_in_part_is_unknown(servers: Running, nodes: Server) -> None:
+    """One master that is full refuses its part; what the others did is not denied, and nothing is done twice."""
+    async with Trial(lambda: make_store(servers.url(RedisClusterServer))) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(300), T0 + 1_000, tag=b"t")
+        mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, op=7, due_ms=T0 + 5_000)
+        full = nodes.masters[0]
+        assert await nodes.ask(full, "CONFIG", "SET", "maxmemory", 1) == b"OK"
+        try:
+            with pytest.raises(StoreUnknown, match="a part of it was done"):
+                await trial.store.mutate_tag(topic, T0, mutation, b"", 1_000)
+        finally:
+            assert await nodes.ask(full, "CONFIG", "SET", "maxmemory", 0) == b"OK"
+        step = await trial.store.mutate_tag(topic, T0, mutation, b"", 1_000)
+        assert step.counts == {Status.OK.code: 300} and step.cursor is None
+        moved = by_id(await trial.scan(topic)).values()
+        assert {(row["due_ms"], row["version"]) for row in moved} == {(T0 + 5_000, 2)}

@@ -19,6 +19,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.redis import promises, scripts
+from timeline.storage_plugins.redis.connection import Broken, Pool
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.server import Server as Connections
 
@@ -70,6 +71,33 @@ async def test_wrong_password(start: Start) -> None:
     store = make_store(f"redis://:right@127.0.0.1:{server.port}/0")
     assert (await store.open()).server.startswith("redis 7")
     await store.close()
+
+
+async def test_user_without_all_rights_is_refused_with_what_they_are(start: Start) -> None:
+    server = start()
+    url = f"redis://clerk:right@127.0.0.1:{server.port}/0"
+    await _tell(server, "ACL", "SETUSER", "clerk", "on", ">right", "~*", "+@all", "-zadd", "-unlink")
+    said = await _refusal(url)
+    assert "does not let user clerk run ZADD, UNLINK on keys timeline:*" in said
+    await _tell(server, "ACL", "SETUSER", "clerk", "reset", "on", ">right", *said.partition(", or ")[2].split())
+    await _tell(server, "ACL", "SETUSER", "clerk", "~timeline:*")
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(20), tag=b"t")
+        leased = await trial.lease(topic)
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows))) == {Status.OK}
+        assert not await trial.everything(topic)
+
+
+async def test_connection_that_is_being_made_when_the_store_closes_is_closed(start: Start) -> None:
+    location = Location.of(start().url)
+    pool = Pool(location, location.addresses[0], None)
+    asking = asyncio.ensure_future(pool.exchange([("PING",)]))
+    await asyncio.sleep(0)
+    pool.close()
+    with pytest.raises(Broken, match="the store was closed"):
+        await asking
+    assert not pool._idle
 
 
 async def test_database_that_is_not_there(start: Start) -> None:
@@ -175,10 +203,11 @@ async def test_killed_server_comes_back_with_what_it_answered(start: Start) -> N
 
 async def test_topic_whose_rows_cannot_go_yet_is_dropped_and_a_sweep_sees_to_the_rest(start: Start) -> None:
     server = start()
-    await _tell(server, "ACL", "SETUSER", "clerk", "on", ">right", "~*", "&*", "+@all", "-unlink")
+    await _tell(server, "ACL", "SETUSER", "clerk", "on", ">right", "~*", "&*", "+@all")
     async with Trial(lambda: make_store(f"redis://clerk:right@127.0.0.1:{server.port}/0")) as trial:
         gone, stays = await trial.topic(buckets=3), await trial.topic()
         await trial.stored(gone, named(20))
+        await _tell(server, "ACL", "SETUSER", "clerk", "-unlink")
         assert await trial.store.drop_topic(gone)
         await _tell(server, "ACL", "SETUSER", "clerk", "+unlink")
         assert set(statuses(await trial.put(gone, named(20, "late")))) == {Status.OK}, "nothing refuses it yet"
@@ -197,6 +226,7 @@ async def test_settings_of_the_url_are_checked() -> None:
         ("redis://host/0?timeout_ms=never", "timeout_ms must be a whole number"),
         ("redis://host/0?prefix={a}", "without braces"),
         ("redis://user:hun?ter2@host/0", "%3F"),
+        ("redis://user:hun?ter2=x@host/0", "%3F"),
     ):
         with pytest.raises(StoreRefused, match=said) as refused:
             make_store(url)

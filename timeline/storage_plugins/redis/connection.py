@@ -143,6 +143,7 @@ class Pool:
         self._free = asyncio.Semaphore(location.connections)
         self._idle: list[Connection] = []
         self._used: set[Connection] = set()
+        self._closed = False
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Sends commands on a connection of its own and returns what each answers. Raises Broken, or Refusal where no
@@ -163,17 +164,21 @@ class Pool:
                 kept = self._idle.pop()
                 connection = None if kept.closed else kept
             connection = connection or await connect(self._location, self._address, self._tls)
+            if self._closed:
+                connection.close()
+                raise Broken("the store was closed", sent=False)
             self._used.add(connection)
             return await connection.exchange(commands, timeout_s)
         finally:
             if connection is not None:
                 self._used.discard(connection)
-                if not connection.closed:
+                if not connection.closed and not self._closed:
                     self._idle.append(connection)
             self._free.release()
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all of them; whoever waits for one, or for it to be made, is told."""
+        self._closed = True
         for connection in (*self._idle, *self._used):
             connection.close()
         self._idle.clear()

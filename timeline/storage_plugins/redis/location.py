@@ -46,7 +46,7 @@ class Location:
         user, _, password = userinfo.partition(":")
         given = dict(parse_qsl(query, keep_blank_values=True))
         unknown = [name for name in given if name not in SETTINGS]
-        if unknown and "@" in unknown[0]:
+        if unknown and "@" in query and "@" not in rest:
             raise StoreRefused("redis://: write a ? in user or password as %3F, a / as %2F")
         if unknown:
             raise StoreRefused(f"redis:// knows no setting {unknown[0]!r}; it knows {', '.join(SETTINGS)}")

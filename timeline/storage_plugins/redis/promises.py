@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused
+from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.connection import Refusal
 from timeline.storage_plugins.redis.server import Address, Server
 
@@ -56,8 +58,22 @@ async def _read(server: Server, address: Address) -> tuple[str, bool, list[str]]
             f"Redis at {where} evicts keys when its memory is full (maxmemory-policy {policy}), which would lose "
             "messages: CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
         )
+    await _check_rights(server, address, where)
     aof = await _fsync(server, address) if info.get("aof_enabled") == "1" else "off"
     return f"{name} {version}", aof == "always", [_LOSSES.get(aof, _LOSSES[""])] if aof != "always" else []
+
+
+async def _check_rights(server: Server, address: Address, where: str) -> None:
+    """Raises StoreRefused where this user may not do what calls do: they would fail one by one."""
+    names = (f"{server.location.prefix}:{{probe.{number}}}".encode() for number in count())
+    key = next(name for name in names if server.address_of(name) == address)
+    refused = [name.decode() for name in await server.run(scripts.PROBE, [key], [])]
+    if refused:
+        user, keys = server.location.user or "default", f"{server.location.prefix}:*"
+        raise StoreRefused(
+            f"Redis at {where} does not let user {user} run {', '.join(refused)} on keys {keys}: "
+            f"ACL SETUSER {user} ~{keys} +@all, or +@read +@write +@scripting +@connection +info +time +cluster +wait"
+        )
 
 
 _LOSSES = {

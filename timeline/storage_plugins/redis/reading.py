@@ -11,9 +11,18 @@ import numpy as np
 from timeline.columns import Int64
 from timeline.leases import Ask, Message, decide, state_of
 from timeline.model import Operation, Rows, State, Status, Topic, bucket_of
-from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, Swept, TagMutation, TagStep
+from timeline.storage_plugins.contract import (
+    Page,
+    ScanFilter,
+    StoreError,
+    StoreUnavailable,
+    StoreUnknown,
+    Swept,
+    TagMutation,
+    TagStep,
+)
 from timeline.storage_plugins.redis import queries
-from timeline.storage_plugins.redis.changes import Items, Keys, all_of, left_of, standing
+from timeline.storage_plugins.redis.changes import Items, Keys, Outcome, all_of, left_of, standing
 from timeline.storage_plugins.redis.records import heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
@@ -224,7 +233,7 @@ async def mutate_tag(
     ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
     pending = {id: value for id, value in zip(ids, values, strict=True) if value}
     earliest: list[int] = []
-    moves = mutation.operation is Operation.MOVE
+    moves, written = mutation.operation is Operation.MOVE, False
     while pending:
         items, decided = Items([], [], [], []), []
         for id, value in pending.items():
@@ -256,8 +265,8 @@ async def mutate_tag(
             break
         outcome = await keys.change(items)
         if outcome.failed:
-            errors = list(outcome.failed.values())
-            raise next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
+            raise _trouble(outcome, written or len(outcome.failed) + len(outcome.stands) < len(items.ids))
+        written |= len(outcome.stands) < len(items.ids)
         for at, decision in enumerate(decided):
             if at not in outcome.stands and not outcome.gone:
                 counts[decision.status.code] += 1
@@ -265,6 +274,15 @@ async def mutate_tag(
                     earliest.append(decision.message.due_ms)
         pending = {items.ids[at]: value for at, value in outcome.stands.items() if value}
     return TagStep(dict(counts), onward, min(earliest, default=None))
+
+
+def _trouble(outcome: Outcome, written: bool) -> StoreError:
+    """The gravest of what failed; where something was `written`, that nothing happened would be untrue."""
+    errors = list(outcome.failed.values())
+    gravest = next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
+    if written and isinstance(gravest, StoreUnavailable):
+        return StoreUnknown(f"a part of it was done, then: {gravest.reason}")
+    return gravest
 
 
 async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:

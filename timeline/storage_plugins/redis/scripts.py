@@ -254,7 +254,42 @@ if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET
 return ARGV[3]
 """
 
+PROBE = """
+-- Each command that scripts and calls run, once, on keys of its own. Answers those that this user may not run.
+local base, refused = KEYS[1], {}
+local window, timeline = base .. ':w', base .. ':f'
+local function try(name, ...)
+  local answer = redis.pcall(name, ...)
+  local text = type(answer) == 'table' and answer.err or ''
+  if text:find('permission') or text:find('executing the script can') then refused[#refused + 1] = name end
+end
+try('SET', window, '1', 'PX', 1000)
+try('GET', window)
+try('EXISTS', window)
+try('PEXPIRE', window, 1000)
+try('HSET', base, 'a', '1')
+try('HGET', base, 'a')
+try('HMGET', base, 'a')
+try('HVALS', base)
+try('HGETALL', base)
+try('HSCAN', base, '0', 'COUNT', 1)
+try('HDEL', base, 'a')
+try('ZADD', timeline, 1, 'a')
+try('ZRANGE', timeline, 0, 0)
+try('ZRANGEBYSCORE', timeline, 1, 1)
+try('ZRANGEBYLEX', timeline, '-', '+')
+try('ZCOUNT', timeline, 1, 1)
+try('ZSCORE', timeline, 'a')
+try('ZRANK', timeline, 'a')
+try('ZREM', timeline, 'a')
+try('ZREMRANGEBYRANK', timeline, 0, 0)
+try('INFO', 'server')
+try('TIME')
+try('UNLINK', base, window, timeline)
+return refused
+"""
+
 WRITING = frozenset((ACK, CHANGE, DROP, LEASE, PUT, SWAP))
 """The scripts that change something: an answer that is lost leaves open whether they did."""
 
-__all__ = ["ACK", "CHANGE", "DROP", "LEASE", "PUT", "SWAP", "WRITING"]
+__all__ = ["ACK", "CHANGE", "DROP", "LEASE", "PROBE", "PUT", "SWAP", "WRITING"]

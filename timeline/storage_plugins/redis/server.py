@@ -59,6 +59,7 @@ class Server:
         self.cluster = False
         self.serving = False
         """Whether the store is open: what a server refuses from then on is its trouble, not the URL's."""
+        self._closed = False
         self._pools: dict[Address, Pool] = {}
         self._slots: dict[int, Address] = {}
         self._first: Address = location.addresses[0]
@@ -82,7 +83,8 @@ class Server:
         raise trouble or StoreUnavailable("no Redis was named")
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; calls under way fail."""
+        self._closed = True
         pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
             pool.close()
@@ -110,7 +112,8 @@ class Server:
                 return
         raise trouble or StoreUnavailable("no node of the cluster knows who has which slots")
 
-    def _address(self, key: bytes) -> Address:
+    def address_of(self, key: bytes) -> Address:
+        """The server that has a key."""
         return self._slots.get(slot_of(key), self._first) if self.cluster else self._first
 
     # ── calls ──
@@ -156,7 +159,7 @@ class Server:
         for _ in range(REDIRECTS):
             places: dict[Address, list[int]] = {}
             for at in pending:
-                places.setdefault(commands[at].address or self._address(commands[at].key), []).append(at)
+                places.setdefault(commands[at].address or self.address_of(commands[at].key), []).append(at)
             done = await asyncio.gather(
                 *(self._send_to(address, [commands[at] for at in chosen], writes) for address, chosen in places.items())
             )
@@ -230,6 +233,8 @@ class Server:
         return chosen
 
     async def _exchange(self, address: Address, commands: Sequence[Sequence[Any]], writes: bool) -> list[Any]:
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
         pool = self._pools.get(address)
         if pool is None:
             pool = self._pools[address] = Pool(self.location, address, self._tls)

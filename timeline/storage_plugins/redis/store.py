@@ -146,6 +146,7 @@ class RedisStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         server = self._running()
+        left = await topics.dropped(server)
         swept = await reading.sweep(server, topic, now_ms, limit)
-        await topics.clear_dropped(server)
+        await topics.clear(server, left)
         return swept

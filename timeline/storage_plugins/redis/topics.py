@@ -84,10 +84,7 @@ async def drop(server: Server, topic: Topic) -> bool:
         raw = await _raw(server, topic.name)
         if not raw or topic_of(raw).uid != topic.uid:
             return False
-    try:
-        await _clear(server, topic.uid, topic.settings.buckets)
-    except StoreError as left:
-        log.warning("what is left of topic %s waits for a sweep: %s", topic.name, left)
+    await _clear(server, topic.uid, topic.settings.buckets)
     return True
 
 
@@ -97,18 +94,26 @@ def _notes(server: Server) -> bytes:
 
 
 async def _clear(server: Server, uid: int, buckets: int) -> None:
-    await Keys(server, Topic("", uid, TopicSettings(buckets=buckets))).each(scripts.DROP, None, GONE_MS)
-    await server.run(scripts.SWAP, [_notes(server)], (b"%d" % uid, b"%d" % buckets, b""))
+    try:
+        await Keys(server, Topic("", uid, TopicSettings(buckets=buckets))).each(scripts.DROP, None, GONE_MS)
+        await server.run(scripts.SWAP, [_notes(server)], (b"%d" % uid, b"%d" % buckets, b""))
+    except StoreError as left:
+        log.warning("what is left of a dropped topic waits for a sweep: %s", left)
 
 
-async def clear_dropped(server: Server) -> None:
-    """Removes what is left of topics whose drop did not get that far."""
+async def dropped(server: Server) -> dict[int, int]:
+    """Topics whose drop did not get as far as their rows: uid → buckets."""
     key = _notes(server)
     noted = await server.at(key, "HGETALL", key)
     stand = {topic.uid for topic in await all_topics(server)} if noted else set()
-    for uid, buckets in zip(map(int, noted[::2]), map(int, noted[1::2]), strict=True):
-        if uid not in stand:
-            await _clear(server, uid, buckets)
+    told = zip(map(int, noted[::2]), map(int, noted[1::2]), strict=True)
+    return {uid: buckets for uid, buckets in told if uid not in stand}
 
 
-__all__ = ["all_topics", "clear_dropped", "create", "drop", "update"]
+async def clear(server: Server, left: dict[int, int]) -> None:
+    """Removes what is left of `dropped` topics; what cannot be removed now waits for the next sweep."""
+    for uid, buckets in left.items():
+        await _clear(server, uid, buckets)
+
+
+__all__ = ["all_topics", "clear", "create", "drop", "dropped", "update"]
