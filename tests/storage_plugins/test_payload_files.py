@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from timeline.storage_plugins import make_store, offload_of
+from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.offload import READ_AGAIN_MS
 from timeline.storage_plugins.payload_files import PayloadFiles
 from timeline.storage_plugins.payloads import (
     PayloadGone,
@@ -61,15 +64,59 @@ async def test_a_place_that_hangs_holds_no_more_than_its_threads_have(monkeypatc
         plain(path, data)
 
     monkeypatch.setattr(place._files, "pipe_file", hangs)
-    for _ in range(2):
-        ends = await asyncio.gather(*(place.write(f"1/{at}", b"x") for at in range(40)), return_exceptions=True)
-        assert all(isinstance(end, PayloadsUnavailable) and "within 0.05 s" in str(end) for end in ends)
-    assert place._threads is not None and place._threads._work_queue.qsize() == 0
-    awake.set()
+    try:
+        for _ in range(2):
+            ends = await asyncio.gather(*(place.write(f"1/{at}", b"x") for at in range(40)), return_exceptions=True)
+            assert all(isinstance(end, PayloadsUnavailable) and "within 0.05 s" in str(end) for end in ends)
+        assert place._threads is not None and place._threads._work_queue.qsize() == 0
+    finally:
+        awake.set()
     place._deadline_s = 60.0
     await place.write("1/after", b"x")
     assert await place.read("1/after") == b"x"
     await place.close()
+
+
+async def test_a_place_that_is_not_mounted_has_not_lost_its_payloads(tmp_path: Path) -> None:
+    place, folder, away = PayloadFiles(f"file://{tmp_path}/p"), tmp_path / "p", tmp_path / "disk"
+    await place.open()
+    assert place.fresh
+    await place.claim()
+    await place.write("1/00/a", b"one")
+    folder.rename(away)
+    folder.mkdir()
+    for call in (place.read("1/00/a"), place.write("1/00/b", b"two"), place.check()):
+        with pytest.raises(PayloadsUnavailable, match="is it mounted"):
+            await call
+    folder.rmdir()
+    away.rename(folder)
+    assert await place.read("1/00/a") == b"one"
+    with pytest.raises(PayloadGone):
+        await place.read("1/00/b")
+    await place.close()
+    await place.open()
+    assert not place.fresh
+    await place.close()
+
+
+async def test_a_folder_that_is_not_mounted_buries_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db?payloads=file://{tmp_path}/p&payload_offload_bytes=1024"
+    folder, away = tmp_path / "p", tmp_path / "disk"
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(3), payload=b"x" * 5_000)
+        folder.rename(away)
+        folder.mkdir()
+        leased = await trial.lease(topic)
+        assert not len(leased.rows) and not leased.damaged
+        await trial.store.close()
+        with pytest.raises(StoreRefused, match="is it mounted"):
+            await trial.make().open()
+        shutil.rmtree(folder)
+        away.rename(folder)
+        await trial.reopen()
+        rows = (await trial.lease(topic, now_ms=T0 + READ_AGAIN_MS)).rows
+        assert rows.payloads is not None and rows.payloads.tolist() == [b"x" * 5_000] * 3
 
 
 async def test_folders_of_long_ids_go_with_their_files(tmp_path: Path) -> None:

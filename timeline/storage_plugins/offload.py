@@ -40,12 +40,13 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.orphans import Orphans
+from timeline.storage_plugins.orphans import EVERYTHING, Orphans
 from timeline.storage_plugins.payload_rows import fill, places_of, read_all, spread
 from timeline.storage_plugins.payloads import (
     LEAST_OFFLOAD_BYTES,
     NONCE_BYTES,
     OFFLOAD_BYTES,
+    PayloadGone,
     PayloadsRefused,
     PayloadStore,
     PayloadsUnavailable,
@@ -62,6 +63,9 @@ READ_AGAIN_MS = 5_000
 """So long a message rests whose payload could not be read because its place did not answer."""
 MOST_KNOWN = 65_536
 """So many payloads are kept in mind that are deleted when their message is acknowledged; a sweep finds the others."""
+
+LOOKED_AT = 100
+"""Messages of a topic whose payloads are looked for in a place without a mark."""
 
 Life = tuple[int, bytes, int]
 """Topic, id, birth."""
@@ -106,12 +110,44 @@ class OffloadingStore(Store):
         except BaseException:
             await self.payloads.close()
             raise
+        try:
+            await self._claim()
+        except BaseException:
+            await self.inner.close()
+            await self.payloads.close()
+            raise
         self.capabilities = self._capable()
         told = f"{opened.server}; payloads above {self.offload_bytes:,} bytes in {self.payloads.described}"
         warnings = opened.warnings
         if self.inner.capabilities.durable and not self.payloads.durable:
             warnings += (f"payloads in {self.payloads.described} are gone when this process ends",)
         return dataclasses.replace(opened, server=told, warnings=warnings)
+
+    async def _claim(self) -> None:
+        """Takes a fresh place, unless it should have payloads and has none: it is not mounted then, and each would
+        become a dead letter."""
+        try:
+            if self.payloads.fresh and self.payloads.durable and await self._lost():
+                raise StoreRefused(
+                    f"the store's payloads lie apart, and none of them in {self.payloads.described}: is it mounted?"
+                )
+            await self.payloads.claim()
+        except PayloadsUnavailable as trouble:
+            raise StoreUnavailable(str(trouble)) from trouble
+
+    async def _lost(self) -> bool:
+        """Whether payloads are missing, by what a first look into each topic shows."""
+        found = False
+        for topic in await self.inner.topics():
+            page = await self.inner.scan(topic, 0, ScanFilter(EVERYTHING), b"", LOOKED_AT, True)
+            for place in places_of(page.rows).values():
+                try:
+                    await self.payloads.read(place.name(topic.uid))
+                except PayloadGone:
+                    found = True
+                else:
+                    return False
+        return found
 
     async def close(self) -> None:
         await self._orphans.flush()

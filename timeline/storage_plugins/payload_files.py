@@ -20,6 +20,8 @@ from timeline.storage_plugins.payloads import PayloadGone, PayloadsRefused, Payl
 
 T = TypeVar("T")
 MOST_SYNCED = 65_536
+MARK = "timeline-payloads"
+"""A file at the top of a place. Where it has gone, the place has: a disk that is not mounted leaves an empty folder."""
 AT_ONCE = 16
 DEADLINE_S = 30.0
 """A call that takes longer is taken for one that will not end."""
@@ -48,6 +50,7 @@ class PayloadFiles(PayloadStore):
             )
         self._disk = _Disk(Path(self._root)) if isinstance(self._files, LocalFileSystem) else None
         self._deadline_s = deadline_s
+        self._claimed = False
         self._threads: ThreadPoolExecutor | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
         """For as many as there are threads: what waits has its deadline here, and leaves nothing behind."""
@@ -59,7 +62,9 @@ class PayloadFiles(PayloadStore):
             self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="timeline-payloads")
             self._room = asyncio.Semaphore(AT_ONCE)
         try:
-            await self.check()
+            await self._try()
+            self.fresh = not await self._marked()
+            self._claimed = not self.fresh
         except PayloadsUnavailable as trouble:
             await self.close()
             cause = trouble.__cause__
@@ -72,18 +77,45 @@ class PayloadFiles(PayloadStore):
             await self.close()
             raise
 
+    async def claim(self) -> None:
+        if not self._claimed:
+            await self.write(MARK, b"Payloads of Timeline lie here. Without this file nobody asks for them.\n")
+            self._claimed = True
+
     async def close(self) -> None:
+        self._claimed = False
         if self._threads is not None:
             self._threads.shutdown(wait=False)
             self._threads = None
 
     async def check(self) -> None:
+        await self._try()
+        await self._check_mark()
+
+    async def _try(self) -> None:
         name = f"check/{secrets.token_hex(8)}"
         await self.write(name, b"timeline")
         await self.delete([name])
 
+    async def _marked(self) -> bool:
+        try:
+            await self._run(lambda: self._files.cat_file(self._path(MARK)))
+        except PayloadsUnavailable as trouble:
+            if isinstance(trouble.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
+
+    async def _check_mark(self) -> None:
+        """Raises PayloadsUnavailable where the place is another one than was opened."""
+        if self._claimed and not await self._marked():
+            raise PayloadsUnavailable(f"{self.described} has lost its file {MARK}: is it mounted?")
+
     async def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
+        if self._disk:
+            # What is put on the disk below a place that is not mounted would be out of sight once it is.
+            await self._check_mark()
         await self._run(lambda: self._disk.write(Path(path), data) if self._disk else self._files.pipe_file(path, data))
 
     async def read(self, name: str) -> bytes:
@@ -92,6 +124,7 @@ class PayloadFiles(PayloadStore):
             data: bytes = await self._run(lambda: self._files.cat_file(path))
         except PayloadsUnavailable as trouble:
             if isinstance(trouble.__cause__, FileNotFoundError):
+                await self._check_mark()
                 raise PayloadGone(name) from trouble
             raise
         return data

@@ -44,10 +44,16 @@ class PayloadStore(ABC):
     """Whether what was written survives a kill -9 of this process."""
     described: str
     """The place in words, without secrets."""
+    fresh = False
+    """Once it is open: whether it has no mark, so that nobody has used it yet, or it is not mounted."""
 
     @abstractmethod
     async def open(self) -> None:
         """Proves that the place can be written to. Raises PayloadsRefused or PayloadsUnavailable."""
+
+    @abstractmethod
+    async def claim(self) -> None:
+        """Marks a fresh place. One that has lost its mark does not answer any more, instead of having nothing."""
 
     @abstractmethod
     async def close(self) -> None:
