@@ -29,7 +29,7 @@ LEASE_MS = 30_000
 async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
     """The cycle's statements on a store opened in this process. Raises what the store raises."""
     async with own_topic(asked.store, "bare") as own, opened(asked.store) as store:
-        topic = await create_in(store, own.name)
+        topic = await create_in(store, own.name, buckets=asked.buckets)
         if asked.pending:
             await fill_open(store, topic, asked.pending, asked.payload_bytes, told)
         if asked.warm_up:

@@ -43,7 +43,8 @@ SQLITE_PENDING_PER_S = 20_000.0
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What to run. `messages` after `warm_up` uncounted ones, in batches of `batch`, while `pending` others wait."""
+    """What to run. `messages` after `warm_up` uncounted ones, in batches of `batch`, while `pending` others wait, in a
+    topic of so many `buckets`."""
 
     store: str = "memory://"
     api: str = "batch"
@@ -52,6 +53,7 @@ class Cycle:
     pending: int = 0
     payload_bytes: int = 100
     warm_up: int = 20_000
+    buckets: int = 64
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -72,10 +74,10 @@ async def run_cycle(asked: Cycle, folder: Path, told: Told | None = None, profil
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(own_topic(asked.store, "cycle"))
         if asked.pending and scheme(asked.store) != "memory":
-            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told)
+            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told, buckets=asked.buckets)
         child, address = await stack.enter_async_context(broker(folder, asked.store))
         client = await stack.enter_async_context(timeline.connect(address, timeout="60s"))
-        await client.create_topic(own.name)
+        await client.create_topic(own.name, buckets=asked.buckets)
         producer = client.producer(own.name)
         if asked.pending and scheme(asked.store) == "memory":
             await fill(producer, asked.pending, asked.payload_bytes, told)

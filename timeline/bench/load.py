@@ -111,13 +111,13 @@ async def create_in(store: Store, name: str, **settings: Any) -> Topic:
 
 
 async def fill_store(
-    url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0
+    url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0, buckets: int = 64
 ) -> None:
     """Makes the topic `name` in a store that no broker has open, and puts `count` pending messages into it directly,
     the first `tagged` of them with the tag TAG."""
     store = await open_store(url)
     try:
-        topic = await create_in(store, name)
+        topic = await create_in(store, name, buckets=buckets)
         await fill_open(store, topic, count, size_bytes, told, tagged)
     finally:
         await store.close()

@@ -190,6 +190,7 @@ def tell(report: Report) -> None:
 @click.option("--batch", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Messages a put.")
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--payload-bytes", type=click.IntRange(16, MOST), default=100, show_default=True)
+@click.option("--buckets", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the topic.")
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
 @click.option("--peer", type=click.Choice(["beanstalkd", *PEERS]), help="Beside it, the same work by this one.")
 @profile_option
