@@ -1,6 +1,6 @@
 """What a lease reads of Cassandra after much was acknowledged, by the server's own traces.
 
-The test of `test_cassandra_traces.py` does it with some thousands. `python -m tests.storage_plugins.cassandra_traces`
+The test of `test_cassandra_faults.py` does it with some thousands. `python -m tests.storage_plugins.cassandra_traces`
 does it with a million on a node of its own: no flush, no compaction by hand, gc_grace_seconds as it is.
 """
 

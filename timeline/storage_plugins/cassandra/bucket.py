@@ -8,6 +8,7 @@ change is confirmed by reading the head alone. Nothing here is more than a copy:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -28,6 +29,11 @@ Place = tuple[int, bytes]
 """(due, id): where something lies on a timeline."""
 Pairs = Mapping[bytes, tuple[Stored | None, Stored | None]]
 """By id what stood and what is to stand."""
+
+
+def beyond(place: Place) -> Place:
+    """The first place after one."""
+    return place[0], place[1] + b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +85,29 @@ class Stretch:
         return Stretch(entries, self.until)
 
     def runs(self, gone: Collection[Place], come: Collection[Place]) -> Iterator[tuple[Place, Place]]:
-        """Ranges that hold entries of `gone` alone, first and last of each: worth one deletion. What comes into such
+        """Ranges that hold entries of `gone` alone, first and end of each: worth one deletion. What comes into such
         a range by the same batch would be deleted with it."""
         for removed, run in groupby(self.entries, key=gone.__contains__):
             places = list(run)
             if removed and len(places) >= WORTH_CUTTING:
-                first, last = places[0], places[-1]
-                if not any(first <= place <= last for place in come):
-                    yield first, last
+                first, end = places[0], beyond(places[-1])
+                if not any(first <= place < end for place in come):
+                    yield first, end
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
-    `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in the index of
-    what expires since these were last made one."""
+    `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in each index along
+    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change."""
 
     topic: int
     number: int
     head: Head | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: int = MOST_OF_ONE
-    traces: int = 0
+    traces: Counter[int] = field(default_factory=Counter)
+    waiting: list[Any] = field(default_factory=list)
     stretches: dict[int, Stretch] = field(default_factory=dict)
     messages: dict[bytes, Stored] = field(default_factory=dict)
 
@@ -172,13 +179,13 @@ class Change:
         return after
 
     def cuts(self, bucket: Bucket) -> list[tuple[int, Place, Place]]:
-        """Ranges to delete, as (kind, first, last); what they hold is in `gone` no more."""
+        """Ranges to delete, as (kind, first, end); what they hold is in `gone` no more."""
         found: list[tuple[int, Place, Place]] = []
         for kind, known in bucket.stretches.items():
             mine = _on(kind, self.gone)
-            for first, last in known.runs(mine, _on(kind, self.come)):
-                found.append((kind, first, last))
-                self.gone -= {(kind, *place) for place in mine if first <= place <= last}
+            for first, end in known.runs(mine, _on(kind, self.come)):
+                found.append((kind, first, end))
+                self.gone -= {(kind, *place) for place in mine if first <= place < end}
         return found
 
 
@@ -200,13 +207,14 @@ class Buckets:
             bucket.room = room
         return found
 
-    def traced(self, topic: int, least: int) -> list[Bucket]:
-        """Those of a topic with so many traces at least."""
-        return [bucket for bucket in self._known.values() if bucket.topic == topic and bucket.traces >= least]
+    def traced(self, topic: int, least: int) -> list[tuple[Bucket, int]]:
+        """Those of a topic with an index that has so many traces at least."""
+        mine = [bucket for bucket in self._known.values() if bucket.topic == topic]
+        return [(bucket, kind) for bucket in mine for kind, count in bucket.traces.items() if count >= least]
 
     def forget(self, topic: int) -> None:
         """Forgets a topic that was dropped."""
         self._known = {key: bucket for key, bucket in self._known.items() if key[0] != topic}
 
 
-__all__ = ["NOWHERE_MS", "Bucket", "Buckets", "Change", "Changed", "Head", "Pairs", "Place", "Stretch"]
+__all__ = ["NOWHERE_MS", "Bucket", "Buckets", "Change", "Changed", "Head", "Pairs", "Place", "Stretch", "beyond"]

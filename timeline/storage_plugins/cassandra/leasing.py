@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, Topic
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place
-from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, partly, settled_on
+from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, partly, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
@@ -32,13 +33,15 @@ ROUNDS = 50
 
 @dataclass(slots=True)
 class Window:
-    """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all."""
+    """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all. `leased`:
+    what was chosen of it, as it stands then."""
 
     bucket: Bucket
     eligible: list[Stored] = field(default_factory=list)
     expired: list[Stored] = field(default_factory=list)
     spent: list[Stored] = field(default_factory=list)
     found: dict[bytes, Stored] = field(default_factory=dict)
+    leased: list[Stored] = field(default_factory=list)
     more: bool = False
 
 
@@ -128,12 +131,14 @@ async def lease_due(
     grants: Sequence[Grant],
     overdue_ms: int,
 ) -> Leased:
-    """`Store.lease_due`."""
+    """`Store.lease_due`: nothing of a topic that was dropped."""
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
     call, harvest = Call(desk, topic, now_ms, due_before_ms, overdue_ms), Harvest()
     # Where nothing is due by a bucket's own word, nothing needs to be locked, and what changes it need not wait.
-    heads = await desk.partition.heads(topic.uid, numbers)
+    heads, stands = await asyncio.gather(desk.partition.heads(topic.uid, numbers), desk.stands(topic))
+    if not stands:
+        return empty()
     times = [_idle_until(call, head) for head in heads.values()]
     known = desk.buckets.of(topic.uid, [at for at, time in zip(heads, times, strict=True) if time is None])
     async with contextlib.AsyncExitStack() as stack:
@@ -226,16 +231,23 @@ def _take(
     call: Call, harvest: Harvest, window: Window, part: list[tuple[Stored, int]], grants: list[Grant]
 ) -> list[Grant]:
     """Notes what was leased of a bucket, and answers what is left of the grants."""
-    left = list(grants)
-    for stored, turn in part:
+    counts, sizes = Counter[int](), Counter[int]()
+    for (stored, turn), leased in zip(part, window.leased, strict=True):
         harvest.before.append(stored)
-        harvest.stored.append((window.bucket.number, _leased(call, stored, grants[turn])))
+        harvest.stored.append((window.bucket.number, leased))
         harvest.grant.append(turn)
-        grant = left[turn]
-        room = grant.max_bytes - stored.size_bytes
-        left[turn] = dataclasses.replace(grant, count=grant.count - 1, max_bytes=room, alone=False)
+        counts[turn] += 1
+        sizes[turn] += stored.size_bytes
     harvest.buried += [_buried(call, stored) for stored in window.spent]
-    return left
+    return [
+        dataclasses.replace(
+            grant,
+            count=grant.count - counts[turn],
+            max_bytes=grant.max_bytes - sizes[turn],
+            alone=grant.alone and not counts[turn],
+        )
+        for turn, grant in enumerate(grants)
+    ]
 
 
 def _leased(call: Call, stored: Stored, grant: Grant) -> Stored:
@@ -262,8 +274,9 @@ async def _lease(
     """Writes the leases of a bucket, and, where it `removes`, what of it expired or was delivered out. False: there was
     nothing to write. Raises Changed."""
     standing, bucket = Standing(call.topic, call.now_ms, window.found), window.bucket
-    for stored, turn in part:
-        standing.set(_leased(call, stored, grants[turn]))
+    window.leased = [_leased(call, stored, grants[turn]) for stored, turn in part]
+    for stored in window.leased:
+        standing.set(stored)
     for stored in window.expired if removes else ():
         standing.remove(stored)
     for stored in window.spent if removes else ():

@@ -1,138 +1,25 @@
-"""Messages by id: found, decided by the one table of rules, changed; a batch of a bucket at a time."""
+"""Messages by id: found, decided by the one table of rules, changed; what calls ask of a bucket goes into one batch."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
-from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
-from timeline.storage_plugins.cassandra.contents import Content, Contents
-from timeline.storage_plugins.cassandra.partition import AT_ONCE, Met, Partition
+from timeline.storage_plugins.cassandra.bucket import Bucket, Changed
+from timeline.storage_plugins.cassandra.contents import Content
+from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, settled_on
+from timeline.storage_plugins.cassandra.partition import AT_ONCE, Met
 from timeline.storage_plugins.cassandra.rows import Stored
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
-from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreUnavailable, StoreUnknown
-
-Result = TypeVar("Result")
-
-SPREAD = 32
-"""Buckets of one call that change at once."""
-TRIES = 60
-"""Times a change is decided anew because another process changed the bucket in between."""
-LONGEST_PAUSE_S = 0.05
-
-
-@dataclass(slots=True)
-class Desk:
-    """What calls work with."""
-
-    partition: Partition
-    contents: Contents
-    buckets: Buckets
-    changing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPREAD))
-
-
-async def settled_on(bucket: Bucket, attempt: Callable[[], Awaitable[Result]], locked: bool = False) -> Result:
-    """What `attempt` answers once nobody changed the bucket meanwhile. `locked`: the caller holds the lock."""
-    if not locked:
-        async with bucket.lock:
-            return await settled_on(bucket, attempt, locked=True)
-    for turn in range(TRIES):
-        try:
-            return await attempt()
-        except Met:
-            continue
-        except Changed:
-            # Of two that meet again and again, one must come first: each waits for a time of its own.
-            await asyncio.sleep(min(0.001 * (1 << turn), LONGEST_PAUSE_S) * random.random())
-    raise StoreUnavailable(f"bucket {bucket.number} is changed all the time by others")
-
-
-@contextmanager
-def partly(done: Callable[[], object]) -> Iterator[None]:
-    """Where a part of a call was `done`, that nothing happened would be untrue of a failure that follows."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        if done():
-            raise StoreUnknown(f"a part of it was done, then: {error}") from error
-        raise
-
-
-class Standing:
-    """Messages of a bucket as a batch of decisions leaves them."""
-
-    def __init__(self, topic: Topic, now_ms: int, found: dict[bytes, Stored]) -> None:
-        self.topic = topic
-        self.now_ms = now_ms
-        self._before = found
-        self._after: dict[bytes, Stored | None] = dict(found)
-        self.gone: list[Stored] = []
-
-    def decide(self, id: bytes, ask: Ask, new: Stored | None = None) -> Decision:
-        """Decides and notes the effect. `new`: what a put stores, but for the message."""
-        stored = self._after.get(id)
-        if stored is not None and self._forgotten(stored):
-            stored = None
-        decision = decide(stored.message if stored else None, ask, self.now_ms, self.topic.settings)
-        if decision.repeat or decision.status not in (Status.OK, Status.EXPIRED):
-            return decision
-        if stored is None:
-            if new is not None and decision.message is not None:
-                self._after[id] = replace(new, message=decision.message)
-        elif decision.message is None:
-            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
-            cancelled = decision.status is Status.OK and ask.operation is Operation.CANCEL
-            self.remove(stored, ask.op if cancelled else 0, keeps)
-        else:
-            self._after[id] = replace(stored, message=decision.message)
-        return decision
-
-    def there(self) -> list[Stored]:
-        """What was found, by id."""
-        return [self._before[id] for id in sorted(self._before)]
-
-    def remove(self, stored: Stored, last_op: int = 0, remember: bool = True) -> None:
-        """Removes a message; its id is remembered where the topic does so."""
-        keeps = remember and self.topic.settings.remember_ms > 0
-        self._after[stored.id] = stored.settled(last_op, self.now_ms) if keeps else None
-        self.gone.append(stored)
-
-    def set(self, stored: Stored) -> None:
-        """`stored` stands from now on."""
-        self._after[stored.id] = stored
-
-    def forget(self, id: bytes) -> None:
-        """Removes what is left of a settled message."""
-        self._after[id] = None
-
-    def _forgotten(self, stored: Stored) -> bool:
-        return stored.message.remembered and stored.settled_ms <= self.now_ms - self.topic.settings.remember_ms
-
-    def pairs(self) -> dict[bytes, tuple[Stored | None, Stored | None]]:
-        """What changed."""
-        changed: dict[bytes, tuple[Stored | None, Stored | None]] = {}
-        for id, after in self._after.items():
-            before = self._before.get(id)
-            if before is not after:
-                changed[id] = (before, after)
-        return changed
-
-
-def contents_of(bucket: Bucket, gone: Sequence[Stored]) -> list[Content]:
-    """Where the contents of messages lie that lie apart."""
-    return [Content.of(bucket.number, stored) for stored in gone if not stored.inline]
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.records import dropped
 
 
 def fill(answers: Answers, at: int, decision: Decision) -> None:
@@ -143,68 +30,152 @@ def fill(answers: Answers, at: int, decision: Decision) -> None:
     answers.settled[at], answers.late[at], answers.repeat[at] = decision.settled, decision.late, decision.repeat
 
 
-async def all_of(calls: Sequence[Awaitable[Result]]) -> list[Result]:
-    """All parts of a call. Where one failed after another was done, that nothing happened would be untrue."""
-    done = await asyncio.gather(*calls, return_exceptions=True)
-    failed = [part for part in done if isinstance(part, BaseException)]
-    if not failed:
-        return [part for part in done if not isinstance(part, BaseException)]
-    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
-    if graver is not None:
-        raise graver
-    if len(failed) < len(done):
-        raise StoreUnknown(f"a part of it was done, then: {failed[0]}") from failed[0]
-    raise failed[0]
+class Dropped(Exception):
+    """The topic is no more."""
+
+
+@dataclass(slots=True)
+class Deciding:
+    """A call by id: what is asked of each, and the answers. `news`: of a put, what is stored under each id that is
+    free."""
+
+    desk: Desk
+    topic: Topic
+    now_ms: int
+    ids: list[bytes]
+    asks: Sequence[Ask]
+    news: Sequence[Stored] | None
+    answers: Answers
+
+    async def bucket(self, bucket: Bucket, places: list[int]) -> StoreError | None:
+        """Decides what is asked at `places`, all of one bucket, in order; what failed answers so, and is answered."""
+        for start in range(0, len(places), AT_ONCE):
+            some = places[start : start + AT_ONCE]
+            part = Part(self, some, list(dict.fromkeys(self.ids[at] for at in some)), self.news is not None)
+            try:
+                await part.done(bucket)
+            except (StoreUnavailable, StoreUnknown) as trouble:
+                self._fail(some, trouble)
+                self._fail(places[start + AT_ONCE :], StoreUnavailable(trouble.reason))
+                return trouble
+        return None
+
+    def _fail(self, places: list[int], trouble: StoreError) -> None:
+        nothing, answers = isinstance(trouble, StoreUnavailable), self.answers
+        answers.status[places] = (Status.UNAVAILABLE if nothing else Status.UNKNOWN).code
+        answers.version[places] = answers.due_ms[places] = 0
+        answers.settled[places] = answers.late[places] = answers.repeat[places] = 0
+        answers.details.update(dict.fromkeys(places, trouble.reason))
+
+    def standing(self, places: list[int], found: dict[bytes, Stored]) -> Standing:
+        """What was found once what is asked at `places` is decided, and the answers with it."""
+        standing, news = Standing(self.topic, self.now_ms, found), self.news
+        for at in places:
+            fill(self.answers, at, standing.decide(self.ids[at], self.asks[at], news[at] if news else None))
+        return standing
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What a call asks of one bucket at once: `ids`, each once. `presumes`: that they are free."""
+
+    call: Deciding
+    places: list[int]
+    ids: list[bytes]
+    presumes: bool
+    ended: bool = False
+    trouble: Exception | None = None
+
+    async def done(self, bucket: Bucket) -> None:
+        """Returns once it is done, together with what other calls ask of the bucket meanwhile: a batch costs as much
+        as a hundred messages in it."""
+        bucket.waiting.append(self)
+        try:
+            async with bucket.lock:
+                if not self.ended:
+                    async with self.call.desk.changing:
+                        await _do(self.call.desk, bucket, _first(bucket.waiting))
+        finally:
+            if self in bucket.waiting:
+                bucket.waiting.remove(self)
+        if self.trouble is not None:
+            raise self.trouble
+
+
+def _first(waiting: list[Part]) -> list[Part]:
+    """Of what waits for a bucket as much as goes into one batch, and no id twice; it waits no more."""
+    ids: set[bytes] = set()
+    first: list[Part] = []
+    for part in waiting:
+        if not first or (len(ids) + len(part.ids) <= AT_ONCE and ids.isdisjoint(part.ids)):
+            first.append(part)
+            ids.update(part.ids)
+    waiting[:] = [part for part in waiting if part not in first]
+    return first
+
+
+async def _do(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
+    """Decides parts of calls and makes it so by one batch; the caller holds the bucket's lock."""
+    trouble: Exception | None = StoreUnknown("the change that it was to go with was given up")
+    try:
+        await settled_on(bucket, lambda: _attempt(desk, bucket, parts), locked=True)
+        trouble = None
+    except (StoreError, Dropped) as failure:
+        trouble = failure
+    finally:
+        for part in parts:
+            part.ended, part.trouble = True, trouble
+
+
+async def _attempt(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
+    head = await desk.partition.head(bucket)
+    if head.last is None and not await desk.stands(parts[0].call.topic):
+        raise Dropped
+    found = {id: bucket.messages[id] for part in parts for id in part.ids if id in bucket.messages}
+    copied = bool(found)
+    absent = frozenset(id for part in parts if part.presumes for id in part.ids if id not in found)
+    rest = [id for part in parts if not part.presumes for id in part.ids if id not in found]
+    for part in parts:
+        part.presumes = False
+    if rest:
+        found |= await desk.partition.find(bucket, rest)
+    standings: list[tuple[Part, Standing]] = []
+    pairs: dict[bytes, tuple[Stored | None, Stored | None]] = {}
+    for part in parts:
+        standing = part.call.standing(part.places, {id: found[id] for id in part.ids if id in found})
+        standings.append((part, standing))
+        pairs |= standing.pairs()
+    if any(pairs.get(id, (None, None))[1] is None for id in absent):
+        raise Met
+    if pairs:
+        await desk.partition.change(bucket, pairs, absent)
+    elif copied and await desk.partition.confirm([bucket]):
+        raise Changed
+    for part, standing in standings:
+        desk.contents.delete(part.call.topic.uid, contents_of(bucket, standing.gone))
 
 
 async def decide_all(
     desk: Desk, topic: Topic, now_ms: int, ids: list[bytes], asks: Sequence[Ask], news: Sequence[Stored] | None = None
 ) -> Answers:
-    """Decides each ask, in order among those of one bucket, and makes it so."""
-    answers = Answers.blank(len(ids))
-    numbers = buckets_of(Ragged.of(ids), topic.settings.buckets).tolist()
+    """Decides each ask, in order among those of one bucket, and makes it so. Where some failed and others did not, that
+    is their status; where all did alike, it is raised."""
+    call = Deciding(desk, topic, now_ms, ids, asks, news, Answers.blank(len(ids)))
     by_bucket: dict[int, list[int]] = defaultdict(list)
-    for at, number in enumerate(numbers):
+    for at, number in enumerate(buckets_of(Ragged.of(ids), topic.settings.buckets).tolist()):
         by_bucket[number].append(at)
     known = desk.buckets.of(topic.uid, by_bucket)
-
-    async def part(bucket: Bucket, places: list[int]) -> None:
-        mine = list(dict.fromkeys(ids[at] for at in places))
-        presumes = news is not None
-
-        async def attempt() -> list[Stored]:
-            nonlocal presumes
-            await desk.partition.head(bucket)
-            found = {id: bucket.messages[id] for id in mine if id in bucket.messages}
-            copied, rest = bool(found), [id for id in mine if id not in found]
-            absent: frozenset[bytes] = frozenset(rest if presumes else ())
-            presumes = False
-            if not absent:
-                found |= await desk.partition.find(bucket, rest)
-            standing = Standing(topic, now_ms, found)
-            for at in places:
-                fill(answers, at, standing.decide(ids[at], asks[at], news[at] if news else None))
-            pairs = standing.pairs()
-            if any(pairs.get(id, (None, None))[1] is None for id in absent):
-                raise Met
-            if pairs:
-                await desk.partition.change(bucket, pairs, absent)
-            elif copied and await desk.partition.confirm([bucket]):
-                raise Changed
-            return standing.gone
-
-        async with desk.changing:
-            gone = await settled_on(bucket, attempt)
-        desk.contents.delete(topic.uid, contents_of(bucket, gone))
-
-    async def in_turn(bucket: Bucket) -> None:
-        places = by_bucket[bucket.number]
-        for start in range(0, len(places), AT_ONCE):
-            with partly(partial(bool, start)):
-                await part(bucket, places[start : start + AT_ONCE])
-
-    await all_of([in_turn(bucket) for bucket in known])
-    return answers
+    parts = (call.bucket(bucket, by_bucket[bucket.number]) for bucket in known)
+    done = await asyncio.gather(*parts, return_exceptions=True)
+    if any(isinstance(end, Dropped) for end in done):
+        return dropped(topic, len(ids))
+    for end in done:
+        if isinstance(end, BaseException) and not isinstance(end, (StoreUnavailable, StoreUnknown)):
+            raise end
+    alike = len(set(call.answers.status.tolist())) == 1 and len(call.answers.details) == len(ids)
+    if alike and (trouble := next((end for end in done if isinstance(end, StoreError)), None)) is not None:
+        raise trouble
+    return call.answers
 
 
 async def put(desk: Desk, topic: Topic, now_ms: int, puts: Puts) -> Answers:
@@ -233,8 +204,8 @@ async def put(desk: Desk, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     ]
     answers = await decide_all(desk, topic, now_ms, ids, asks, news)
     if contents:
-        # A repeat in this very batch has the place of what it repeats, which stays.
-        fresh = (answers.status == Status.OK.code) & (answers.version == 1)
+        # A repeat in this very batch has the place of what it repeats, which stays, as does what may stand.
+        fresh = ((answers.status == Status.OK.code) & (answers.version == 1)) | (answers.status == Status.UNKNOWN.code)
         births = puts.birth.tolist()
         stored = {(ids[at], births[at]) for at in np.flatnonzero(fresh).tolist()}
         desk.contents.delete(topic.uid, [c for c in contents if (c.id, c.birth) not in stored])

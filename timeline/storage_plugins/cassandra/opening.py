@@ -19,7 +19,7 @@ from cassandra.policies import (
 )
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
-from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
+from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, unavailable
 from timeline.storage_plugins.cassandra.statements import TABLES, TEXTS
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.versions import Step, Versions, migrate
@@ -91,7 +91,7 @@ def _cluster(location: Location) -> Cluster:
         connect_timeout=location.timeout_s,
         control_connection_timeout=location.timeout_s,
         compression=False,
-        protocol_version=5,
+        protocol_version=PROTOCOL,
     )
 
 

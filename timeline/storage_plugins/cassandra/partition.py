@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from timeline.storage_plugins.cassandra.bucket import Bucket, Change, Changed, Head, Pairs, Place, Stretch
+from timeline.storage_plugins.cassandra.bucket import Bucket, Change, Changed, Head, Pairs, Place, Stretch, beyond
 from timeline.storage_plugins.cassandra.rows import Stored
 from timeline.storage_plugins.cassandra.session import Connected, Doubt, Statement
-from timeline.storage_plugins.cassandra.statements import EXPIRES, FREE, HEAD, HELD, MESSAGE
+from timeline.storage_plugins.cassandra.statements import FREE, HEAD, HELD, MESSAGE, SWEPT
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
 AT_ONCE = 200
@@ -87,7 +87,7 @@ class Partition:
                 bucket.agree(row)
             entries: list[Place] = [(row.at, row.id) for row in rows]
             whole = len(rows) < count
-            known = Stretch(entries, None if whole else (entries[-1][0], entries[-1][1] + b"\0"))
+            known = Stretch(entries, None if whole else beyond(entries[-1]))
             bucket.stretches[kind] = known
         return known
 
@@ -99,7 +99,7 @@ class Partition:
         cleared: tuple[int, Place, Place] | None = None,
     ) -> None:
         """Makes it so, on the state that `bucket.head` names; the caller holds its lock. `absent`: of ids that nobody
-        looked for, but takes for free. `cleared`: (kind, first, last) of an index of which all goes that is there.
+        looked for, but takes for free. `cleared`: (kind, first, end) of an index of which all goes that is there.
         Raises Changed when that state has passed, Met when one of those ids is there, StoreUnknown when it cannot be
         told whether it was done."""
         head, change = await self.head(bucket), Change.of(pairs)
@@ -111,16 +111,16 @@ class Partition:
         cuts = change.cuts(bucket)
         if cleared is not None:
             cuts.append(cleared)
-            kind, first, last = cleared
-            change.gone -= {entry for entry in change.gone if entry[0] == kind and first <= entry[1:] <= last}
-        rest: list[Statement] = [("cut", (*bucket.key, kind, *first, *last)) for kind, first, last in cuts]
+            kind, first, end = cleared
+            change.gone -= {entry for entry in change.gone if entry[0] == kind and first <= entry[1:] < end}
+        rest: list[Statement] = [("cut", (*bucket.key, kind, *first, *end)) for kind, first, end in cuts]
         rest += [("remove", (*bucket.key, *entry)) for entry in change.gone]
         rest += [("index", (*bucket.key, *entry)) for entry in change.come]
         rest += [_stated(bucket, id, before, stands, id in absent) for id, (before, stands) in pairs.items()]
         if head.last is None:
             rest.append(("index", (*bucket.key, HEAD, 0, b"")))
         number = await self._claim(bucket, head, floors, rest, bool(absent))
-        bucket.traces += sum(entry[0] == EXPIRES for entry in change.gone)
+        bucket.traces.update(kind for kind, _, _ in change.gone if kind in SWEPT)
         bucket.became(Head(number, floors[FREE], floors[HELD]), after, pairs)
 
     async def _claim(

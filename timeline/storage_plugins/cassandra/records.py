@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -14,6 +15,8 @@ from timeline.storage_plugins.sql import settings_text, topic_of
 
 log = logging.getLogger("timeline.store")
 
+KNOWN_S = 1.0
+"""So long a topic record that was read is relied on."""
 CLEARED_AT_ONCE = 64
 """Buckets whose rows one request deletes."""
 
@@ -31,6 +34,31 @@ async def standing(connected: Connected, name: str, serial: bool = False) -> Top
     """The record under a name. `serial`: settles what is under way first."""
     rows = await connected.read("topic", name, serial=serial)
     return _topic(rows[0]) if rows else None
+
+
+class Records:
+    """Which topics stand, as it was read a moment ago."""
+
+    def __init__(self, connected: Connected) -> None:
+        self._connected = connected
+        self._until_s: dict[int, float] = {}
+
+    async def stands(self, topic: Topic, lately: bool = True) -> bool:
+        """Whether the topic's record is there; `lately`: what was read within KNOWN_S will do. A drop takes the buckets
+        along, so that no change that began before it succeeds: whoever meets a bucket without a head asks again."""
+        now_s = asyncio.get_running_loop().time()
+        if lately and now_s < self._until_s.get(topic.uid, 0):
+            return True
+        found = await standing(self._connected, topic.name)
+        if found is None or found.uid != topic.uid:
+            self.forget(topic.uid)
+            return False
+        self._until_s[topic.uid] = now_s + KNOWN_S
+        return True
+
+    def forget(self, topic: int) -> None:
+        """Forgets a topic that was dropped."""
+        self._until_s.pop(topic, None)
 
 
 async def create(connected: Connected, topic: Topic) -> Topic:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from cassandra import ConsistencyLevel, InvalidRequest, Unauthorized, Unavailable
+from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure, Unauthorized, Unavailable
 from cassandra.cluster import Cluster, NoHostAvailable, Session
 from cassandra.connection import ConnectionException
 from cassandra.protocol import SyntaxException
@@ -16,8 +18,12 @@ from cassandra.query import BatchStatement, BatchType, PreparedStatement
 
 from timeline.storage_plugins.contract import StoreUnavailable
 
+PROTOCOL = 5
+"""The version of the wire's protocol."""
 IN_FLIGHT = 64
 """Requests of one store at once; more wait here, where they cost nothing."""
+TOO_MANY_TOMBSTONES = 1
+"""Why a replica fails a read, by number."""
 READ_TRIES = 4
 """Times a read is sent whose connection ends before the answer."""
 LOOK_S = 0.05
@@ -29,6 +35,10 @@ Statement = tuple[str, Sequence[Any]]
 
 class Doubt(Exception):
     """A write whose outcome is not known: it may have happened, or may happen yet."""
+
+
+class Worn(StoreUnavailable):
+    """A read met more deletions than Cassandra reads past."""
 
 
 class Mailbox:
@@ -61,6 +71,36 @@ class Mailbox:
                 future.set_exception(error)
 
 
+Encoder = Callable[[Any], Any]
+"""From a value to what goes over the wire; None stays None where a column may be without."""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_ENCODERS: dict[str, Encoder] = {
+    "bigint": struct.Struct(">q").pack,
+    "int": struct.Struct(">i").pack,
+    "tinyint": struct.Struct(">b").pack,
+    "blob": _as_it_is,
+}
+
+
+def _encoder(kind: Any) -> Encoder:
+    return _ENCODERS.get(kind.typename) or partial(kind.serialize, protocol_version=PROTOCOL)
+
+
+class Encoded(BatchStatement):  # type: ignore[misc]
+    """A batch that takes values as they go over the wire. The driver's own binding asks of each value whether its
+    column is encrypted, and of each statement how to route it: both cost more than the rest of it."""
+
+    def take(self, query_id: bytes, encoders: Sequence[Encoder], values: Sequence[Any]) -> None:
+        """Adds a statement on the partition of the one that was added first."""
+        encoded = [encode(value) for encode, value in zip(encoders, values, strict=True)]
+        self._add_statement_and_params(True, query_id, encoded)
+
+
 class Connected:
     """A session with everything prepared. Made by `opening.connect`; its methods run on the event loop."""
 
@@ -75,12 +115,15 @@ class Connected:
         self._cluster = cluster
         self.session = session
         self._prepared = prepared
+        self._encoders = {
+            name: [_encoder(column.type) for column in one.column_metadata] for name, one in prepared.items()
+        }
         self._mailbox = mailbox
         self._looks = int(timeout_s / LOOK_S / 2)
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def read(self, name: str, *values: Any, serial: bool = False) -> list[Any]:
-        """Rows. Raises StoreUnavailable."""
+        """Rows. Raises StoreUnavailable, Worn among them."""
         bound = self._prepared[name].bind(values)
         if serial:
             bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
@@ -89,19 +132,26 @@ class Connected:
                 return list(await self._send(bound) or ())
             except ConnectionException as lost:
                 trouble: Exception = lost
+            except ReadFailure as error:
+                if TOO_MANY_TOMBSTONES in (error.error_code_map or {}).values():
+                    raise Worn(told(error)) from error
+                raise unavailable(error) from error
             except Exception as error:
                 raise unavailable(error) from error
         raise unavailable(trouble) from trouble
 
-    async def write(self, statements: Iterable[Statement]) -> list[Any]:
+    async def write(self, statements: Sequence[Statement]) -> list[Any]:
         """One batch, or one statement: all of it or nothing within a partition. Answers its rows (a conditional one
         has some). Raises StoreUnavailable when nothing happened, Doubt when it may have."""
-        bound = [self._prepared[name].bind(values) for name, values in statements]
-        statement: Any = bound[0]
-        if len(bound) > 1:
-            statement = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
-            statement.serial_consistency_level = ConsistencyLevel.LOCAL_SERIAL
-            statement.add_all(bound, [None] * len(bound))
+        name, values = statements[0]
+        statement: Any = self._prepared[name].bind(values)
+        if len(statements) > 1:
+            batch = Encoded(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
+            batch.serial_consistency_level = ConsistencyLevel.LOCAL_SERIAL
+            batch.add(statement)
+            for name, values in statements[1:]:
+                batch.take(self._prepared[name].query_id, self._encoders[name], values)
+            statement = batch
         try:
             return list(await self._send(statement) or ())
         except (NoHostAvailable, Unavailable, InvalidRequest, Unauthorized, SyntaxException) as error:

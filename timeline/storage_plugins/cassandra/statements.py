@@ -19,6 +19,8 @@ no content is ever written again where it was deleted: whatever two coordinators
 from __future__ import annotations
 
 HEAD, MESSAGE, FREE, HELD, TAG, EXPIRES, DEAD, KEPT = range(8)
+SWEPT = (EXPIRES, DEAD, KEPT)
+"""Indexes that a sweep looks along, from their beginning."""
 
 TABLES = {
     "meta": "CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text)",
@@ -47,7 +49,7 @@ TEXTS: dict[str, str] = {
     "restate": f"INSERT INTO message (topic, bucket, kind, at, id, fields) VALUES (?, ?, {MESSAGE}, 0, ?, ?)",
     "index": "INSERT INTO message (topic, bucket, kind, at, id) VALUES (?, ?, ?, ?, ?)",
     "remove": f"DELETE FROM message WHERE {_PLACE}",
-    "cut": f"DELETE FROM message WHERE {_BUCKET} AND kind = ? AND (at, id) >= (?, ?) AND (at, id) <= (?, ?)",
+    "cut": f"DELETE FROM message WHERE {_BUCKET} AND kind = ? AND (at, id) >= (?, ?) AND (at, id) < (?, ?)",
     "head": f"SELECT {_HEAD}, id FROM message WHERE {_BUCKET} AND kind = {HEAD} AND at = 0 AND id = 0x",
     "heads": f"SELECT bucket, {_HEAD}, id FROM message WHERE topic = ? AND bucket IN ? AND kind = {HEAD} AND at = 0 "
     "AND id = 0x",
@@ -56,7 +58,10 @@ TEXTS: dict[str, str] = {
     "walk": f"SELECT id, fields FROM message WHERE {_MESSAGES} AND id > ? LIMIT ?",
     "walk_whole": f"SELECT id, fields, payload, headers FROM message WHERE {_MESSAGES} AND id > ? LIMIT ?",
     "timeline": f"SELECT {_HEAD}, at, id FROM message WHERE {_BUCKET} AND kind = ? AND (at, id) > (?, ?) LIMIT ?",
-    "firsts": "SELECT bucket, at FROM message WHERE topic = ? AND bucket IN ? AND kind = ? PER PARTITION LIMIT 1",
+    "past": f"SELECT {_HEAD}, at, id FROM message WHERE {_BUCKET} AND kind = ? AND (at, id) > (?, ?) "
+    "AND (at, id) <= (?, ?) LIMIT ?",
+    "firsts": "SELECT bucket FROM message WHERE topic = ? AND bucket IN ? AND kind = ? AND at <= ? "
+    "PER PARTITION LIMIT 1",
     "tagged": f"SELECT id FROM message WHERE {_BUCKET} AND kind = {TAG} AND at = 0 AND id > ? AND id < ? LIMIT ?",
     "content_store": "INSERT INTO payload (topic, bucket, part, id, birth, attempt, put_ms, payload, headers) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

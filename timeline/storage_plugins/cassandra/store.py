@@ -16,8 +16,8 @@ from timeline.model import Answers, Rows, Topic
 from timeline.storage_plugins.cassandra import leasing, messages, opening, records, sweeping, walks
 from timeline.storage_plugins.cassandra.bucket import Buckets
 from timeline.storage_plugins.cassandra.contents import Contents
+from timeline.storage_plugins.cassandra.desk import Desk
 from timeline.storage_plugins.cassandra.location import Location
-from timeline.storage_plugins.cassandra.messages import Desk
 from timeline.storage_plugins.cassandra.opening import Found, Handover, connect
 from timeline.storage_plugins.cassandra.partition import Partition
 from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
@@ -63,7 +63,6 @@ class CassandraStore(Store):
         self._opening = asyncio.Lock()
         self._opened: Opened | None = None
         self._desk: Desk | None = None
-        self._orphans = sweeping.Orphans()
 
     async def open(self) -> Opened:
         async with self._opening:
@@ -78,7 +77,8 @@ class CassandraStore(Store):
                 await asyncio.shield(asyncio.to_thread(found.connected.close))
                 raise
             self.capabilities = dataclasses.replace(self.capabilities, durable=not found.unsafe)
-            self._desk = Desk(Partition(found.connected), Contents(found.connected), Buckets())
+            connected = found.connected
+            self._desk = Desk(Partition(connected), Contents(connected), Buckets(), records.Records(connected))
             self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe)
             return self._opened
 
@@ -116,19 +116,10 @@ class CassandraStore(Store):
     def _connected(self) -> Connected:
         return self._at_work().partition.connected
 
-    async def _standing(self, topic: Topic) -> Desk | None:
-        """What to work with; None when the topic was dropped."""
+    async def _standing(self, topic: Topic, lately: bool = False) -> Desk | None:
+        """What to work with; None when the topic was dropped. `lately`: what was read a moment ago will do."""
         desk = self._at_work()
-        stands = await records.standing(desk.partition.connected, topic.name)
-        if stands is not None and stands.uid == topic.uid:
-            return desk
-        self._forget(desk, topic)
-        return None
-
-    def _forget(self, desk: Desk, topic: Topic) -> None:
-        """Keeps nothing in mind of a topic that was dropped, here or by another."""
-        desk.buckets.forget(topic.uid)
-        self._orphans.forget(topic.uid)
+        return desk if await desk.stands(topic, lately) else None
 
     # ── topics ──
 
@@ -144,13 +135,13 @@ class CassandraStore(Store):
     async def drop_topic(self, topic: Topic) -> bool:
         desk = self._at_work()
         done = await records.drop(desk.partition.connected, topic)
-        self._forget(desk, topic)
+        desk.forget(topic.uid)
         return done
 
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        desk = await self._standing(topic)
+        desk = await self._standing(topic, lately=True)
         return dropped(topic, len(puts)) if desk is None else await messages.put(desk, topic, now_ms, puts)
 
     async def lease_due(
@@ -162,13 +153,10 @@ class CassandraStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> Leased:
-        desk = await self._standing(topic)
-        if desk is None:
-            return leasing.empty()
-        return await leasing.lease_due(desk, topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        return await leasing.lease_due(self._at_work(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        desk = await self._standing(topic)
+        desk = await self._standing(topic, lately=True)
         return dropped(topic, len(settles)) if desk is None else await messages.settle(desk, topic, now_ms, settles)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
@@ -209,4 +197,4 @@ class CassandraStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         desk = await self._standing(topic)
-        return Swept() if desk is None else await sweeping.sweep(desk, self._orphans, topic, now_ms, limit)
+        return Swept() if desk is None else await sweeping.sweep(desk, topic, now_ms, limit)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from timeline.leases import state_of
 from timeline.model import State, Topic
 from timeline.storage_plugins.cassandra import records
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Place
+from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Place, beyond
 from timeline.storage_plugins.cassandra.contents import Content
-from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, settled_on
+from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, settled_on
 from timeline.storage_plugins.cassandra.partition import HEADS_AT_ONCE, LAST_ID
 from timeline.storage_plugins.cassandra.rows import Stored, signed
 from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, KEPT, PARTS
@@ -20,10 +21,11 @@ from timeline.storage_plugins.contract import Swept
 GRACE_MS = 10 * 60_000
 """Older than any put's deadline."""
 LOOKED_AT = 200
-MOST_TRACES = 10_000
-"""So many deletions in a bucket's index of what expires are made one. What is acknowledged before its expiry leaves
+MOST_TRACES = 2_000
+"""So many deletions in an index of a bucket are made one. What is acknowledged before its expiry, or purged, leaves
 them, and a read that meets a hundred thousand is refused."""
-_FIRST = -(1 << 62)
+_FIRST: Place = (-(1 << 62), b"")
+"""Before any entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +37,31 @@ class Past:
     gone: Callable[[Stored], bool]
 
 
-class Orphans:
-    """Where looking for contents of nobody stands, for each topic: one part of one bucket at a time."""
+async def _orphans(desk: Desk, topic: Topic, now_ms: int, limit: int) -> int:
+    """Looks on for contents of nobody, in one part of one bucket at a time; answers how many were deleted."""
+    bucket, part, after = desk.looking.get(topic.uid, (0, 0, (b"", 0, 0)))
+    connected = desk.partition.connected
+    rows = await connected.read("content_walk", topic.uid, bucket, part, *after, min(limit, LOOKED_AT))
+    old = [row for row in rows if row.put_ms <= now_ms - GRACE_MS]
+    [known] = desk.buckets.of(topic.uid, [bucket])
 
-    def __init__(self) -> None:
-        self._places: dict[int, tuple[int, int, tuple[bytes, int, int]]] = {}
+    async def attempt() -> dict[bytes, Stored]:
+        await desk.partition.head(known)
+        return await desk.partition.find(known, list({row.id for row in old}))
 
-    def forget(self, topic: int) -> None:
-        """Forgets a topic that was dropped."""
-        self._places.pop(topic, None)
-
-    async def sweep(self, desk: Desk, topic: Topic, now_ms: int, limit: int) -> int:
-        """Looks on; answers how many were deleted."""
-        bucket, part, after = self._places.get(topic.uid, (0, 0, (b"", 0, 0)))
-        connected = desk.partition.connected
-        rows = await connected.read("content_walk", topic.uid, bucket, part, *after, min(limit, LOOKED_AT))
-        old = [row for row in rows if row.put_ms <= now_ms - GRACE_MS]
-        [known] = desk.buckets.of(topic.uid, [bucket])
-
-        async def attempt() -> dict[bytes, Stored]:
-            await desk.partition.head(known)
-            return await desk.partition.find(known, list({row.id for row in old}))
-
-        found = await settled_on(known, attempt) if old else {}
-        orphans = [row for row in old if not _owned(row, found.get(row.id))]
-        size = 1 if part == 0 else 1 << 20
-        contents = [Content(bucket, row.id, row.birth & ((1 << 64) - 1), row.attempt, size) for row in orphans]
-        desk.contents.delete(topic.uid, contents)
-        if len(rows) < min(limit, LOOKED_AT):
-            at = bucket * (PARTS + 1) + part + 1
-            bucket, part = divmod(at % (topic.settings.buckets * (PARTS + 1)), PARTS + 1)
-            after = (b"", 0, 0)
-        else:
-            after = (rows[-1].id, rows[-1].birth, rows[-1].attempt)
-        self._places[topic.uid] = (bucket, part, after)
-        return len(orphans)
+    found = await settled_on(known, attempt) if old else {}
+    orphans = [row for row in old if not _owned(row, found.get(row.id))]
+    size = 1 if part == 0 else 1 << 20
+    contents = [Content(bucket, row.id, row.birth & ((1 << 64) - 1), row.attempt, size) for row in orphans]
+    desk.contents.delete(topic.uid, contents)
+    if len(rows) < min(limit, LOOKED_AT):
+        at = bucket * (PARTS + 1) + part + 1
+        bucket, part = divmod(at % (topic.settings.buckets * (PARTS + 1)), PARTS + 1)
+        after = (b"", 0, 0)
+    else:
+        after = (rows[-1].id, rows[-1].birth, rows[-1].attempt)
+    desk.looking[topic.uid] = (bucket, part, after)
+    return len(orphans)
 
 
 def _owned(row: object, stored: Stored | None) -> bool:
@@ -78,7 +70,7 @@ def _owned(row: object, stored: Stored | None) -> bool:
     return (signed(stored.message.birth), stored.attempt) == (row.birth, row.attempt)  # type: ignore[attr-defined]
 
 
-async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: int) -> Swept:
+async def sweep(desk: Desk, topic: Topic, now_ms: int, limit: int) -> Swept:
     """`Store.sweep`."""
     limit, settings = max(1, limit), topic.settings
 
@@ -93,8 +85,8 @@ async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: 
     def rotten(stored: Stored) -> bool:
         return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
 
-    for bucket in desk.buckets.traced(topic.uid, MOST_TRACES):
-        await _tidy(desk, bucket)
+    for bucket, kind in desk.buckets.traced(topic.uid, MOST_TRACES):
+        await _tidy(desk, bucket, kind)
     expired, more = await _remove(desk, topic, now_ms, limit, Past(EXPIRES, now_ms, over))
     since_ms = now_ms - settings.remember_ms
     forgotten, more_kept = await _remove(desk, topic, now_ms, limit, Past(KEPT, since_ms, faded))
@@ -102,24 +94,24 @@ async def sweep(desk: Desk, orphans: Orphans, topic: Topic, now_ms: int, limit: 
     if settings.dead_retention_ms:
         until_ms = now_ms - settings.dead_retention_ms
         dead, more_dead = await _remove(desk, topic, now_ms, limit, Past(DEAD, until_ms, rotten))
-    swept = await orphans.sweep(desk, topic, now_ms, limit)
+    swept = await _orphans(desk, topic, now_ms, limit)
     await records.clear_dropped(desk.partition.connected)
     return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
 
 
-async def _tidy(desk: Desk, bucket: Bucket) -> None:
-    """Makes one deletion of all that stand before the first that expires."""
+async def _tidy(desk: Desk, bucket: Bucket, kind: int) -> None:
+    """Makes one deletion of all that lay in an index before what comes first there."""
 
     async def attempt() -> None:
-        await desk.partition.head(bucket)
-        rows = await desk.partition.connected.read("timeline", *bucket.key, EXPIRES, _FIRST, b"", 1)
-        for row in rows:
-            bucket.agree(row)
-        if not rows and await desk.partition.confirm([bucket]):
-            raise Changed
-        last = (rows[0].at - 1 if rows else NOWHERE_MS, LAST_ID)
-        await desk.partition.change(bucket, {}, cleared=(EXPIRES, (_FIRST, b""), last))
-        bucket.traces = 0
+        if (await desk.partition.head(bucket)).last is not None:
+            rows = await desk.partition.connected.read("timeline", *bucket.key, kind, *_FIRST, 1)
+            for row in rows:
+                bucket.agree(row)
+            if not rows and await desk.partition.confirm([bucket]):
+                raise Changed
+            end = (rows[0].at, rows[0].id) if rows else (NOWHERE_MS, b"")
+            await desk.partition.change(bucket, {}, cleared=(kind, _FIRST, end))
+        bucket.traces[kind] = 0
 
     await settled_on(bucket, attempt)
 
@@ -128,11 +120,10 @@ async def _remove(desk: Desk, topic: Topic, now_ms: int, limit: int, past: Past)
     """Removes what is `past`, at most `limit`; answers how many, and whether there may be more."""
     removed = 0
     for bucket in desk.buckets.of(topic.uid, await _with(desk, topic, past)):
-        after: Place | None = (_FIRST, b"")
+        after: Place | None = _FIRST
         while after is not None:
             if removed == limit:
-                rows = await desk.partition.connected.read("timeline", *bucket.key, past.kind, *after, 1)
-                if rows and rows[0].at <= past.until_ms:
+                if await _entries(desk, bucket, past, after, 1):
                     return removed, True
                 break
             count = min(limit - removed, LOOKED_AT)
@@ -146,9 +137,15 @@ async def _with(desk: Desk, topic: Topic, past: Past) -> list[int]:
     found: list[int] = []
     for start in range(0, topic.settings.buckets, HEADS_AT_ONCE):
         numbers = list(range(start, min(start + HEADS_AT_ONCE, topic.settings.buckets)))
-        rows = await desk.partition.connected.read("firsts", topic.uid, numbers, past.kind)
-        found += [row.bucket for row in rows if row.at <= past.until_ms]
+        rows = await desk.partition.connected.read("firsts", topic.uid, numbers, past.kind, past.until_ms)
+        found += [row.bucket for row in rows]
     return found
+
+
+async def _entries(desk: Desk, bucket: Bucket, past: Past, after: Place, count: int) -> list[Any]:
+    """Entries after one that may be past. What is not yet is not looked at: traces lie there, too."""
+    bounds = (*after, past.until_ms, LAST_ID)
+    return await desk.partition.connected.read("past", *bucket.key, past.kind, *bounds, count)
 
 
 async def _remove_some(
@@ -158,10 +155,10 @@ async def _remove_some(
 
     async def attempt() -> tuple[list[Stored], Place | None]:
         await desk.partition.head(bucket)
-        rows = await desk.partition.connected.read("timeline", *bucket.key, past.kind, *after, count + 1)
+        rows = await _entries(desk, bucket, past, after, count + 1)
         for row in rows:
             bucket.agree(row)
-        places = [(row.at, row.id) for row in rows if row.at <= past.until_ms]
+        places: list[Place] = [(row.at, row.id) for row in rows]
         onward = places[count - 1] if len(places) > count else None
         found = await desk.partition.find(bucket, [id for _, id in places[:count]]) if places else {}
         standing = Standing(topic, now_ms, found)
@@ -176,7 +173,7 @@ async def _remove_some(
         # an entry deleted by itself would be met until it is compacted, a hundred thousand of them not at all.
         run = list(takewhile(lambda place: place[1] in pairs, places[:count]))
         if pairs:
-            cleared = (past.kind, (after[0], after[1] + b"\0"), run[-1]) if run else None
+            cleared = (past.kind, beyond(after), beyond(run[-1])) if run else None
             await desk.partition.change(bucket, pairs, cleared=cleared)
         return [before for before, _ in pairs.values() if before is not None], onward
 

@@ -12,11 +12,12 @@ from timeline.columns import Int64, Ragged
 from timeline.leases import Ask, decide, state_of
 from timeline.model import Operation, Rows, State, Status, Topic, buckets_of
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Head
-from timeline.storage_plugins.cassandra.messages import Desk, Standing, contents_of, partly, settled_on
-from timeline.storage_plugins.cassandra.partition import AT_ONCE
+from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, partly, settled_on
+from timeline.storage_plugins.cassandra.partition import AT_ONCE, LAST_ID
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of, tag_key
-from timeline.storage_plugins.cassandra.statements import FREE, HELD
-from timeline.storage_plugins.contract import Page, ScanFilter, TagMutation, TagStep
+from timeline.storage_plugins.cassandra.session import Worn
+from timeline.storage_plugins.cassandra.statements import DEAD, FREE, HELD
+from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, TagMutation, TagStep
 
 PAGE_BYTES = 1024 * 1024
 LOOKED_AT = 5_000
@@ -58,7 +59,7 @@ def _matching(where: ScanFilter, now_ms: int) -> Wanted:
 
 async def _ids_after(desk: Desk, key: tuple[int, int], tag: bytes, after: bytes, limit: int) -> list[bytes]:
     """Ids under a tag in a bucket."""
-    start, end = tag_key(tag, after), tag_key(tag, b"\xff" * 256)
+    start, end = tag_key(tag, after), tag_key(tag, LAST_ID)
     rows = await desk.partition.connected.read("tagged", *key, start, end, limit)
     return [row.id[1 + len(tag) :] for row in rows]
 
@@ -106,11 +107,48 @@ async def _part(
     desk: Desk, key: tuple[int, int], tag: bytes, after: bytes, whole: bool
 ) -> tuple[list[Stored], bytes | None]:
     """The next messages of a bucket by id, and after which id to go on in it (None: there are no more)."""
-    if tag:
-        ids = await _ids_after(desk, key, tag, after, READ_ROWS)
-        return await _stored(desk, key, ids, whole), ids[-1] if len(ids) == READ_ROWS else None
-    rows = await desk.partition.connected.read("walk_whole" if whole else "walk", *key, after, READ_ROWS)
-    return [Stored.of(row, whole) for row in rows], rows[-1].id if len(rows) == READ_ROWS else None
+    way = (*key, bool(tag))
+    if not after:
+        desk.worn.discard(way)
+    if way not in desk.worn:
+        try:
+            if tag:
+                ids = await _ids_after(desk, key, tag, after, READ_ROWS)
+                return await _stored(desk, key, ids, whole), ids[-1] if len(ids) == READ_ROWS else None
+            rows = await desk.partition.connected.read("walk_whole" if whole else "walk", *key, after, READ_ROWS)
+            return [Stored.of(row, whole) for row in rows], rows[-1].id if len(rows) == READ_ROWS else None
+        except Worn:
+            desk.worn.add(way)
+    ids = [id for id in await _living(desk, key) if id > after]
+    part = await _stored(desk, key, ids[:READ_ROWS], whole)
+    return [one for one in part if not tag or one.tag == tag], ids[READ_ROWS - 1] if len(ids) > READ_ROWS else None
+
+
+async def _living(desk: Desk, key: tuple[int, int]) -> list[bytes]:
+    """Ids of all that lives in a bucket, in order, by its timelines and its dead letters: so much was acknowledged that
+    Cassandra does not read past it, and a timeline is read from its floor."""
+    for _ in range(LOOKS):
+        head = (await desk.partition.heads(key[0], [key[1]]))[key[1]]
+        ids: set[bytes] = set()
+        for kind, from_ms in ((FREE, head.floor(FREE)), (HELD, head.floor(HELD)), (DEAD, 1)):
+            if from_ms < NOWHERE_MS:
+                ids.update(await _ids_from(desk, key, kind, from_ms))
+        # What was being moved from one timeline to the other between two reads would be on neither.
+        if (await desk.partition.heads(key[0], [key[1]]))[key[1]] == head:
+            return sorted(ids)
+    raise StoreUnavailable(f"bucket {key[1]} is changed all the time while all of it is read")
+
+
+async def _ids_from(desk: Desk, key: tuple[int, int], kind: int, from_ms: int) -> list[bytes]:
+    """Ids on a timeline from a time on."""
+    ids: list[bytes] = []
+    place = (from_ms - 1, LAST_ID)
+    while True:
+        rows = await desk.partition.connected.read("timeline", *key, kind, *place, COUNTED_ROWS)
+        ids += [row.id for row in rows]
+        if len(rows) < COUNTED_ROWS:
+            return ids
+        place = (rows[-1].at, rows[-1].id)
 
 
 async def _page(desk: Desk, topic: Topic, found: list[tuple[int, Stored]], onward: bytes | None, payload: bool) -> Page:
@@ -175,21 +213,9 @@ async def held_by(desk: Desk, topic: Topic, now_ms: int, holder: bytes, cursor: 
 
 async def _leased(desk: Desk, key: tuple[int, int], now_ms: int, holder: bytes, after: bytes) -> list[Stored]:
     """What a holder has of a bucket under a live lease, by id."""
-    ids = [id for id in await _held(desk, key, now_ms) if id > after]
+    ids = sorted({id for id in await _ids_from(desk, key, HELD, now_ms + 1) if id > after})
     found = await _stored(desk, key, ids, whole=True)
     return [one for one in found if one.message.holder == holder and state_of(one.message, now_ms) is State.LEASED]
-
-
-async def _held(desk: Desk, key: tuple[int, int], now_ms: int) -> list[bytes]:
-    """Ids of a bucket under a live lease, in order."""
-    ids: set[bytes] = set()
-    at, id = now_ms, b"\xff" * 256
-    while True:
-        rows = await desk.partition.connected.read("timeline", *key, HELD, at, id, COUNTED_ROWS)
-        ids.update(row.id for row in rows)
-        if len(rows) < COUNTED_ROWS:
-            return sorted(ids)
-        at, id = rows[-1].at, rows[-1].id
 
 
 async def mutate_tag(
@@ -268,7 +294,7 @@ async def count_due(desk: Desk, topic: Topic, edges_ms: Int64) -> Int64:
 
 async def _count(desk: Desk, key: tuple[int, int], edges_ms: Int64) -> Int64:
     counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
-    start_ms, id = int(edges_ms[0]) - 1, b"\xff" * 256
+    start_ms, id = int(edges_ms[0]) - 1, LAST_ID
     while True:
         rows = await desk.partition.connected.read("timeline", *key, FREE, start_ms, id, COUNTED_ROWS)
         times = np.array([row.at for row in rows], dtype=np.int64)
@@ -300,7 +326,7 @@ async def _firsts(desk: Desk, key: tuple[int, int], head: Head, after_ms: int) -
     for kind in (FREE, HELD):
         start_ms = max(head.floor(kind) - 1, after_ms)
         if start_ms < NOWHERE_MS - 1:
-            rows = await desk.partition.connected.read("timeline", *key, kind, start_ms, b"\xff" * 256, 1)
+            rows = await desk.partition.connected.read("timeline", *key, kind, start_ms, LAST_ID, 1)
             if any(row.last != head.last for row in rows):
                 return None
             found += [row.at for row in rows]
