@@ -47,7 +47,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(bytes|bytearray|memoryview|datetime|date|time|timedelta|zoneinfo|ZoneInfo|collections|asyncio)(\..*)?",
+        r"(bytes|bytearray|memoryview|datetime|date|time|timedelta|zoneinfo|ZoneInfo|collections|contextlib|asyncio)(\..*)?",
     ),
     ("py:.*", r"(np|npt|numpy|typing|Self|Any|TypeAlias|Indexes|Int64|UInt8|UInt32|Bools)(\..*)?"),
     ("py:.*", r"(enum|IntEnum|StrEnum|T|Callable|Link|Load|Run|Background|Closing)(\..*)?"),

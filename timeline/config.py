@@ -67,6 +67,8 @@ class ServeConfig:
     """The same from one host."""
     max_scans: int = 64
     """Scans under way at once."""
+    metrics_topics: int = 200
+    """Topics that metrics show by name; the rest are summed."""
 
     def check(self) -> ServeConfig:
         """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
@@ -110,6 +112,7 @@ _RANGES = {
     "max_streams": (1, 1_000_000),
     "max_streams_per_peer": (1, 1_000_000),
     "max_scans": (1, 10_000),
+    "metrics_topics": (0, 100_000),
 }
 
 
@@ -224,6 +227,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "max_streams": parse_count,
     "max_streams_per_peer": parse_count,
     "max_scans": parse_count,
+    "metrics_topics": parse_count,
 }
 _FIELDS = {"grace": "grace_ms"}
 SETTINGS = tuple(

@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 LATENESS_BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
 STORE_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REST = "…"
+"""The label of all topics that are not shown by name."""
+TOPICS_SHOWN = 200
+LEASE_ENDS = ("acked", "released", "buried", "unseen", "ran_out")
+BURIALS = ("consumer", "max_deliveries")
+"""Causes that are shown from the start; others once they occur."""
+NOT_ALWAYS_KNOWN = frozenset({"timeline_store_free_bytes", "timeline_store_size_bytes"})
+"""Gauges that are absent until somebody knows their value."""
 
 CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "timeline_delivery_lateness_seconds": (
@@ -34,11 +42,42 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "timeline_late_acks_total": ("counter", "Acks that counted after their lease had run out", ("topic",)),
     "timeline_buried_total": ("counter", "Messages that became dead letters, by cause", ("topic", "cause")),
     "timeline_expired_total": ("counter", "Messages removed because they passed their expiry", ("topic",)),
+    "timeline_leases_ended_total": (
+        "counter",
+        "Leases that ended, by cause: acked, released, buried, unseen (handed back), ran_out (leased again since)",
+        ("topic", "cause"),
+    ),
+    "timeline_stranded_total": (
+        "counter",
+        "Overdue messages that a sweep over all buckets had to find: nobody dealt their bucket in time",
+        ("topic",),
+    ),
     "timeline_messages_depth": (
         "gauge",
         "Messages nobody holds, by state: available (due) and waiting (to come)",
         ("topic", "state"),
     ),
+    "timeline_expected_messages": (
+        "gauge",
+        "Messages that come due within so long from now: 1m, 10m, 1h, 24h",
+        ("topic", "within"),
+    ),
+    "timeline_expected_peak_messages": (
+        "gauge",
+        "Messages that come due in the busiest minute of the next ten",
+        ("topic",),
+    ),
+    "timeline_overdue_seconds": (
+        "gauge",
+        "How long the earliest message that waits for nothing but a delivery has been due; 0 when none is",
+        ("topic",),
+    ),
+    "timeline_topic_rate_limit": (
+        "gauge",
+        "Deliveries a second that the topic permits; 0 without a limit",
+        ("topic",),
+    ),
+    "timeline_buckets": ("gauge", "Buckets of the topic that this broker deals", ("topic",)),
     "timeline_next_due_timestamp_seconds": (
         "gauge",
         "When the next message comes due, Unix time; 0 when none is pending",
@@ -53,6 +92,10 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "timeline_credit_messages": ("gauge", "Messages that healthy consumers have room for", ("topic",)),
     "timeline_store_call_seconds": ("histogram", "How long store calls took", ("call",)),
     "timeline_store_calls_total": ("counter", "Store calls by outcome", ("call", "outcome")),
+    "timeline_store_info": ("gauge", "Always 1; the server that keeps the messages, in words", ("server",)),
+    "timeline_store_warnings": ("gauge", "Settings of the store's server that weaken what it promises", ()),
+    "timeline_store_free_bytes": ("gauge", "Room left where the store keeps its data, where it can tell", ()),
+    "timeline_store_size_bytes": ("gauge", "Room in all where the store keeps its data, where it can tell", ()),
     "timeline_intake_bytes": ("gauge", "Payload bytes of puts waiting for the store", ()),
     "timeline_outbox_bytes": ("gauge", "Payload bytes waiting to be pushed to consumers", ()),
     "timeline_throttled_total": ("counter", "Messages answered THROTTLED, by what was full", ("bound",)),
@@ -106,14 +149,64 @@ class ColumnHistogram(Collector):
         self._sums.pop(value, None)
 
 
+class TopicGauges(Collector):
+    """The gauges that have a value for each topic. Topics that are not shown by name are folded into one, `REST`, when
+    somebody asks: times and bounds by what is worst among them, all else by its sum. `shown(topic)`: its label."""
+
+    def __init__(self, names: Iterable[str], shown: Callable[[str], str], registry: CollectorRegistry) -> None:
+        self._shown = shown
+        self._values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in names}
+        registry.register(self)
+
+    def set(self, name: str, topic: str, value: float, *labels: str) -> None:
+        """The value of gauge `name` for `topic`; `labels`: those after the topic's."""
+        self._values[name][topic, *labels] = value
+
+    def describe(self) -> Iterable[Metric]:
+        return [GaugeMetricFamily(name, CATALOG[name][1], labels=CATALOG[name][2]) for name in self._values]
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
+        for name, values in self._values.items():
+            _, help, labels = CATALOG[name]
+            family = GaugeMetricFamily(name, help, labels=labels)
+            folded: dict[tuple[str, ...], float] = {}
+            fold = _FOLDS.get(name, float.__add__)
+            for (topic, *more), value in list(values.items()):
+                key = (self._shown(topic), *more)
+                folded[key] = fold(folded[key], float(value)) if key in folded else float(value)
+            for key, value in folded.items():
+                family.add_metric(key, value)
+            yield family
+
+    def forget(self, topic: str) -> None:
+        """Drops the series of `topic`."""
+        for values in self._values.values():
+            for key in [key for key in values if key[0] == topic]:
+                del values[key]
+
+
+def _sooner(one: float, other: float) -> float:
+    """The earlier of two times, 0 being none."""
+    return min(one, other) if one and other else one or other
+
+
+_FOLDS: dict[str, Callable[[float, float], float]] = {
+    "timeline_next_due_timestamp_seconds": _sooner,
+    "timeline_overdue_seconds": max,
+    "timeline_topic_rate_limit": max,
+}
+
+
 class Metrics:
     """All metrics of one broker in a registry of its own. `topics_shown`: past so many topics, the rest are summed
-    under the label `…`, so that a thousand topics do not drown the server."""
+    under the label `REST`, so that a thousand topics do not drown the server."""
 
-    def __init__(self, topics_shown: int = 200) -> None:
+    def __init__(self, topics_shown: int = TOPICS_SHOWN) -> None:
         self.registry = CollectorRegistry()
         self._topics_shown = topics_shown
         self._shown: set[str] = set()
+        self._rest = False
         self.lateness = ColumnHistogram(
             "timeline_delivery_lateness_seconds", "topic", LATENESS_BUCKETS_S, self.registry
         )
@@ -131,35 +224,63 @@ class Metrics:
         }
         self._calls: dict[str, Histogram] = {}
         self._found: dict[tuple[str, tuple[str, ...]], Counter] = {}
-        self._gauges = {
-            name: Gauge(name, help, labels, registry=self.registry)
-            for name, (kind, help, labels) in CATALOG.items()
-            if kind == "gauge"
-        }
+        gauges = {name: labels for name, (kind, _, labels) in CATALOG.items() if kind == "gauge"}
+        of_topics = [name for name, labels in gauges.items() if "topic" in labels]
+        self._topic_gauges = TopicGauges(of_topics, self._label, self.registry)
+        self._gauges: dict[str, Gauge] = {}
+        for name in sorted(gauges.keys() - set(of_topics) - NOT_ALWAYS_KNOWN):
+            self._gauge(name)
 
     def topic(self, name: str) -> str:
-        """The label value for a topic."""
+        """The label value for a topic: from now on its own, where there is room."""
         if name in self._shown:
             return name
         if len(self._shown) < self._topics_shown:
             self._shown.add(name)
+            self._begin(name)
             return name
-        return "…"
+        if not self._rest:
+            self._rest = True
+            self._begin(REST)
+        return REST
+
+    def _label(self, topic: str) -> str:
+        return topic if topic in self._shown else REST
+
+    def _begin(self, label: str) -> None:
+        """A counter that appears with its first event seems to a server as if it had always been there: what alerts
+        watch begins at 0."""
+        for cause in LEASE_ENDS:
+            self._series("timeline_leases_ended_total", (label, cause))
+        for cause in BURIALS:
+            self._series("timeline_buried_total", (label, cause))
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Adds to a counter of the catalog."""
         self._series(name, labels).inc(by)
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
-        """Sets a gauge of the catalog."""
-        gauge = self._gauges[name]
+        """Sets a gauge of the catalog that has no topic."""
+        gauge = self._gauges.get(name) or self._gauge(name)
         (gauge.labels(*labels) if labels else gauge).set(value)
+
+    def topic_gauge(self, name: str, topic: str, value: float, *labels: str) -> None:
+        """Sets a gauge of the catalog for a topic; `labels`: those after the topic's."""
+        self.topic(topic)
+        self._topic_gauges.set(name, topic, value, *labels)
+
+    def _gauge(self, name: str) -> Gauge:
+        _, help, labels = CATALOG[name]
+        gauge = self._gauges[name] = Gauge(name, help, labels, registry=self.registry)
+        return gauge
 
     def store_call(self, call: str, outcome: str, took_ms: float) -> None:
         """One store call ended."""
         seconds = self._calls.get(call)
         if seconds is None:
             seconds = self._calls[call] = self._store_seconds.labels(call)
+            for trouble in ("UNAVAILABLE", "UNKNOWN"):
+                self._series("timeline_store_calls_total", (call, trouble))
         seconds.observe(took_ms / 1000.0)
         self._series("timeline_store_calls_total", (call, outcome)).inc()
 
@@ -179,11 +300,12 @@ class Metrics:
 
     def forget_topic(self, name: str) -> None:
         """A topic is gone: its series go too."""
+        self._topic_gauges.forget(name)
         if name not in self._shown:
             return
         self._shown.discard(name)
         self._found.clear()
         self.lateness.forget(name)
-        for metric in (*self._counters.values(), *self._gauges.values()):
+        for metric in self._counters.values():
             if "topic" in metric._labelnames:
                 metric.remove_by_labels({"topic": name})

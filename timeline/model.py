@@ -17,6 +17,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
+from timeline.tracing import untraced
 
 MAX_ID_BYTES = 255
 MAX_TAG_BYTES = 64
@@ -36,10 +37,8 @@ DEFAULT_GROUP = "default"
 DELIVERED_OUT = b"max_deliveries"
 """The reason of a dead letter that was delivered as often as its topic permits. A driver whose handler failed at the
 last delivery adds what went wrong: `max_deliveries: ValueError: …`."""
-PAYLOAD_GONE, PAYLOAD_DAMAGED = b"payload gone", b"payload damaged"
-"""The reasons of dead letters whose payload is not what was put."""
-PAYLOAD_APART = b"payload apart"
-"""The reason of those whose payload lies in a place that the broker was not told."""
+PAYLOAD_GONE, PAYLOAD_DAMAGED, PAYLOAD_APART = b"payload gone", b"payload damaged", b"payload apart"
+"""The reasons of dead letters whose payload is not what was put, or lies in a place that the broker was not told."""
 
 
 class Status(StrEnum):
@@ -134,8 +133,8 @@ def buckets_of(ids: Ragged, buckets: int) -> UInt32:
 
 
 def payload_sum(payload: bytes | memoryview, headers: bytes | memoryview = b"") -> int:
-    """64-bit checksum of a message's content: CRC-32 of the payload, that of the encoded headers above it."""
-    return zlib.crc32(payload) | (zlib.crc32(headers) << 32 if headers else 0)
+    """64-bit checksum of a message's content: CRC-32 of the payload, above it that of the headers without a trace's."""
+    return zlib.crc32(payload) | (zlib.crc32(untraced(headers)) << 32 if headers else 0)
 
 
 def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
@@ -143,7 +142,7 @@ def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
     count = len(payloads)
     sums = np.fromiter(map(zlib.crc32, payloads.tolist()), dtype=np.uint64, count=count)
     if headers is not None:
-        above = np.fromiter(map(zlib.crc32, headers.tolist()), dtype=np.uint64, count=count)
+        above = np.fromiter(map(zlib.crc32, map(untraced, headers.tolist())), dtype=np.uint64, count=count)
         sums |= above << np.uint64(32)
     return sums
 

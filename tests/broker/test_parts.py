@@ -20,7 +20,7 @@ from timeline.broker.logs import JsonLines, TextLines
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
-from timeline.metrics import CATALOG, Metrics
+from timeline.metrics import CATALOG, NOT_ALWAYS_KNOWN, Metrics
 from timeline.model import LEASE_AHEAD_AUTO
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
@@ -267,6 +267,10 @@ def test_every_metric_of_the_catalog_is_exposed_and_topics_are_capped():
     assert metrics.topic("first") == "first"
     assert metrics.topic("second") == "…"
     metrics.lateness.observe("first", np.array([0.0005, 0.004, 7.0]))
+    text = generate_latest(metrics.registry).decode()
+    for name in NOT_ALWAYS_KNOWN:
+        assert name not in text
+        metrics.gauge(name, 1.0)
     text = generate_latest(metrics.registry).decode()
     for name, (kind, _, labels) in CATALOG.items():
         assert f"# TYPE {name.removesuffix('_total') if kind == 'counter' else name}" in text or name in text

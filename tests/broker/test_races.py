@@ -25,7 +25,7 @@ from timeline.wire import (
     encode,
 )
 
-PATIENT = Limits(sweep_every_ms=3_600_000, heartbeat_ms=3_600_000)
+PATIENT = Limits(sweep_every_ms=3_600_000, count_every_ms=3_600_000, heartbeat_ms=3_600_000)
 """Nothing is found by looking again: what is delivered was told of."""
 
 

@@ -19,7 +19,7 @@ def depths(told: Standing) -> list[tuple[bytes, int, int]]:
 
 
 async def test_a_topic_says_what_it_bears_and_who_is_there():
-    async with broker(limits=Limits(sweep_every_ms=1)) as link:
+    async with broker(limits=Limits(count_every_ms=1)) as link:
         await link.topic(TopicAction.CREATE, "quiet")
         before_ms = link.node.clock.now_ms()
         await link.put(["a", "b", "c"], in_ms=3_600_000)
@@ -82,7 +82,7 @@ async def test_a_broker_that_is_not_ready_says_why():
 
 
 async def test_a_dropped_topic_is_told_of_no_more():
-    async with broker(limits=Limits(sweep_every_ms=1)) as link:
+    async with broker(limits=Limits(count_every_ms=1)) as link:
         await link.put(["a"], in_ms=3_600_000)
         while not link.node.depths:
             await link.topic(TopicAction.LIST)

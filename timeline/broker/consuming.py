@@ -271,7 +271,9 @@ class ConsumeStream:
                 consumer.sent(node.clock.monotonic_ms())
             if isinstance(item, Parcel):
                 # Now, not when it was queued: what waits for a slow reader is late.
-                dealer.lateness.note(dealer.topic, consumer.id, item, node.clock.now_ms())
+                sent_ms = node.clock.now_ms()
+                dealer.lateness.note(dealer.topic, consumer.id, item, sent_ms)
+                node.traces.delivered(dealer.topic.name, consumer.id, item, sent_ms)
             if isinstance(frame, Leaving) and frame.reason is not LeavingReason.DRAINING:
                 await self._stream.close()
                 return

@@ -18,6 +18,8 @@ class Limits:
     heartbeats_missed: int = 3
     """A consumer not heard of for so many heartbeats gets nothing until it is heard again."""
     sweep_every_ms: int = 5_000
+    count_every_ms: int = 5_000
+    """What the store has is counted no more often, and less often where that costs much."""
     stranded_after_ms: int = 2_000
     """A sweep takes from buckets that others deal only what is overdue by more than this."""
     stall_ms: int = 10_000

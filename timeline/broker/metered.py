@@ -8,9 +8,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from timeline.broker.ahead import LeaseTimes
 from timeline.metrics import Metrics
-from timeline.model import Answers, Rows, Status, Topic
+from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
     Leased,
@@ -27,6 +29,15 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
+ENDS = {
+    2 * Operation.ACK: "acked",
+    2 * Operation.ACK + 1: "acked",
+    2 * Operation.RELEASE: "released",
+    2 * Operation.RELEASE + 1: "unseen",
+    2 * Operation.BURY: "buried",
+    2 * Operation.BURY + 1: "buried",
+}
+"""How a settle ends a lease, by twice its operation, and one more where nobody saw the message."""
 
 
 class MeteredStore:
@@ -115,7 +126,9 @@ class MeteredStore:
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
         answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
-        return self._checked(topic, answers, len(settles))
+        self._checked(topic, answers, len(settles))
+        self._ended(topic, settles, answers)
+        return answers
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
@@ -128,6 +141,16 @@ class MeteredStore:
             raise StoreUnknown(f"the storage plugin gave {len(answers)} answers for {asked} messages")
         self.expired(topic, answers.status.tobytes().count(EXPIRED))
         return answers
+
+    def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:
+        """Counts the leases that these settles ended, each once."""
+        good = (answers.status == Status.OK.code) & (answers.repeat == 0)
+        kinds = settles.operation[good].astype(np.intp) * 2 + settles.unseen[good]
+        for kind, count in enumerate(np.bincount(kinds).tolist()):
+            if count and kind in ENDS:
+                self._metrics.count(
+                    "timeline_leases_ended_total", self._metrics.topic(topic.name), ENDS[kind], by=count
+                )
 
     def expired(self, topic: Topic, count: int) -> None:
         """So many messages were removed because they passed their expiry."""
@@ -147,6 +170,12 @@ class MeteredStore:
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         leased = await self._timed(self.call("lease_due", call))
         if len(leased.rows):
+            name = self._metrics.topic(topic.name)
+            if leased.prior_holders.nbytes:
+                ran_out = int(np.count_nonzero(leased.prior_holders.sizes))
+                self._metrics.count("timeline_leases_ended_total", name, "ran_out", by=ran_out)
+            if overdue_ms:
+                self._metrics.count("timeline_stranded_total", name, by=len(leased.rows))
             back_ms = self._monotonic_ms()
             self._lease_times.took(back_ms - started_ms, back_ms)
         return leased

@@ -10,9 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from timeline.broker.catalog import Catalog
+from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
 from timeline.broker.gateway import Gateway
 from timeline.broker.intake import Intake
@@ -24,10 +23,11 @@ from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
 from timeline.broker.tasks import FINISH_S, Tasks
+from timeline.broker.traces import Traces
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics
-from timeline.model import MAX_TIME_MS, Operation, Status, Topic
+from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
 from timeline.sync import Change, Member, Membership
 from timeline.wire.frames import Cause, LeavingReason
@@ -77,6 +77,8 @@ class Node:
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)
         self.service = Gateway(self)
+        self.counting = Counting(self)
+        self.traces = Traces(name)
         self._random_bits = random_bits
         self._dealers: dict[int, Dealer] = {}
         self._state = STARTING
@@ -98,6 +100,8 @@ class Node:
         opened = await self.store.store.open()
         for warning in opened.warnings:
             log.warning("store: %s", warning)
+        self.metrics.gauge("timeline_store_warnings", len(opened.warnings))
+        self.metrics.gauge("timeline_store_info", 1, opened.server)
         await self.catalog.refresh()
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
         self.membership.on_change(self._cluster_changed)
@@ -107,6 +111,8 @@ class Node:
         self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
+        for counting in (self.counting.near, self.counting.far):
+            self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
         return opened
 
     async def drain(self, grace_ms: float) -> None:
@@ -161,6 +167,10 @@ class Node:
     def dealers(self) -> list[Dealer]:
         """All dealers."""
         return list(self._dealers.values())
+
+    def deals(self, dealer: Dealer) -> bool:
+        """Whether `dealer` is still one of them."""
+        return self._dealers.get(dealer.topic.uid) is dealer
 
     def dealer(self, topic: Topic) -> Dealer:
         """The topic's dealer."""
@@ -290,7 +300,6 @@ class Node:
                 self.store.expired(topic, swept.expired)
                 more = swept.more
                 await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
-        await self._count()
 
     def _measure(self) -> None:
         """Sets the gauges that need no store."""
@@ -300,25 +309,11 @@ class Node:
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
         self.metrics.gauge("timeline_outbox_bytes", self.outboxes.bytes)
         for dealer in self._dealers.values():
-            name = self.metrics.topic(dealer.topic.name)
+            name = dealer.topic.name
             consumers = list(dealer.roster.consumers.values())
             states = [consumer.health(mono_ms) for consumer in consumers]
             for health in SHOWN:
-                self.metrics.gauge("timeline_consumers", states.count(health), name, health.value)
-            self.metrics.gauge("timeline_leases_in_flight", sum(c.in_flight for c in consumers), name)
-            self.metrics.gauge("timeline_credit_messages", sum(c.open_credit(mono_ms) for c in consumers), name)
-
-    async def _count(self) -> None:
-        """Sets the gauges that the store knows."""
-        for dealer in list(self._dealers.values()):
-            topic, now_ms = dealer.topic, self.clock.now_ms()
-            edges = np.array([0, now_ms + 1, MAX_TIME_MS + 1], dtype=np.int64)
-            depth = await self.store.call("count_due", self.store.store.count_due(topic, edges))
-            next_due = await self.store.call("next_due", self.store.store.next_due(topic, None, -1))
-            if self._dealers.get(topic.uid) is not dealer:
-                continue  # dropped meanwhile: its series are gone and stay so
-            self.depths[topic.uid] = Depth(int(depth[0]), int(depth[1]), next_due or 0, now_ms)
-            name = self.metrics.topic(topic.name)
-            self.metrics.gauge("timeline_messages_depth", int(depth[0]), name, "available")
-            self.metrics.gauge("timeline_messages_depth", int(depth[1]), name, "waiting")
-            self.metrics.gauge("timeline_next_due_timestamp_seconds", (next_due or 0) / 1000.0, name)
+                self.metrics.topic_gauge("timeline_consumers", name, states.count(health), health.value)
+            self.metrics.topic_gauge("timeline_leases_in_flight", name, sum(c.in_flight for c in consumers))
+            credit = sum(c.open_credit(mono_ms) for c in consumers)
+            self.metrics.topic_gauge("timeline_credit_messages", name, credit)

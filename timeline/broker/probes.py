@@ -9,7 +9,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import disable_created_metrics, make_wsgi_app
 
 from timeline.config import check_address, is_ipv6, joined
 
@@ -97,6 +97,7 @@ class Probes:
             self._server.server_close()
 
     def _application(self) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they make two series of each counter
         metrics = make_wsgi_app(self._node.metrics.registry)
 
         def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

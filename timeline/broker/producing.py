@@ -117,10 +117,11 @@ async def put(node: Node, frame: Produce) -> Answers:
     if topic is None:
         return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
     refusals, puts = admit_puts(frame, topic, node.clock.now())
-    answers = None
+    answers, begin_ms = None, node.clock.now()
     if len(puts):
         deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
         answers = await node.intake.put(topic, puts, deadline_ms)
     whole = refusals.merge(answers)
     node.count(Operation.PUT, whole.status)
+    node.traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, node.clock.now())
     return whole

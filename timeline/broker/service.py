@@ -220,7 +220,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
     """
     logs.set_up(config.log_level, config.log_format)
-    metrics = Metrics()
+    metrics = Metrics(config.metrics_topics)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -40,6 +40,7 @@ def setting(option: str, takes: str, does: str, default: object) -> Callable[[An
 @setting("--max-streams", "COUNT", "Streams of producers and consumers at once.", PLAIN.max_streams)
 @setting("--max-streams-per-peer", "COUNT", "The same from one host.", PLAIN.max_streams_per_peer)
 @setting("--max-scans", "COUNT", "Scans under way at once.", PLAIN.max_scans)
+@setting("--metrics-topics", "COUNT", "Topics that metrics name; the rest are summed.", PLAIN.metrics_topics)
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def serve(file: str | None, as_json: bool, **flags: str | None) -> int:

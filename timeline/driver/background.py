@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from timeline import tracing
 from timeline.errors import Closed, Invalid
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Background:
             except BaseException:
                 asked.close()
                 raise
-            return asyncio.run_coroutine_threadsafe(asked, loop)
+            return asyncio.run_coroutine_threadsafe(tracing.following(asked), loop)
 
     @staticmethod
     def wait(future: Future[T]) -> T:

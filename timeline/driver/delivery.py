@@ -6,11 +6,13 @@ Both are views on a load (`hand.py`): nothing is copied out of the frame until s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
+from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
 from timeline.driver.hand import Load
 from timeline.driver.receipts import Receipts
@@ -124,6 +126,21 @@ class Delivered:
         if self._load.lost[self._index]:
             return True
         return bool(self._load.end_ms[self._index] <= self._consumer.monotonic_ms())
+
+    def span(self, expected: tuple[type[BaseException], ...] = ()) -> AbstractContextManager[Any]:
+        """`with d.span():` a span of OpenTelemetry around the handling of this message, in the trace that it was put
+        in; nothing where the program has no tracer provider. `c.run` does it by itself. `expected`: exceptions that say
+        no error."""
+        by = tracing.tracer()
+        if by is None:
+            return nullcontext()
+        about = {
+            "messaging.message.id": self.id,
+            "messaging.consumer.group.name": self._consumer.id,
+            "timeline.deliveries": self.deliveries,
+            "timeline.lateness_ms": self._handed_ms - self.due_ms,
+        }
+        return tracing.processing(by, self._consumer.topic, self.headers, about, expected)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} version {self.version}, {len(self.payload)} bytes>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import signal
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from timeline import tracing
 from timeline.driver.delivery import Delivery
 from timeline.driver.ids import Randomness
 from timeline.driver.sync_delivery import SyncDelivery
@@ -161,14 +163,21 @@ class _Crew:
 
     async def _call(self, job: _Job) -> None:
         try:
-            if self.pool is None:
-                await self._call_async(job.delivery)
+            if tracing.tracer() is None:
+                await self._call_plainly(job.delivery)
             else:
-                await self._call_in_thread(job.delivery)
+                with job.delivery.span(expected=(Retry, Bury)):
+                    await self._call_plainly(job.delivery)
         finally:
             job.handling = False
             if job.cancelled and job.task is not None:
                 job.task.uncancel()
+
+    async def _call_plainly(self, delivery: Delivery) -> None:
+        if self.pool is None:
+            await self._call_async(delivery)
+        else:
+            await self._call_in_thread(delivery)
 
     async def _call_async(self, delivery: Delivery) -> None:
         handler: Any = self.handler
@@ -180,7 +189,7 @@ class _Crew:
 
     async def _call_in_thread(self, delivery: Delivery) -> None:
         assert self.pool is not None
-        future = self.loop.run_in_executor(self.pool, self._work_in_thread, delivery)
+        future = self.loop.run_in_executor(self.pool, contextvars.copy_context().run, self._work_in_thread, delivery)
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:

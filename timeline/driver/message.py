@@ -8,7 +8,15 @@ from typing import TypeAlias
 
 from timeline.driver.times import Duration, When, duration_ms, expiry_ms, instant_ms
 from timeline.errors import Invalid, TooLarge
-from timeline.model import MAX_HEADERS_BYTES, MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, encode_headers
+from timeline.model import (
+    MAX_HEADERS_BYTES,
+    MAX_ID_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_TAG_BYTES,
+    decode_headers,
+    encode_headers,
+)
+from timeline.tracing import TRACEPARENT
 from timeline.wire.frames import PutFlag
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -77,6 +85,14 @@ def check_headers(headers: Mapping[str, str] | None) -> bytes:
     if len(encoded) > MAX_HEADERS_BYTES:
         raise TooLarge(f"headers take {len(encoded)} bytes encoded; at most {MAX_HEADERS_BYTES} are allowed")
     return encoded
+
+
+def carried(headers: bytes, trace: Mapping[str, str]) -> bytes:
+    """Encoded headers with the context of a trace, unless they have one, or have no room for it."""
+    if not trace or TRACEPARENT in headers:
+        return headers
+    encoded = encode_headers({**decode_headers(headers), **trace})
+    return encoded if len(encoded) <= MAX_HEADERS_BYTES else headers
 
 
 def asked_time(at: When | None, in_: Duration | None) -> tuple[int, bool]:

@@ -10,11 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from timeline import tracing
+from timeline.columns import Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.link import Link
-from timeline.driver.message import Message, Payload, move_flag
+from timeline.driver.message import Message, Payload, carried, move_flag
 from timeline.driver.mutation import Mutations
-from timeline.driver.parcel import Many, Parcel
+from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When
@@ -118,8 +120,16 @@ class Producer(Mutations):
         return receipt
 
     async def _put(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
-        id, time_ms, flags, expires_ms, tag, headers = message.encoded
+        id, *_, headers = message.encoded
         id = id or self._link.ids.make()
+        by = tracing.tracer()
+        if by is None:
+            return await self._put_one(message, id, headers, flag, timeout_ms)
+        with tracing.sending(by, self.topic, 1, id.decode()) as trace:
+            return await self._put_one(message, id, carried(headers, trace), flag, timeout_ms)
+
+    async def _put_one(self, message: Message, id: bytes, headers: bytes, flag: int, timeout_ms: float) -> Receipt:
+        _, time_ms, flags, expires_ms, tag, _ = message.encoded
         payload = message.payload
         entry = (id, self._link.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
         nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
@@ -138,7 +148,15 @@ class Producer(Mutations):
         self._start()
         batch = messages if isinstance(messages, Batch) else Batch.of(messages)
         columns = self._columns(batch, move_flag(if_exists))
-        many = Many(len(batch), self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
+        by = tracing.tracer()
+        if by is None:
+            return await self._put_many(columns, len(batch), timeout)
+        with tracing.sending(by, self.topic, len(batch)) as trace:
+            columns["headers"] = _carried(columns["headers"], len(batch), trace)
+            return await self._put_many(columns, len(batch), timeout)
+
+    async def _put_many(self, columns: Columns, count: int, timeout: Duration | None) -> Receipts:
+        many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
         sizes = put_sizes(columns)
         for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
             cut = {name: column if column is None else column[part] for name, column in columns.items()}
@@ -148,7 +166,7 @@ class Producer(Mutations):
         many.check_heard()
         return Receipts(columns["ids"], answers, many.waits_ms)
 
-    def _columns(self, batch: Batch, flag: int) -> dict[str, Any]:
+    def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)
         if batch.ids is None:
             batch.ids = self._link.ids.make_column(count)
@@ -219,6 +237,13 @@ class Producer(Mutations):
             return Receipt(
                 error.id or "", Status(error.code), 0, 0, detail=error.reason, retry_after_ms=error.retry_after_ms
             )
+
+
+def _carried(headers: Ragged | None, count: int, trace: Mapping[str, str]) -> Ragged:
+    """A batch's headers with the context of a trace: one for all where there are none."""
+    if headers is None:
+        return Ragged.repeat(carried(b"", trace), count)
+    return Ragged.of([carried(each, trace) for each in headers])
 
 
 async def _each(

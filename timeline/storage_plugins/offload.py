@@ -53,6 +53,7 @@ from timeline.storage_plugins.payloads import (
     Place,
     topic_folder,
 )
+from timeline.storage_plugins.room import Room, Roomy
 from timeline.storage_plugins.versions import Versions
 
 log = logging.getLogger("timeline.store")
@@ -166,6 +167,9 @@ class OffloadingStore(Store):
 
     async def clock_ms(self) -> float | None:
         return await self.inner.clock_ms()
+
+    async def room(self) -> Room | None:
+        return await self.inner.room() if isinstance(self.inner, Roomy) else None
 
     # ── topics ──
 

@@ -36,6 +36,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.records import dropped
+from timeline.storage_plugins.room import Room, room_of
 from timeline.storage_plugins.sql.calls import cut, joined, whole
 from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
@@ -313,6 +314,13 @@ class SqliteStore(Store):
         if key is None:
             return None
         return await self._read(lambda connection: reading.next_due(connection, key, buckets, after_ms))
+
+    async def room(self) -> Room:
+        folder = self._database.path.parent
+        try:
+            return await self._read(lambda _: room_of(folder))
+        except OSError as error:
+            raise StoreUnavailable(f"{folder}: {error.strerror}") from error
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         key, limit = self._topics.key(topic), max(1, limit)

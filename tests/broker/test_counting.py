@@ -1,0 +1,147 @@
+"""What a broker counts of its store, and how much of the store's time that takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.broker.link import Link, broker, statuses
+from timeline.broker.counting import SHARE
+from timeline.broker.limits import Limits
+from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.wire import Deliver, SettleFlag, TopicAction
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+
+
+def shown(link: Link, name: str, **labels: str) -> float | None:
+    registry: CollectorRegistry = link.node.metrics.registry
+    return registry.get_sample_value(name, {"topic": "t", **labels})
+
+
+async def counted(link: Link) -> None:
+    await link.node.counting.near()
+    await link.node.counting.far()
+
+
+async def test_what_is_expected_is_told_by_when_it_comes():
+    async with broker() as link:
+        dues_ms = [0, 30_000, 30_000, 5 * MINUTE_MS, 9 * MINUTE_MS, 30 * MINUTE_MS, 5 * HOUR_MS, 48 * HOUR_MS]
+        await link.put([f"m{at}" for at in range(len(dues_ms))], in_ms=dues_ms[-1])
+        await asyncio.gather(*(link.mutate(Operation.MOVE, [f"m{at}"], due) for at, due in enumerate(dues_ms)))
+        await counted(link)
+        expected = [shown(link, "timeline_expected_messages", within=within) for within in ("1m", "10m", "1h", "24h")]
+        assert expected == [2, 4, 5, 6]
+        assert shown(link, "timeline_expected_peak_messages") == 2
+        assert shown(link, "timeline_messages_depth", state="available") == 1
+        assert shown(link, "timeline_messages_depth", state="waiting") == 7
+        assert shown(link, "timeline_buckets") == 64 and shown(link, "timeline_topic_rate_limit") == 0
+
+
+async def test_what_is_overdue_is_told_but_not_while_the_topic_is_paused():
+    async with broker() as link:
+        await link.put(["a"], in_ms=0)
+        await link.node.counting.near()
+        before = shown(link, "timeline_overdue_seconds")
+        assert before is not None
+        while not shown(link, "timeline_overdue_seconds"):
+            await link.node.counting.near()
+        await link.topic(TopicAction.UPDATE, paused=True)
+        await link.node.counting.near()
+        assert shown(link, "timeline_overdue_seconds") == 0
+
+
+async def test_leases_are_counted_by_how_they_ended():
+    async with broker() as link:
+        consumer = await link.consume(credit=10)
+        for operation, flags in (
+            (Operation.ACK, SettleFlag(0)),
+            (Operation.RELEASE, SettleFlag(0)),
+            (Operation.RELEASE, SettleFlag.UNSEEN),
+            (Operation.EXTEND, SettleFlag(0)),
+            (Operation.BURY, SettleFlag(0)),
+        ):
+            await link.put([f"m{operation}{flags}"], in_ms=0)
+            got = await consumer.down(Deliver)
+            time_ms = HOUR_MS if operation in (Operation.RELEASE, Operation.EXTEND) else 0
+            more = {"reason": b"why"} if operation is Operation.BURY else {}
+            if flags is SettleFlag.UNSEEN:
+                await link.topic(TopicAction.UPDATE, paused=True)  # else it would be back at once
+            answer = await link.settle(consumer, got, operation, time_ms, flags=flags, **more)
+            assert statuses(answer) == [Status.OK]
+            if flags is SettleFlag.UNSEEN:
+                assert statuses(await link.mutate(Operation.MOVE, [f"m{operation}{flags}"], HOUR_MS)) == [Status.OK]
+                await link.topic(TopicAction.UPDATE, paused=False)
+        ended = {
+            cause: shown(link, "timeline_leases_ended_total", cause=cause)
+            for cause in ("acked", "released", "unseen", "buried", "ran_out")
+        }
+        assert ended == {"acked": 1, "released": 1, "unseen": 1, "buried": 1, "ran_out": 0}
+
+
+async def test_a_lease_that_ran_out_is_counted_when_the_message_is_leased_again():
+    async with broker() as link:
+        consumer = await link.consume(credit=1, lease_ms=100)
+        await link.put(["a"], in_ms=0)
+        await consumer.down(Deliver)
+        other = await link.consume("other")
+        await other.down(Deliver)
+        assert shown(link, "timeline_leases_ended_total", cause="ran_out") == 1
+
+
+class Slow(MemoryStore):
+    """Takes its time to count; says when each count began and ended, by the loop's clock."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://")
+        self.spans: list[tuple[float, float]] = []
+
+    async def count_due(self, topic: Topic, edges_ms: np.ndarray) -> np.ndarray:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while loop.time() < began + 0.002:
+            await asyncio.sleep(0)
+        self.spans.append((began, loop.time()))
+        return await super().count_due(topic, edges_ms)
+
+
+async def test_counting_takes_a_bounded_share_of_the_stores_time():
+    store = Slow()
+    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
+        for name in ("u", "v"):
+            await link.topic(TopicAction.CREATE, name)
+        await link.node.counting.near()
+        assert len(store.spans) == 3
+        for (began, ended), (next_began, _) in zip(store.spans, store.spans[1:], strict=False):
+            assert next_began - began >= (ended - began) / SHARE * 0.99
+
+
+async def test_what_a_sweep_had_to_find_is_counted_as_stranded():
+    async with broker() as link:
+        link.node.membership.buckets = lambda uid, buckets: []  # nobody deals any bucket, as far as this one knows
+        await link.put(["a"], in_ms=0)
+        consumer = await link.consume()
+        dealer = link.node.dealers[0]
+        while not shown(link, "timeline_stranded_total"):
+            dealer._sweep_at_ms = 0.0
+            dealer.look()
+            await link.node.counting.near()
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite"])
+async def test_room_is_told_where_the_store_knows_it(store: str, tmp_path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}" if store == "sqlite" else store
+    async with broker(url) as link:
+        await link.node.counting.near()
+        free, size = (
+            link.node.metrics.registry.get_sample_value(f"timeline_store_{which}_bytes") for which in ("free", "size")
+        )
+        if store == "sqlite":
+            assert free is not None and size is not None and 0 < free <= size
+        else:
+            assert free is None and size is None

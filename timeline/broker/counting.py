@@ -1,0 +1,129 @@
+"""What the store has of each topic, counted for people, metrics and autoscalers, at a bounded share of its time.
+
+What comes due within ten minutes is counted by the minute, and often; what lies beyond may be most of the store, and is
+counted as often as its cost allows. Topics take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline.broker.standing import Depth
+from timeline.columns import Int64
+from timeline.model import MAX_TIME_MS
+from timeline.storage_plugins.room import Room, Roomy
+
+if TYPE_CHECKING:
+    from timeline.broker.dealer import Dealer
+    from timeline.broker.node import Node
+
+SHARE = 0.05
+"""Of each of the two countings: after one that took 10 ms, the next one of that kind begins 190 ms later."""
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+NEAR_MINUTES = 10
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Of one topic. `near`: what is due, then what comes due in each of the next minutes. `far`: what comes due within
+    the hour after them, within the day after that, and later."""
+
+    near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
+    far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
+    next_due_ms: int = 0
+    counted_ms: int = 0
+
+
+class Counting:
+    """Counts what the store of `node` has, and sets the gauges and `node.depths`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._counted: dict[int, _Counted] = {}
+
+    async def near(self) -> None:
+        """One turn of each topic: what is due, and what comes due within ten minutes. Then how much room is left."""
+        await self._room()
+        await self._turns(self._near)
+
+    async def far(self) -> None:
+        """One turn of each topic: what comes due later than that."""
+        await self._turns(self._far)
+
+    async def _turns(self, count: Callable[[Dealer], Awaitable[None]]) -> None:
+        node = self._node
+        for uid in self._counted.keys() - {dealer.topic.uid for dealer in node.dealers}:
+            del self._counted[uid]
+        for dealer in node.dealers:
+            started_ms = node.clock.monotonic_ms()
+            await count(dealer)
+            took_ms = node.clock.monotonic_ms() - started_ms
+            await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
+
+    async def _near(self, dealer: Dealer) -> None:
+        node, topic, now_ms = self._node, dealer.topic, self._node.clock.now_ms()
+        edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
+        edges[0] = 0
+        counts = await node.store.call("count_due", node.store.store.count_due(topic, edges))
+        next_due = await node.store.call("next_due", node.store.store.next_due(topic, None, -1))
+        if node.deals(dealer):  # else it was dropped meanwhile: its series are gone and stay so
+            counted = self._counted.setdefault(topic.uid, _Counted())
+            counted.near, counted.next_due_ms, counted.counted_ms = counts, next_due or 0, now_ms
+            self._tell(dealer, counted)
+
+    async def _far(self, dealer: Dealer) -> None:
+        node, topic = self._node, dealer.topic
+        start_ms = node.clock.now_ms() + 1
+        ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
+        counts = await node.store.call("count_due", node.store.store.count_due(topic, np.array(ends, dtype=np.int64)))
+        if node.deals(dealer):
+            counted = self._counted.setdefault(topic.uid, _Counted())
+            counted.far = counts
+            if counted.counted_ms:
+                self._tell(dealer, counted)
+
+    def _tell(self, dealer: Dealer, counted: _Counted) -> None:
+        topic, metrics = dealer.topic, self._node.metrics
+        available, minutes = int(counted.near[0]), counted.near[1:]
+        ten_minutes, far = int(minutes.sum()), counted.far.tolist()
+        self._node.depths[topic.uid] = Depth(available, ten_minutes + sum(far), counted.next_due_ms, counted.counted_ms)
+        expected = {
+            "1m": int(minutes[0]),
+            "10m": ten_minutes,
+            "1h": ten_minutes + far[0],
+            "24h": ten_minutes + far[0] + far[1],
+        }
+        for within, count in expected.items():
+            metrics.topic_gauge("timeline_expected_messages", topic.name, count, within)
+        metrics.topic_gauge("timeline_expected_peak_messages", topic.name, int(minutes.max()))
+        metrics.topic_gauge("timeline_messages_depth", topic.name, available, "available")
+        metrics.topic_gauge("timeline_messages_depth", topic.name, ten_minutes + sum(far), "waiting")
+        metrics.topic_gauge("timeline_next_due_timestamp_seconds", topic.name, counted.next_due_ms / 1000.0)
+        metrics.topic_gauge("timeline_overdue_seconds", topic.name, _overdue_ms(dealer, counted) / 1000.0)
+        metrics.topic_gauge("timeline_topic_rate_limit", topic.name, topic.settings.max_rate_per_s)
+        mine = self._node.membership.buckets(topic.uid, topic.settings.buckets)
+        metrics.topic_gauge("timeline_buckets", topic.name, topic.settings.buckets if mine is None else len(mine))
+
+    async def _room(self) -> None:
+        """How much room is left where the store keeps its data, if it can tell."""
+        store = self._node.store.store
+        room: Room | None = None
+        if isinstance(store, Roomy):
+            room = await self._node.store.call("room", store.room())
+        if room is not None:
+            self._node.metrics.gauge("timeline_store_free_bytes", room.free_bytes)
+            self._node.metrics.gauge("timeline_store_size_bytes", room.size_bytes)
+
+
+def _overdue_ms(dealer: Dealer, counted: _Counted) -> int:
+    """How long the earliest message that could have been delivered has been due. A pause holds up all; what somebody
+    held may have to wait for the topic's backoff first."""
+    settings = dealer.topic.settings
+    if not counted.next_due_ms or settings.paused:
+        return 0
+    return max(0, counted.counted_ms - counted.next_due_ms - settings.redelivery_backoff_ms)
