@@ -18,6 +18,8 @@ redis-cli redis-tools
 etcd etcd-server
 etcdctl etcd-client
 openssl openssl
+prometheus prometheus
+faketime faketime
 java openjdk-17-jre-headless
 mvn maven
 LIST

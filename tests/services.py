@@ -60,6 +60,13 @@ def _missing_cassandra() -> str | None:
     return None
 
 
+def _missing_faketime() -> str | None:
+    """Its library is what is needed."""
+    if any(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")):
+        return None
+    return "libfaketime is not installed; on Debian or Ubuntu: apt-get install faketime"
+
+
 def _missing_atheris() -> str | None:
     if importlib.util.find_spec("atheris"):
         return None
@@ -79,6 +86,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "cockroachdb": _missing_postgresql,  # which stands in for it
     "etcd": lambda: _missing_program("etcd", "etcd-server") or _missing_program("etcdctl", "etcd-client"),
     "etcd_cluster": lambda: _missing_program("etcd", "etcd-server"),
+    "faketime": _missing_faketime,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,
@@ -88,6 +96,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
         _missing_program("redis-cli", "redis-tools") or _missing_program("redis-server", "redis-server")
     ),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
+    "prometheus": lambda: _missing_program("prometheus", "prometheus"),
     "tmpfs": _missing_tmpfs,
 }
 KNOWN = frozenset(_WHY_MISSING)

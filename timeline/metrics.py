@@ -105,6 +105,7 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Background tasks that ended by an error (a bug: see the log)",
         ("task",),
     ),
+    "timeline_etcd_up": ("gauge", "1 while etcd confirms what this broker believes; always with local://", ()),
     "timeline_clock_step_seconds": ("gauge", "Jump of the wall clock noticed and not followed yet", ()),
     "timeline_ready": ("gauge", "1 while the broker serves", ()),
     "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),

@@ -29,7 +29,7 @@ from timeline.columns import UInt8
 from timeline.metrics import Metrics
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
-from timeline.sync import Change, Member, Membership
+from timeline.sync import Change, Member, Membership, Standing
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
@@ -308,6 +308,8 @@ class Node:
         self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
         self.metrics.gauge("timeline_outbox_bytes", self.outboxes.bytes)
+        confirmed = self.membership.state.standing is Standing.JOINED
+        self.metrics.gauge("timeline_etcd_up", 1 if confirmed else 0)
         for dealer in self._dealers.values():
             name = dealer.topic.name
             consumers = list(dealer.roster.consumers.values())

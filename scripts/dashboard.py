@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Writes Grafana's dashboard, deploy/grafana/dashboards/timeline.json, from the list of panels below.
+
+Run it after a change of the list; a test says when the file is behind. `--print` shows it instead.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[1] / "deploy" / "grafana" / "dashboards" / "timeline.json"
+WIDTH, HEIGHT = 8, 8
+OF = 'job=~"$job"'
+ON = 'job=~"$job",topic=~"$topic"'
+FAILED = f'timeline_store_calls_total{{{OF},outcome!="OK"}}'
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`queries`: (query, legend). `means`: what a reader should make of it. `unit`: Grafana's name of one."""
+
+    title: str
+    unit: str
+    means: str
+    queries: tuple[tuple[str, str], ...]
+    kind: str = "timeseries"
+
+
+def lateness(quantile: str) -> str:
+    buckets = f"rate(timeline_delivery_lateness_seconds_bucket{{{ON}}}[$__rate_interval])"
+    return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
+
+
+BOARD: dict[str, tuple[Panel, ...]] = {
+    "Delivery": (
+        Panel(
+            "Lateness",
+            "s",
+            "From due until a message was on the wire. The one to watch.",
+            (
+                (lateness("0.5"), "{{topic}} p50"),
+                (lateness("0.99"), "{{topic}} p99"),
+                (lateness("0.999"), "{{topic}} p99.9"),
+            ),
+        ),
+        Panel(
+            "Share later than 100 ms",
+            "percentunit",
+            "Of the deliveries of five minutes. The objective allows 0.1 % over a month.",
+            ((f"timeline:late:ratio5m{{{ON}}}", "{{topic}}"),),
+        ),
+        Panel(
+            "Overdue",
+            "s",
+            "How long the earliest message that waits for nothing but a delivery has been due.",
+            ((f"max by (topic) (timeline_overdue_seconds{{{ON}}})", "{{topic}}"),),
+        ),
+        Panel(
+            "Deliveries",
+            "ops",
+            "Pushed to consumers.",
+            ((f"sum by (topic) (rate(timeline_deliveries_total{{{ON}}}[$__rate_interval]))", "{{topic}}"),),
+        ),
+        Panel(
+            "Leases ended, by cause",
+            "ops",
+            "ran_out: a consumer crashed, or its lease is too short. unseen: handed back before anybody saw it.",
+            (
+                (
+                    f"sum by (cause) (rate(timeline_leases_ended_total{{{ON}}}[$__rate_interval]))",
+                    "{{cause}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Trouble with messages",
+            "short",
+            "Within five minutes: dead letters, acks after the lease, expired, leased again, found by sweeps.",
+            (
+                (
+                    f"sum by (topic, cause) (increase(timeline_buried_total{{{ON}}}[5m])) > 0",
+                    "{{topic}} dead: {{cause}}",
+                ),
+                (f"sum by (topic) (increase(timeline_late_acks_total{{{ON}}}[5m])) > 0", "{{topic}} late acks"),
+                (f"sum by (topic) (increase(timeline_expired_total{{{ON}}}[5m])) > 0", "{{topic}} expired"),
+                (f"sum by (topic) (increase(timeline_redeliveries_total{{{ON}}}[5m])) > 0", "{{topic}} redelivered"),
+                (f"sum by (topic) (increase(timeline_stranded_total{{{ON}}}[5m])) > 0", "{{topic}} found by a sweep"),
+            ),
+        ),
+    ),
+    "What is coming": (
+        Panel(
+            "Expected load",
+            "short",
+            "Messages that come due within so long from now.",
+            ((f"max by (topic, within) (timeline_expected_messages{{{ON}}})", "{{topic}} in {{within}}"),),
+        ),
+        Panel(
+            "Capacity",
+            "ops",
+            "What the busiest minute of the next ten asks for, and the most that was done for five minutes in a day.",
+            (
+                (f"timeline:expected_peak:rate1m{{{ON}}}", "{{topic}} expected"),
+                (f"timeline:settled:best1d{{{ON}}}", "{{topic}} best of a day"),
+                (f"timeline:settled:rate5m{{{ON}}}", "{{topic}} now"),
+            ),
+        ),
+        Panel(
+            "Messages nobody holds",
+            "short",
+            "available: due. waiting: to come.",
+            ((f"max by (topic, state) (timeline_messages_depth{{{ON}}})", "{{topic}} {{state}}"),),
+        ),
+        Panel(
+            "Until the next due",
+            "s",
+            "Below 0 it is due and not delivered.",
+            (
+                (
+                    f"min by (topic) (timeline_next_due_timestamp_seconds{{{ON}}} > 0) - time()",
+                    "{{topic}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Rate limits",
+            "ops",
+            "Topics whose deliveries a second are limited by their settings.",
+            ((f"max by (topic) (timeline_topic_rate_limit{{{ON}}}) > 0", "{{topic}}"),),
+        ),
+    ),
+    "Consumers and producers": (
+        Panel(
+            "Consumers",
+            "short",
+            "silent: no heartbeat. stalled: does not read. set_aside: its leases ran out one after another.",
+            ((f"sum by (topic, health) (timeline_consumers{{{ON}}}) > 0", "{{topic}} {{health}}"),),
+        ),
+        Panel(
+            "Credit and hands",
+            "short",
+            "What consumers have room for, and what they have in hand. No room: all are full.",
+            (
+                (f"sum by (topic) (timeline_credit_messages{{{ON}}})", "{{topic}} room"),
+                (f"sum by (topic) (timeline_leases_in_flight{{{ON}}})", "{{topic}} in hand"),
+            ),
+        ),
+        Panel(
+            "Answers",
+            "ops",
+            "Given to producers and consumers.",
+            (
+                (
+                    f"sum by (operation, status) (rate(timeline_operations_total{{{OF}}}[$__rate_interval]))",
+                    "{{operation}} {{status}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Told to wait, refused",
+            "ops",
+            "Messages answered THROTTLED, by what was full; frames that failed verification.",
+            (
+                (
+                    f"sum by (bound) (rate(timeline_throttled_total{{{OF}}}[$__rate_interval])) > 0",
+                    "throttled: {{bound}}",
+                ),
+                (
+                    f"sum by (method) (rate(timeline_frames_refused_total{{{OF}}}[$__rate_interval])) > 0",
+                    "refused: {{method}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Waiting in brokers",
+            "bytes",
+            "Payloads of puts that wait for the store, and of deliveries that wait for consumers.",
+            (
+                (f"timeline_intake_bytes{{{OF}}}", "{{instance}} intake"),
+                (f"timeline_outbox_bytes{{{OF}}}", "{{instance}} outbox"),
+            ),
+        ),
+    ),
+    "Store": (
+        Panel(
+            "Store calls, p99",
+            "s",
+            "How long calls of the store took.",
+            (
+                (
+                    "histogram_quantile(0.99, sum by (le, call) "
+                    f"(rate(timeline_store_call_seconds_bucket{{{OF}}}[$__rate_interval])))",
+                    "{{call}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Store calls that failed",
+            "ops",
+            "By outcome. UNAVAILABLE: nothing happened. UNKNOWN: it may have.",
+            (
+                (
+                    f"sum by (call, outcome) (rate({FAILED}[$__rate_interval])) > 0",
+                    "{{call}} {{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Room left",
+            "percentunit",
+            "Where the store keeps its data; of a server elsewhere a broker cannot tell.",
+            ((f"timeline_store_free_bytes{{{OF}}} / timeline_store_size_bytes{{{OF}}}", "{{instance}}"),),
+        ),
+        Panel(
+            "Stores",
+            "short",
+            "What keeps the messages, and how many of its settings weaken what it promises (the log says which).",
+            (
+                (f"timeline_store_info{{{OF}}}", "{{instance}}: {{server}}"),
+                (f"timeline_store_warnings{{{OF}}} > 0", "{{instance}}: warnings"),
+            ),
+        ),
+    ),
+    "Cluster": (
+        Panel(
+            "Brokers",
+            "short",
+            "Their names and versions; and whether they serve.",
+            (
+                (f"timeline_broker_info{{{OF}}}", "{{instance}}: {{name}} {{version}}"),
+                (f"timeline_ready{{{OF}}}", "{{instance}} serves"),
+            ),
+        ),
+        Panel(
+            "Membership",
+            "short",
+            "Whether each of them reaches etcd.",
+            ((f"timeline_etcd_up{{{OF}}}", "{{instance}} reaches etcd"),),
+        ),
+        Panel(
+            "Buckets dealt",
+            "short",
+            "By broker, over all topics shown.",
+            ((f"sum by (instance) (timeline_buckets{{{ON}}})", "{{instance}}"),),
+        ),
+        Panel(
+            "Clocks in doubt",
+            "s",
+            "Jumps of the wall clock that are not followed yet.",
+            ((f"timeline_clock_step_seconds{{{OF}}}", "{{instance}} jump"),),
+        ),
+        Panel(
+            "Bugs",
+            "short",
+            "Background tasks that ended by an error. The log has the trace.",
+            ((f"sum by (instance, task) (timeline_task_crashes_total{{{OF}}}) > 0", "{{instance}} {{task}}"),),
+        ),
+    ),
+}
+
+
+def board() -> dict[str, Any]:
+    """The dashboard as Grafana reads it."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for row, members in BOARD.items():
+        place = {"x": 0, "y": y, "w": 24, "h": 1}
+        panels.append({"id": len(panels) + 1, "type": "row", "title": row, "gridPos": place, "panels": []})
+        y += 1
+        for at, panel in enumerate(members):
+            x, down = at % 3 * WIDTH, at // 3 * HEIGHT
+            panels.append(_panel(panel, len(panels) + 1, {"x": x, "y": y + down, "w": WIDTH, "h": HEIGHT}))
+        y += -(-len(members) // 3) * HEIGHT
+    return {
+        "uid": "timeline",
+        "title": "Timeline",
+        "tags": ["timeline"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "",
+        "templating": {
+            "list": [_source(), _variable("job", "timeline_ready"), _variable("topic", "timeline_credit_messages")]
+        },
+        "panels": panels,
+    }
+
+
+def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+        for at, (query, legend) in enumerate(panel.queries)
+    ]
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.means,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": targets,
+    }
+
+
+def _source() -> dict[str, Any]:
+    return {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "refresh": 1}
+
+
+def _variable(name: str, metric: str) -> dict[str, Any]:
+    query = f"label_values({metric}, {name})"
+    return {
+        "type": "query",
+        "name": name,
+        "label": name.capitalize(),
+        "datasource": SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "sort": 1,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def text() -> str:
+    """What the file says."""
+    return json.dumps(board(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(text())
+    else:
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        FILE.write_text(text(), encoding="utf-8")

@@ -1,0 +1,50 @@
+"""One cluster as compose.yaml starts it, and one Prometheus in a hurry beside it, for all tests of this folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.composed import Composed
+from tests.faults.faketime import WallClock
+from tests.servers.prometheus import PrometheusServer
+from tests.services import require_service
+
+
+@pytest.fixture(scope="session")
+def wall() -> Iterator[WallClock]:
+    """The clock that broker-2 reads."""
+    require_service("faketime")
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
+        yield WallClock(Path(folder))
+
+
+@pytest.fixture(scope="session")
+def cluster(wall: WallClock) -> Iterator[Composed]:
+    """Three etcd, Redis, two brokers, Prometheus: all that deploy/compose/redis.env asks for, but Grafana."""
+    for service in ("etcd", "redis", "prometheus"):
+        require_service(service)
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
+        composed = Composed(Path(folder), "redis")
+        try:
+            composed.start("etcd-1", "etcd-2", "etcd-3", "redis")
+            composed.start("broker-1")
+            composed.start("broker-2", more=wall.environment)
+            composed.start("prometheus")
+            yield composed
+        finally:
+            composed.stop()
+
+
+@pytest.fixture(scope="session")
+def prometheus(cluster: Composed) -> Iterator[PrometheusServer]:
+    """Scrapes both brokers four times a second, with the rules that ship."""
+    server = PrometheusServer(cluster.folder / "hurried").start()
+    try:
+        server.scrape(*(f"{cluster.hosts[name]}:9001" for name in ("broker-1", "broker-2")))
+        yield server
+    finally:
+        server.stop()

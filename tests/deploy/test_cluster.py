@@ -1,0 +1,115 @@
+"""What compose.yaml starts, started: the brokers serve as one, Prometheus sees them with the configuration that ships,
+and the dashboard's queries find something."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import timeline
+from tests.deploy.composed import Composed
+from tests.deploy.files import panels, rules
+from tests.servers.prometheus import PrometheusServer
+
+pytestmark = [pytest.mark.processes, pytest.mark.servers]
+
+PATIENCE_S = 60.0
+"""Who waits longer has failed; nothing is measured by it."""
+MAY_BE_EMPTY = re.compile(r"> 0\b|timeline_store_(free|size)_bytes")
+"""Queries that show nothing while all is well, or on a store that does not know its disk."""
+
+
+async def until(condition: Callable[[], bool], looks_at: str) -> None:
+    """Returns once `condition` holds."""
+    await until_nothing(lambda: not condition(), looks_at)
+
+
+async def until_nothing(missing: Callable[[], object], looks_at: str) -> None:
+    """Returns once nothing is `missing`."""
+    told: object = None
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while told := await asyncio.to_thread(missing):
+                changed.clear()
+                loop.call_later(0.1, changed.set)
+                await changed.wait()
+    except TimeoutError:
+        pytest.fail(f"waited {PATIENCE_S:g} s for {looks_at}: {told}")
+
+
+def shipped(cluster: Composed, path: str) -> Any:
+    """What the Prometheus of compose.yaml answers."""
+    with urllib.request.urlopen(f"http://{cluster.hosts['prometheus']}:9090/api/v1/{path}", timeout=10.0) as answer:
+        return json.load(answer)["data"]
+
+
+async def use(cluster: Composed, topic: str, count: int) -> None:
+    """Puts messages through one broker and handles them through the other."""
+    async with (
+        timeline.connect(f"{cluster.hosts['broker-1']}:9000", timeout="30s") as first,
+        timeline.connect(f"{cluster.hosts['broker-2']}:9000", timeout="30s") as second,
+    ):
+        for client in (first, second):
+            await client.create_topic(topic)
+        async with first.producer(topic) as p, second.consumer(topic, id="c") as c:
+            receipts = await p.produce_many([timeline.Message(b"x", in_="50ms") for _ in range(count)])
+            receipts.raise_failed()
+            await p.produce(b"later", in_="5m", id="later")
+            async for at, delivery in _counted(c):
+                await delivery.ack()
+                if at == count:
+                    break
+
+
+async def _counted(deliveries: Any) -> Any:
+    at = 0
+    async for delivery in deliveries:
+        at += 1
+        yield at, delivery
+
+
+async def test_every_query_of_the_dashboard_runs_and_finds_something(
+    cluster: Composed, prometheus: PrometheusServer
+) -> None:
+    await use(cluster, "shown", 50)
+    counted = 'timeline_expected_messages{topic="shown",within="10m"} == 1'
+    await until(lambda: bool(prometheus.query(counted)), "counts of a topic")
+    filled = {"$__rate_interval": "1m", "$job": "timeline", "$topic": "shown"}
+
+    def empty() -> list[str]:
+        found = []
+        for title, query in panels():
+            asked = re.sub(r"\$\w+", lambda name: filled[name[0]], query)
+            if not prometheus.query(asked) and not MAY_BE_EMPTY.search(asked):
+                found.append(f"{title}: {asked}")
+        return found
+
+    await until_nothing(empty, "every panel to show something")
+    await until_nothing(prometheus.firing, "all to be well")
+
+
+async def test_brokers_serve_as_one_and_the_prometheus_that_ships_sees_all(cluster: Composed) -> None:
+    await use(cluster, "whole", 50)
+
+    def healthy() -> list[str]:
+        targets = shipped(cluster, "targets")["activeTargets"]
+        return sorted(f"{found['labels']['job']} {found['health']}" for found in targets)
+
+    await until(lambda: healthy() == ["etcd up"] * 3 + ["timeline up"] * 2, "all targets to be up")
+    groups = shipped(cluster, "rules")["groups"]
+    assert {rule["name"] for group in groups for rule in group["rules"]} == {rule.name for rule in rules()}
+
+    def judged() -> bool:
+        found = [rule["health"] for group in shipped(cluster, "rules")["groups"] for rule in group["rules"]]
+        assert "err" not in found
+        return set(found) == {"ok"}
+
+    await until(judged, "every rule to be evaluated")

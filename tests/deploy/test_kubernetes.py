@@ -1,0 +1,121 @@
+"""The Kubernetes manifests: valid by the published schemas, consistent with each other and with what `serve` takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.composed import instruction
+from tests.deploy.files import DEPLOY, unknown_in
+from timeline import config
+
+FOLDER = DEPLOY / "kubernetes"
+VERSION = "1.29"
+"""Of the schemas; what is used here has not changed since 1.23."""
+OF_OPERATORS = {"ServiceMonitor"}
+"""Kinds that are no part of Kubernetes: their own operator's schema is not published as a package."""
+
+
+def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            yield path, manifest
+
+
+def one(kind: str) -> dict[str, Any]:
+    """The manifest of this kind that is called timeline."""
+    (found,) = (made for _, made in manifests() if made["kind"] == kind and made["metadata"]["name"] == "timeline")
+    return found
+
+
+def container() -> dict[str, Any]:
+    (broker,) = one("Deployment")["spec"]["template"]["spec"]["containers"]
+    return broker
+
+
+@pytest.mark.parametrize(
+    "manifest", [pytest.param(made, id=f"{made['kind']} {made['metadata']['name']}") for _, made in manifests()]
+)
+def test_manifests_are_valid(manifest: dict[str, Any]) -> None:
+    if manifest["kind"] not in OF_OPERATORS:
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def test_a_manifest_that_is_not_valid_is_found() -> None:
+    wrong = {**one("PodDisruptionBudget"), "spec": {"maxUnavailabel": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSION, strict=True)
+
+
+def test_everything_selects_the_brokers() -> None:
+    labels = one("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert one("Deployment")["spec"]["selector"]["matchLabels"] == labels
+    assert one("Service")["spec"]["selector"] == labels
+    assert one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+    assert one("ServiceMonitor")["spec"]["selector"]["matchLabels"] == one("Service")["metadata"]["labels"]
+    target = one("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", one("Deployment")["metadata"]["name"])
+
+
+def test_the_monitor_scrapes_a_port_that_is_there() -> None:
+    monitor = one("ServiceMonitor")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout"}
+    ports = {port["name"]: port["targetPort"] for port in one("Service")["spec"]["ports"]}
+    assert ports[endpoint["port"]] in {port["name"] for port in container()["ports"]}
+    assert monitor["spec"]["jobLabel"] in one("Service")["metadata"]["labels"]
+
+
+def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() -> None:
+    told = {entry["name"]: entry.get("value", "") for entry in container()["env"]}
+    known = {config.PREFIX + name.upper() for name in config.SETTINGS} | {"TIMELINE_INSECURE"}
+    assert {name for name in told if name.startswith(config.PREFIX)} <= known
+    _, listen = config.split_address(told["TIMELINE_LISTEN"])
+    _, metrics = config.split_address(told["TIMELINE_METRICS"])
+    assert {port["name"]: port["containerPort"] for port in container()["ports"]} == {
+        "grpc": listen,
+        "metrics": metrics,
+    }
+    probed = {kind: container()[kind]["httpGet"] for kind in ("livenessProbe", "readinessProbe")}
+    assert probed == {
+        "livenessProbe": {"path": "/healthz", "port": "metrics"},
+        "readinessProbe": {"path": "/readyz", "port": "metrics"},
+    }
+    pod = one("Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] * 1000 > config.parse_duration_ms(told["TIMELINE_GRACE"])
+    assert pod["securityContext"]["runAsUser"] == int(instruction("USER")[0])
+    assert pod["securityContext"]["runAsNonRoot"] and container()["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_autoscalers_ask_for_the_load_that_brokers_expect() -> None:
+    rules = yaml.safe_load(one_config()["config.yaml"])["externalRules"]
+    (rule,) = rules
+    query = (
+        rule["metricsQuery"]
+        .replace("<<.Series>>", "timeline_expected_messages")
+        .replace("<<.LabelMatchers>>", 'topic="t"')
+    )
+    assert not unknown_in(query)
+    assert re.fullmatch(r'timeline_expected_messages\{namespace!=""\}', rule["seriesQuery"])
+    asked = [
+        metric["external"]["metric"]["name"]
+        for _, manifest in manifests()
+        if manifest["kind"] == "HorizontalPodAutoscaler"
+        for metric in manifest["spec"]["metrics"]
+        if metric["type"] == "External"
+    ]
+    assert asked == [rule["name"]["as"]] * 2
+
+
+def one_config() -> dict[str, Any]:
+    (found,) = (made for _, made in manifests() if made["kind"] == "ConfigMap")
+    data: dict[str, Any] = found["data"]
+    return data
