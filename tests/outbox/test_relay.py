@@ -21,6 +21,7 @@ from timeline import Message, Status, outbox
 from timeline.errors import Invalid, Unavailable
 from timeline.outbox import database
 from timeline.outbox.address import OutboxRefused, outbox_url
+from timeline.outbox.database import Outbox
 from timeline.outbox.relay import Relay
 
 PATIENCE_S = 100.0
@@ -186,16 +187,33 @@ async def test_whatever_sqlite_takes_for_a_value_holds_up_nobody(sqlite_shop: Sh
         f"'{TOPIC}', CAST('soon' AS BLOB), '', 'soon', NULL",
         f"'{TOPIC}', 'deep', '', 3600000, '{'[' * 100_000}'",
         f"'{TOPIC}', 'list', '', 3600000, CAST('[1]' AS BLOB)",
+        f"'{TOPIC}', CAST(x'66ff' AS TEXT), '', 3600000, NULL",
+        "CAST(x'fe' AS TEXT), 'topic', '', 3600000, NULL",
+        f"'{TOPIC}', 'header', '', 3600000, CAST(x'fd' AS BLOB)",
     ):
         sqlite_shop.run(f"INSERT INTO {outbox.TABLE} (topic, id, payload, in_ms, headers) VALUES ({values})")
     heard = await once(sqlite_shop, tl)
     assert heard.statuses == {Status.OK: 3}
-    assert {id: str(status) for id, status, _ in heard.set_aside} == dict.fromkeys(("soon", "deep", "list"), "INVALID")
+    refused = ["soon", "deep", "list", r"f\xff", "topic", "header"]
+    assert {id: str(status) for id, status, _ in heard.set_aside} == dict.fromkeys(refused, "INVALID")
     found = {message.id: message.payload async for message in tl.scan(TOPIC, payload=True)}
     assert found == {"text": "grüße".encode(), "number": b"42", "bytes": b"\x00\xff"}
     listed = sqlite_shop.outbox()
-    assert [row.id for row in listed.set_aside(10)] == ["soon", "deep", "list"]
+    assert [row.id for row in listed.set_aside(10)] == refused
+    assert listed.set_aside(10)[3].reason == "INVALID: id: not text in UTF-8"
     listed.close()
+
+
+async def test_a_topic_that_is_not_there_and_named_in_bytes_holds_up_nobody(
+    sqlite_shop: Shop, tl: timeline.Timeline
+) -> None:
+    columns = f"INSERT INTO {outbox.TABLE} (topic, id, payload, in_ms) VALUES "
+    sqlite_shop.run(f"{columns} (CAST('nowhere' AS BLOB), 'waits', '', 3600000)")
+    sqlite_shop.add("sent")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(Unavailable, match="no topic 'nowhere'"):
+            await once(sqlite_shop, tl)
+    assert sqlite_shop.left() == ["waits"] and await pending(tl) == ["sent"]
 
 
 async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_other(
@@ -315,13 +333,15 @@ async def test_a_database_that_dies_is_waited_for(tmp_path_factory: Any, tl: tim
 
 @pytest.mark.servers
 def test_a_connection_gives_up_a_machine_that_is_gone(postgresql_shop: Shop) -> None:
-    found = postgresql_shop.outbox()
-    with found._engine.connect() as connection:
-        raw = connection.connection.dbapi_connection
-        assert raw is not None
-        asked = raw.info.get_parameters()
-    found.close()
-    assert (asked["tcp_user_timeout"], asked["keepalives_idle"]) == ("60000", "30")
+    """After the time that the URL says, where it says one."""
+    for rest, idle in (("", "30"), ("?keepalives_idle=7", "7")):
+        found = Outbox(postgresql_shop.url + rest)
+        with found._engine.connect() as connection:
+            raw = connection.connection.dbapi_connection
+            assert raw is not None
+            asked = raw.info.get_parameters()
+        found.close()
+        assert (asked["tcp_user_timeout"], asked["keepalives_idle"]) == ("60000", idle)
 
 
 def test_a_table_that_is_not_there_or_too_old_says_how_to_make_it(shop: Shop) -> None:

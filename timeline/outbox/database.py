@@ -21,7 +21,7 @@ from timeline.clock import Clock
 from timeline.errors import Unavailable
 from timeline.outbox.address import OutboxRefused, outbox_url
 from timeline.outbox.ddl import TABLE, check_table
-from timeline.outbox.rows import REASON_CHARS, Refused, Row, Waiting
+from timeline.outbox.rows import COLUMNS, REASON_CHARS, Refused, Row, Waiting
 from timeline.storage_plugins import shown
 
 TAKEN_BYTES = 16 * 1024 * 1024
@@ -69,11 +69,15 @@ class Outbox:
             return {"isolation_level": "READ COMMITTED", "connect_args": limits}
         if self.dialect == "postgresql":
             waits = {"timeout": CONNECT_S} if self.url.get_driver_name() == "pg8000" else LIBPQ
-            return {"isolation_level": "READ COMMITTED", "connect_args": waits}
+            limits = {name: wait for name, wait in waits.items() if name not in self.url.query}
+            return {"isolation_level": "READ COMMITTED", "connect_args": limits}
         return {"connect_args": {"timeout": ANSWER_S, "check_same_thread": False}}
 
     def _prepare(self, raw: Any, record: object) -> None:
-        """Settings of a new connection: rows of a relay that fell silent are not locked for ever."""
+        """Settings of a new connection: rows of a relay that fell silent are not locked for ever; a text of SQLite's
+        that is no UTF-8 is no error of all that it was asked for with."""
+        if self.dialect == "sqlite":
+            raw.text_factory = _read
         orders = {
             "postgresql": [
                 f"SET idle_in_transaction_session_timeout = '{self._idle_s}s'",
@@ -176,7 +180,9 @@ class Outbox:
         at = self._table.c
         waiting = [at.refused_ms.is_(None)]
         if without:
-            waiting.append(at.topic.not_in(without))
+            # In SQLite bytes are never equal to a text, though they are the same topic.
+            topic = at.topic if self.shares else sa.cast(at.topic, sa.Text())
+            waiting.append(topic.not_in(without))
         sized = (
             sa.select(at.seq, sa.func.octet_length(at.payload))
             if self.shares
@@ -189,7 +195,7 @@ class Outbox:
             sizes = list(accumulate(int(size or 0) for _, size in found))
             fit = max(1, sum(total <= TAKEN_BYTES for total in sizes))
             chosen = [seq for seq, _ in found[:fit]]
-            columns: dict[str, sa.ColumnElement[Any]] = {name: at[name] for name in Row.__slots__}
+            columns: dict[str, sa.ColumnElement[Any]] = {name: at[name] for name in COLUMNS}
             if not self.shares:  # SQLite's columns take any type: a text is bytes here, too
                 columns["payload"] = sa.cast(at.payload, sa.LargeBinary()).label("payload")
             read = sa.select(*columns.values()).where(at.seq.in_(chosen)).order_by(at.seq)
@@ -267,7 +273,7 @@ class Outbox:
         wanted = sa.select(at.seq, at.topic, at.grp, at.id, at.due_ms, at.refused_ms, sa.func.coalesce(at.refused, ""))
         look = wanted.where(at.refused_ms.is_not(None)).order_by(at.seq).limit(most)
         with self._engine.connect() as connection:
-            return [Refused(*map(_text, row)) for row in connection.execute(look)]
+            return [Refused(*map(_shown, row)) for row in connection.execute(look)]
 
     def retry(self, seqs: Sequence[int] | None) -> int:
         """Has rows that were set aside wait again: those of `seqs`, or all (None). Answers how many there were."""
@@ -290,19 +296,29 @@ def _table(name: str) -> sa.Table:
     schema, _, own_name = name.rpartition(".")
     kinds: dict[str, sa.types.TypeEngine[Any]] = {"payload": sa.LargeBinary()}
     kinds |= dict.fromkeys(("topic", "grp", "id", "tag", "headers", "refused"), sa.Text())
-    columns = [*Row.__slots__, "added_ms", "refused_ms", "refused"]
+    columns = [*COLUMNS, "added_ms", "refused_ms", "refused"]
     made = (sa.Column(column, kinds.get(column, sa.BigInteger())) for column in columns)
     return sa.Table(own_name, sa.MetaData(), *made, schema=schema or None)
 
 
 def _row(row: sa.Row[Any]) -> Row:
-    values = {name: value if name == "payload" else _text(value) for name, value in row._mapping.items()}
-    values["payload"] = bytes(values["payload"] or b"")
-    return Row(**values)
+    values = dict(row._mapping)
+    payload = bytes(values.pop("payload") or b"")
+    unreadable = [name for name, value in values.items() if isinstance(value, bytes) and _read(value) is value]
+    flaw = f"{', '.join(unreadable)}: not text in UTF-8" if unreadable else ""
+    return Row(**{name: _shown(value) for name, value in values.items()}, payload=payload, flaw=flaw)
 
 
-def _text(value: Any) -> Any:
-    """What SQLite keeps as bytes though its column is of texts."""
+def _read(text: bytes) -> str | bytes:
+    """A text of SQLite's; as it is where it is no UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
+
+
+def _shown(value: Any) -> Any:
+    """Bytes as text, where SQLite keeps them in a column of texts."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 

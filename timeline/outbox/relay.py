@@ -167,9 +167,11 @@ class Relay:
         groups: dict[tuple[str, str], list[tuple[Row, timeline.Message]]] = {}
         for row in rows:
             try:
-                groups.setdefault((row.topic, row.grp), []).append((row, row.message()))
+                message = row.message()
             except (Invalid, TooLarge) as bad:
                 self._refuse(answer, row, Status(bad.code), bad.reason)
+            else:
+                groups.setdefault((row.topic, row.grp), []).append((row, message))
         await asyncio.gather(*(self._send_group(answer, *key, some) for key, some in groups.items()))
         return answer
 

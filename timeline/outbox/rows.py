@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 
 from timeline.driver.message import Message
@@ -29,9 +29,13 @@ class Row:
     expires_in_ms: int | None
     tag: str | None
     headers: str | None
+    flaw: str = ""
+    """Why none of it can be sent."""
 
     def message(self) -> Message:
         """What is to be sent. Raises Invalid or TooLarge: the table is open to whoever can insert a row."""
+        if self.flaw:
+            raise Invalid(self.flaw)
         expires = None if self.expires_in_ms is None else _length(self.expires_in_ms)
         return Message(
             self.payload,
@@ -42,6 +46,10 @@ class Row:
             headers=_headers(self.headers),
             expires=expires if self.expires_ms is None else _point(self.expires_ms),
         )
+
+
+COLUMNS = tuple(field.name for field in fields(Row) if field.name != "flaw")
+"""Those of the table that make a row."""
 
 
 @dataclass(frozen=True, slots=True)
