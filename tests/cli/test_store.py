@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,14 @@ def test_migrating(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sql, "MIGRATIONS", NEXT)
     expanded = call("store", "migrate", url)
     assert expanded.code == 0 and "2, brokers of 1 may share it" in expanded.out
-    contracted = call("store", "migrate", url, "--contract", "--json")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    asked = call("store", "migrate", url, "--contract")
+    assert asked.code == 2 and "Brokers of schema version 1 fail from now on" in asked.err and "--yes" in asked.err
+    assert "2, brokers of 1 may share it" in call("store", "migrate", url).out
+    contracted = call("store", "migrate", url, "--contract", "--yes", "--json")
     assert contracted.code == 0 and contracted.json[0]["version"] == contracted.json[0]["oldest"] == 2
+    again = call("store", "migrate", url, "--contract")
+    assert again.code == 0 and "2, contracted" in again.out, "there is nothing to ask about"
     monkeypatch.setattr(sql, "MIGRATIONS", ())
     refused = call("store", "migrate", url)
     assert refused.code == 4 and "which 2 and newer can use" in refused.err
