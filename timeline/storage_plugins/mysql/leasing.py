@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged, UInt32
-from timeline.leases import deal
+from timeline.columns import Int64, UInt32
 from timeline.model import Rows, Topic
 from timeline.storage_plugins.contract import Grant, Leased
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
 from timeline.storage_plugins.mysql.messages import Changes
+from timeline.storage_plugins.sql.dealing import MANY_GRANTS, lease
 from timeline.storage_plugins.sql.rows import Part
 from timeline.storage_plugins.sql.search import Search
-
-MANY_GRANTS = 8
-"""Up to so many grants each is written by a statement of its own, beyond by one with a due and holder for each row."""
 
 
 def lease_due(
@@ -33,7 +30,9 @@ def lease_due(
     search.first_free_ms, search.first_held = free, held
     wanted = sum(grant.count for grant in grants)
     eligible = search.first(wanted)
-    leased = _lease(session, now_ms, grants, eligible)
+    leased = lease(
+        eligible, grants, now_ms, partial(_write, session, now_ms, grants), partial(statements.contents, session)
+    )
     if not overdue_ms:
         if len(leased.rows) or search.expired or search.buried:
             free, held, _ = statements.first_dues(session, key, -1, buckets)
@@ -65,30 +64,6 @@ class _Search(Search[Changes]):
 
     def first_held_ms(self) -> int | None:
         return self.first_held
-
-
-def _lease(session: Session, now_ms: int, grants: Sequence[Grant], eligible: Part) -> Leased:
-    """Deals the eligible over the grants and writes the leases."""
-    turns = deal(grants, eligible.sizes)
-    if len(turns) < len(eligible):
-        eligible = eligible.take(np.arange(len(turns)))
-    rows = eligible.rows
-    if not len(turns):
-        return Leased(Rows.empty(payload=True), turns, rows.due_ms, rows.holders, None)
-    lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
-    due_ms = np.maximum(rows.due_ms, now_ms) + lease_ms[turns]
-    _write(session, now_ms, grants, turns, eligible.numbers, due_ms)
-    payloads, headers, gone = statements.contents(session, eligible.numbers, eligible.sizes.tolist())
-    held = dataclasses.replace(
-        rows,
-        due_ms=due_ms,
-        version=rows.version + 1,
-        deliveries=rows.deliveries + np.uint32(1),
-        holders=Ragged.of([grant.holder for grant in grants]).take(turns),
-        payloads=payloads,
-        headers=headers,
-    )
-    return Leased(held, turns, rows.due_ms, rows.holders, None, damaged=tuple(gone))
 
 
 def _write(

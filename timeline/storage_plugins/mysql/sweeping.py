@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from timeline.leases import Ask, decide
-from timeline.model import Operation, Status, Topic
+from timeline.model import Topic
 from timeline.storage_plugins.contract import Swept, TagMutation, TagStep
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
@@ -13,6 +10,7 @@ from timeline.storage_plugins.mysql.messages import Changes
 from timeline.storage_plugins.mysql.reading import walk
 from timeline.storage_plugins.mysql.statements import DEAD, FREE, HELD, WHOLE
 from timeline.storage_plugins.sql import STRINGS
+from timeline.storage_plugins.sql.changes import mutate_tagged
 from timeline.storage_plugins.sql.rows import Stored, cursor_at, stored_of
 
 _CHUNK = statements.Aggregate(("bucket", *WHOLE.numbers), tuple(STRINGS.values()))
@@ -27,27 +25,10 @@ def mutate_tag(
         session, _CHUNK.first(f"{walk(key, mutation.tag, cursor)} ORDER BY w.bucket, w.id LIMIT {limit} FOR UPDATE")
     )
     onward = cursor_at(found.numbers["bucket"][-1], found.strings["id"][-1]) if found.count == limit else None
-    changes, counts, earliest = Changes(session, topic, key, now_ms), Counter[int](), []
-    moves = mutation.operation is Operation.MOVE
-    for id, put_ms, stored in zip(found.strings["id"], found.numbers["put_ms"], stored_of(found), strict=True):
-        if put_ms > mutation.started_ms:
-            continue
-        due_ms = mutation.due_ms
-        if moves and due_ms == 0:
-            due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
-        if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
-            counts[Status.INVALID.code] += 1
-            continue
-        ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
-        decision = decide(stored.message, ask, now_ms, topic.settings)
-        counts[decision.status.code] += 1
-        if mutation.dry_run:
-            continue
-        changes.apply(stored, id, ask, decision)
-        if decision.status is Status.OK and decision.message is not None:
-            earliest.append(decision.message.due_ms)
-    changes.write()
-    return TagStep(dict(counts), onward, min(earliest, default=None))
+    columns = (found.strings["id"], stored_of(found), found.numbers["put_ms"])
+    there = ((id, stored) for id, stored, put_ms in zip(*columns, strict=True) if put_ms <= mutation.started_ms)
+    counts, earliest_ms = mutate_tagged(Changes(session, topic, key, now_ms), mutation, there)
+    return TagStep(dict(counts), onward, earliest_ms)
 
 
 def sweep(session: Session, topic: Topic, key: int, now_ms: int, limit: int) -> Swept:

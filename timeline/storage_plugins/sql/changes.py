@@ -4,12 +4,13 @@ how it looks them up and writes what became of them."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Mutations, Puts, Settles
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, TagMutation
 from timeline.storage_plugins.sql.rows import Stored
 
 
@@ -46,8 +47,7 @@ class Changes(ABC):
         self.removed.append(stored)
         if not remember or not self.topic.settings.remember_ms:
             return None
-        old = stored.message
-        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
+        left = left_of(stored.message, last_op)
         self.remembered.append((id, left))
         return Stored(0, left)
 
@@ -56,15 +56,27 @@ class Changes(ABC):
         if stored is None or not stored.row:
             return stored
         if decision.message is None:
-            if decision.status not in (Status.OK, Status.EXPIRED):
-                return stored
-            last_op = ask.op if ask.operation is Operation.CANCEL else 0
-            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
-            return self.remove(id, stored, last_op if decision.status is Status.OK else 0, keeps)
+            gone = removal(ask, decision)
+            return stored if gone is None else self.remove(id, stored, *gone)
         if decision.message is not stored.message:
             self.updated[stored.row] = decision.message
             return Stored(stored.row, decision.message, stored.size_bytes)
         return stored
+
+
+def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
+    """What a decision that leaves no message means for the one that stood: the operation that its remains carry, and
+    whether a topic that remembers keeps any. None: it was refused, and stands."""
+    if decision.status is Status.EXPIRED:
+        return 0, True
+    if decision.status is not Status.OK:
+        return None
+    return ask.op if ask.operation is Operation.CANCEL else 0, ask.operation in REMEMBERED
+
+
+def left_of(message: Message, last_op: int) -> Message:
+    """What a topic that remembers keeps of a message."""
+    return Message(message.birth, message.version, last_op=last_op, payload_sum=message.payload_sum, remembered=True)
 
 
 def decide_each(
@@ -92,9 +104,8 @@ def decide_each(
 def fill(answers: Answers, at: int, decision: Decision) -> None:
     """Writes a decision as answer `at`."""
     answers.status[at] = decision.status.code
-    if decision.message is not None:
-        answers.version[at] = decision.message.version
-        answers.due_ms[at] = decision.message.due_ms
+    answers.version[at] = decision.message.version if decision.message is not None else 0
+    answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
     answers.settled[at] = decision.settled
     answers.late[at] = decision.late
     answers.repeat[at] = decision.repeat
@@ -110,6 +121,39 @@ def mutate(changes: Changes, mutations: Mutations) -> Answers:
     decide_each(changes, ids, buckets, asks, answers, range(count))
     changes.write()
     return answers
+
+
+def mutate_tagged(
+    changes: Changes, mutation: TagMutation, found: Iterable[tuple[bytes, Stored]]
+) -> tuple[Counter[int], int | None]:
+    """Does `mutation` on the messages found, each under its id: counts by status, and the earliest due of the moved."""
+    counts: Counter[int] = Counter()
+    dues_ms: list[int] = []
+    for id, stored in found:
+        ask = tag_ask(mutation, stored.message)
+        if ask is None:
+            counts[Status.INVALID.code] += 1
+            continue
+        decision = decide(stored.message, ask, changes.now_ms, changes.topic.settings)
+        counts[decision.status.code] += 1
+        if mutation.dry_run:
+            continue
+        changes.apply(stored, id, ask, decision)
+        if decision.status is Status.OK and decision.message is not None:
+            dues_ms.append(decision.message.due_ms)
+    changes.write()
+    return counts, min(dues_ms, default=None)
+
+
+def tag_ask(mutation: TagMutation, message: Message) -> Ask | None:
+    """A tag operation on one message as the rules ask it; None where that is INVALID: it would move it beyond the
+    latest due, and has not done so before."""
+    due_ms = mutation.due_ms
+    if mutation.operation is Operation.MOVE:
+        due_ms = due_ms or max(0, message.scheduled_ms + mutation.by_ms)
+        if due_ms > mutation.latest_ms and message.last_op != mutation.op:
+            return None
+    return Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
 
 
 def mutation_asks(mutations: Mutations) -> list[Ask]:

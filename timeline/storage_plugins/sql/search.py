@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.leases import Ask, decide
+from timeline.leases import Ask, Decision, Message, decide
 from timeline.leases.table import DELIVERED_OUT
-from timeline.model import Operation, Rows, Status
+from timeline.model import Operation, Rows, Status, TopicSettings
 from timeline.storage_plugins.sql.changes import Changes
 from timeline.storage_plugins.sql.rows import Part
 
@@ -100,27 +100,40 @@ class Search(ABC, Generic[C]):
         changes, settings = self.changes, self.changes.topic.settings
         one = part.take(np.array([at], dtype=np.intp))
         stored = one.stored()
-        ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=self._due_before_ms)
-        status = decide(stored.message, ask, changes.now_ms, settings).status
+        status = met(stored.message, self._due_before_ms, changes.now_ms, settings)
         if status is Status.EXPIRED:
             changes.remove(one.rows.ids[0], stored)
             self.expired += 1
         elif status is Status.DEAD:
-            message = stored.message
-            bury = Ask(
-                Operation.BURY,
-                birth=message.birth,
-                version=message.version,
-                holder=message.holder,
-                reason=DELIVERED_OUT,
-            )
-            decision = decide(message, bury, changes.now_ms, settings)
+            ask, decision = burial(stored.message, changes.now_ms, settings)
             if decision.status is Status.OK and decision.message is not None:
-                changes.apply(stored, one.rows.ids[0], bury, decision)
-                buried = dataclasses.replace(one.rows, dead=Ragged.of([decision.message.dead]))
-                buried.died_ms = np.array([decision.message.died_ms], dtype=np.int64)
-                self.buried.append(buried)
+                changes.apply(stored, one.rows.ids[0], ask, decision)
+                self.buried.append(buried(one.rows, decision.message))
         return status is Status.OK
 
 
-__all__ = ["MOST_REMOVED", "Search"]
+def met(message: Message, due_before_ms: int, now_ms: int, settings: TopicSettings) -> Status:
+    """What becomes of a message that a search meets: OK: it may be leased; EXPIRED: it goes; DEAD: it is buried."""
+    ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=due_before_ms)
+    return decide(message, ask, now_ms, settings).status
+
+
+def burial(message: Message, now_ms: int, settings: TopicSettings) -> tuple[Ask, Decision]:
+    """The burial of a message that was delivered out."""
+    ask = Ask(
+        Operation.BURY,
+        birth=message.birth,
+        version=message.version,
+        holder=message.holder,
+        reason=DELIVERED_OUT,
+    )
+    return ask, decide(message, ask, now_ms, settings)
+
+
+def buried(rows: Rows, message: Message) -> Rows:
+    """The row of a message, as `message` stands now that it is buried."""
+    died_ms = np.array([message.died_ms], dtype=np.int64)
+    return dataclasses.replace(rows, dead=Ragged.of([message.dead]), died_ms=died_ms)
+
+
+__all__ = ["MOST_REMOVED", "Search", "burial", "buried", "met"]

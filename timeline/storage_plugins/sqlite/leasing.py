@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from timeline.columns import Indexes, Int64, Ragged, UInt32
-from timeline.leases import deal
+from timeline.columns import Indexes, Int64, UInt32
 from timeline.model import Answers, Operation, Rows, Topic, buckets_of
 from timeline.storage_plugins.contract import Grant, Leased, Settles
 from timeline.storage_plugins.sql import signed, signed_one
 from timeline.storage_plugins.sql.changes import decide_each, settle_ask
+from timeline.storage_plugins.sql.dealing import MANY_GRANTS, lease
 from timeline.storage_plugins.sql.rows import Columns, Part
 from timeline.storage_plugins.sql.search import Search
 from timeline.storage_plugins.sqlite import statements
 from timeline.storage_plugins.sqlite.messages import Changes
 from timeline.storage_plugins.sqlite.writer import Transaction
-
-MANY_GRANTS = 8
-"""Up to so many grants each is written by a statement of its own, beyond by one with a due and holder for each row."""
 
 
 def lease_due(
@@ -38,7 +35,13 @@ def lease_due(
     """`Store.lease_due`."""
     search = _Search(Changes(transaction, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
     eligible = search.first(sum(grant.count for grant in grants))
-    leased = _lease(transaction, now_ms, grants, eligible)
+    leased = lease(
+        eligible,
+        grants,
+        now_ms,
+        partial(_write, transaction, now_ms, grants),
+        partial(statements.contents, transaction.connection),
+    )
     if not overdue_ms:
         leased.next_due_ms = _next_lease_ms(transaction, topic, key, buckets)
     leased.expired = search.expired
@@ -70,32 +73,7 @@ class _Search(Search[Changes]):
         return statements.first_due(self.changes.transaction.connection, self.changes.key, True, -1, self.buckets)
 
 
-def _lease(transaction: Transaction, now_ms: int, grants: Sequence[Grant], eligible: Part) -> Leased:
-    """Deals the eligible over the grants and writes the leases."""
-    turns = deal(grants, eligible.sizes)
-    if len(turns) < len(eligible):
-        eligible = eligible.take(np.arange(len(turns)))
-    rows = eligible.rows
-    if not len(turns):
-        return Leased(Rows.empty(payload=True), turns, rows.due_ms, rows.holders, None)
-    lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
-    due_ms = np.maximum(rows.due_ms, now_ms) + lease_ms[turns]
-    _write_leases(transaction, now_ms, grants, turns, eligible.numbers, due_ms)
-    payloads, headers, gone = statements.contents(transaction.connection, eligible.numbers, eligible.sizes.tolist())
-    holders = [grant.holder for grant in grants]
-    held = dataclasses.replace(
-        rows,
-        due_ms=due_ms,
-        version=rows.version + 1,
-        deliveries=rows.deliveries + np.uint32(1),
-        holders=Ragged.repeat(holders[0], len(turns)) if len(grants) == 1 else Ragged.of(holders).take(turns),
-        payloads=payloads,
-        headers=headers,
-    )
-    return Leased(held, turns, rows.due_ms, rows.holders, None, damaged=tuple(gone))
-
-
-def _write_leases(
+def _write(
     transaction: Transaction, now_ms: int, grants: Sequence[Grant], turns: UInt32, numbers: list[int], due_ms: Int64
 ) -> None:
     connection = transaction.connection

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from timeline.leases import Ask, decide
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import TagMutation, TagStep
 from timeline.storage_plugins.sql import TAGGED, signed_one
+from timeline.storage_plugins.sql.changes import mutate_tagged
 from timeline.storage_plugins.sql.rows import cursor_at, place_after, stored_of
 from timeline.storage_plugins.sqlite import statements
 from timeline.storage_plugins.sqlite.messages import Changes
@@ -121,29 +121,10 @@ def change(
             statements.delete_messages(transaction.connection, chosen)
             transaction.orphan(chosen, (columns["payload_bytes"] + columns["headers_bytes"])[plain].tolist())
     others: list[int] = columns["row"][~plain].tolist()
-    if others:
-        _decide_each(Changes(transaction, topic, key, now_ms), mutation, others, done)
-
-
-def _decide_each(changes: Changes, mutation: TagMutation, rows: list[int], done: Done) -> None:
-    """What something may refuse: by the rules."""
-    found = statements.WHOLE.read(changes.transaction.connection, _OTHERS_SQL, (json.dumps(rows),))
-    for id, stored in zip(found.strings["id"].tolist(), stored_of(found), strict=True):
-        due_ms, moves = mutation.due_ms, mutation.operation is Operation.MOVE
-        if moves and due_ms == 0:
-            due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
-        if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
-            done.counts[Status.INVALID.code] += 1
-            continue
-        ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
-        decision = decide(stored.message, ask, changes.now_ms, changes.topic.settings)
-        done.counts[decision.status.code] += 1
-        if mutation.dry_run:
-            continue
-        changes.apply(stored, id, ask, decision)
-        if decision.status is Status.OK and decision.message is not None:
-            done.moved(decision.message.due_ms)
-    changes.write()
+    if others:  # what something may refuse: by the rules
+        found = statements.WHOLE.read(transaction.connection, _OTHERS_SQL, (json.dumps(others),))
+        rest = zip(found.strings["id"].tolist(), stored_of(found), strict=True)
+        done.add(Done(*mutate_tagged(Changes(transaction, topic, key, now_ms), mutation, rest)))
 
 
 __all__ = ["Done", "Found", "change", "search"]
