@@ -16,7 +16,7 @@ from tests.servers.proxy import Proxy, When
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import Trial
-from timeline.storage_plugins.contract import Store
+from timeline.storage_plugins.contract import Store, StoreUnavailable
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 
@@ -42,6 +42,10 @@ BETWEEN = {"cassandra": 24, "mysql": 7}
 """What strides are multiplied by. Cassandra's driver exchanges dozens of messages to connect anew, and waits before it
 does; a call of MySQL's store is up to a dozen exchanges, two to connect among them, and a caller left alone with cuts
 that come sooner would never get through."""
+
+
+FRESH = {"postgresql": "?schema=doubt", "cockroachdb": "?schema=doubt", "mysql": ""}
+"""How the URL of a server names a place where there is no schema yet."""
 
 
 def kind_of(name: str) -> type[Server]:
@@ -95,3 +99,23 @@ async def test_no_promise_breaks_when_the_server_restarts(servers: Running, name
         await crowd.run(5)
         await crowd.settle_all()
         await crowd.expect_kept(("put", "OK"), ("ack", "OK"))
+
+
+@pytest.mark.parametrize("name", FRESH)
+async def test_an_opening_is_never_in_doubt(servers: Running, name: str) -> None:
+    """Cut after any exchange, those that make the schema among them, it says that it may be repeated, and goes on."""
+    server = servers.server(kind_of(name))
+    fresh = server.url + FRESH[name]
+    async with Proxy(server.port) as proxy:
+        for nth in range(1, 300):
+            store, cuts = store_at(name, proxy.url(fresh)), proxy.cuts
+            proxy.cut_once(nth, "after")
+            try:
+                await store.open()
+            except StoreUnavailable:
+                assert proxy.cuts > cuts
+            finally:
+                await store.close()
+            if proxy.cuts == cuts:
+                break
+    assert 10 < nth < 299, "it opens where no exchange is cut"

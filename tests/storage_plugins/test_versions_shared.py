@@ -13,7 +13,7 @@ from tests.storage_plugins.test_unknown_outcomes import KINDS, kind_of, store_at
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.conformance.crowd import Crowd
 from timeline.storage_plugins.conformance.trial import Trial
-from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.versions import Step, Versions
 
 pytestmark = pytest.mark.servers
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.servers
 OWN = {
     "redis": "?prefix=versions",
     "mysql": "",
-    "postgresql": "?schema=versions",
-    "cockroachdb": "?schema=versions",
+    "postgresql": "?schema=shared_by_versions",
+    "cockroachdb": "?schema=shared_by_versions",
     "cassandra": "",
 }
 """How a URL names a place of its own: what is done to its schema is nobody else's affair."""
@@ -95,3 +95,30 @@ async def test_two_versions_share_a_store_under_load(
         with pytest.raises(StoreRefused, match="which 2 and newer can use"):
             await store_at(name, url).open()
         await newer.close()
+
+
+@pytest.mark.parametrize("name", [name for name in ("mysql", "cockroachdb") if name in NAMES])
+async def test_a_contraction_that_stops_halfway_is_in_doubt_and_goes_on(
+    servers: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each statement that changes a schema commits by itself."""
+    statements = ["DROP TABLE absent"]
+
+    def contract(execute: sql.Executes) -> None:
+        for statement in statements:
+            execute(statement)
+
+    url = servers.server(kind_of(name)).url + ("?schema=halfway" if name == "cockroachdb" else "")
+    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    async with Trial(lambda: store_at(name, url)):
+        pass
+    monkeypatch.setattr(sql, "MIGRATIONS", (sql.Migration(lambda execute: None, contract),))
+    async with Trial(lambda: store_at(name, url)) as trial:
+        with pytest.raises(StoreUnavailable, match="absent"):
+            await trial.store.migrate(True)
+        statements.insert(0, "DROP TABLE IF EXISTS urgency")
+        with pytest.raises(StoreUnknown, match=r"part of|in part"):
+            await trial.store.migrate(True)
+        assert await trial.store.migrate(False) == Versions(2, 1)
+        statements.pop()
+        assert await trial.store.migrate(True) == Versions(2, 2)

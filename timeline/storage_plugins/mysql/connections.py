@@ -53,6 +53,12 @@ def code_of(error: BaseException) -> int:
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether it is of the connection, which is gone, not of a statement, which the server has refused."""
+    code = code_of(error)
+    return not isinstance(error, pymysql.MySQLError) or code in LOST or code == 0
+
+
 def judged(error: BaseException, where: str, opening: bool) -> StoreError:
     """An error of a transaction of which surely nothing happened. What a person has to mend is refused at an opening;
     later it may pass, as when rights are changed."""
@@ -235,7 +241,7 @@ class Connections:
     def _after(self, error: Exception, call: _Call, fresh: bool, tried: int) -> None:
         """After a failed try: waits and returns when another is worth while, else raises what the call is to say."""
         code = code_of(error)
-        lost = not isinstance(error, pymysql.MySQLError) or code in LOST or code == 0
+        lost = is_lost(error)
         if lost or not self._rolled_back():
             self._discard()
         again = code in (DEADLOCK, LOCK_WAIT) or (lost and not fresh)

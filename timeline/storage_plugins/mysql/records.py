@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pymysql
 
 from timeline.model import Topic
 from timeline.storage_plugins import sql
-from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
-from timeline.storage_plugins.mysql.connections import Session, code_of
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.mysql.connections import Session, code_of, is_lost
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.sql import settings_text, topic_of
@@ -41,7 +41,8 @@ def _alone(session: Session) -> Iterator[None]:
     try:
         yield
     finally:
-        session.rows(f"SELECT RELEASE_LOCK({LOCK})")
+        with suppress(pymysql.MySQLError, OSError):  # a connection that is gone has let go of it
+            session.rows(f"SELECT RELEASE_LOCK({LOCK})")
 
 
 def _prepare(session: Session) -> str:
@@ -92,10 +93,24 @@ def contracted(session: Session, contract: bool) -> Versions:
 
 def _migrated(session: Session, known: dict[bytes, bytes], contract: bool) -> Versions:
     found = Versions.of(known[b"schema"], known.get(b"oldest"))
-    reached = migrate(session.execute, found, sql.MIGRATIONS, contract=contract)
-    if reached != found:
-        noted = (str(reached.version), str(reached.oldest))
-        session.execute("REPLACE INTO meta (name, value) VALUES ('schema', %s), ('oldest', %s)", noted)
+    begun = False
+
+    def execute(statement: str) -> None:
+        nonlocal begun
+        session.execute(statement)
+        begun = True  # DDL commits by itself
+
+    try:
+        reached = migrate(execute, found, sql.MIGRATIONS, contract=contract)
+        if reached != found:
+            noted = (str(reached.version), str(reached.oldest))
+            session.execute("REPLACE INTO meta (name, value) VALUES ('schema', %s), ('oldest', %s)", noted)
+    except (pymysql.MySQLError, OSError) as error:
+        if begun or is_lost(error):
+            raise StoreUnknown(
+                f"the schema is migrated in part, and the same command goes on with it: {error}"
+            ) from error
+        raise
     return reached
 
 
