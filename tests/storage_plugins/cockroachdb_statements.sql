@@ -127,12 +127,6 @@ SELECT key FROM timeline.dropped ORDER BY key LIMIT 1;
 
 SELECT key FROM timeline.topic WHERE uid = $1;
 
-SELECT l.bucket, l.id, l.n FROM (
-  SELECT p.bucket, p.id, row_number() OVER () AS n FROM (
-    SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
-    ORDER BY m.bucket, m.id LIMIT $5) AS p
-) AS l ORDER BY l.n DESC LIMIT 1;
-
 SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms != $4 OR m.died_ms = $5 AND m.holder = $6 AND m.due_ms > $7) ORDER BY m.bucket, m.id LIMIT $8;
 
 SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.due_ms <= $5) ORDER BY m.bucket, m.id LIMIT $6;
@@ -167,9 +161,6 @@ ORDER BY m.due_ms, m.id LIMIT $6;
 SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND expires_ms != 0 AND died_ms = 0 AND m.expires_ms <= $2
   AND (m.holder = ''::bytea OR m.due_ms <= $2) ORDER BY m.expires_ms LIMIT $3;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND m.put_ms <= $7
-  AND (m.bucket, m.id) > ($3, $4) AND (m.bucket, m.id) <= ($5, $6) ORDER BY m.bucket, m.id;
-
 SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND died_ms = 0 AND holder != ''::bytea AND (m.due_ms, m.id) > ($2, $3) AND m.holder = $4 ORDER BY m.due_ms, m.id LIMIT $5;
 
 SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND died_ms != 0 ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
@@ -192,6 +183,80 @@ SELECT version();
 UPDATE timeline.meta SET value = value WHERE name = 'schema_version';
 
 UPDATE timeline.topic SET settings = $1, revision = $2, created_ms = $3 WHERE uid = $4;
+
+WITH chunk AS MATERIALIZED (
+  SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
+    AND (m.bucket, m.id) > ($3, $4)
+  ORDER BY m.bucket, m.id LIMIT $5
+), done AS (
+  DELETE FROM timeline.message AS m USING chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
+  RETURNING m."row", m.id, m.birth, m.version, m.payload_sum, m.due_ms
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT done."row" FROM done))
+SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
+  (SELECT min(done.due_ms) FROM done) AS earliest_ms,
+  ARRAY(SELECT c.id FROM chunk AS c WHERE c.put_ms <= $6::int8 EXCEPT SELECT done.id FROM done) AS others
+FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
+
+WITH chunk AS MATERIALIZED (
+  SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
+    AND (m.bucket, m.id) > ($3, $4)
+  ORDER BY m.bucket, m.id LIMIT $5
+), done AS (
+  DELETE FROM timeline.message AS m USING chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
+  RETURNING m."row", m.id, m.birth, m.version, m.payload_sum, m.due_ms
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT done."row" FROM done)), kept AS (
+  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
+  SELECT $1::INT8, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8 FROM done
+  ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
+    payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
+)
+SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
+  (SELECT min(done.due_ms) FROM done) AS earliest_ms,
+  ARRAY(SELECT c.id FROM chunk AS c WHERE c.put_ms <= $6::int8 EXCEPT SELECT done.id FROM done) AS others
+FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
+
+WITH chunk AS MATERIALIZED (
+  SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
+    AND (m.bucket, m.id) > ($3, $4)
+  ORDER BY m.bucket, m.id LIMIT $5
+), done AS (
+  UPDATE timeline.message AS m SET version = m.version + 1, due_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END, scheduled_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END,
+    asked_ms = $8::int8, holder = ''::bytea, last_op = $9::int8
+  FROM chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END)) RETURNING f.id, m.due_ms
+)
+SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
+  (SELECT min(done.due_ms) FROM done) AS earliest_ms,
+  ARRAY(SELECT c.id FROM chunk AS c WHERE c.put_ms <= $6::int8 EXCEPT SELECT done.id FROM done) AS others
+FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
+
+WITH chunk AS MATERIALIZED (
+  SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
+    AND (m.bucket, m.id) > ($3, $4)
+  ORDER BY m.bucket, m.id LIMIT $5
+), done AS MATERIALIZED (
+  SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
+)
+SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
+  (SELECT min(done.due_ms) FROM done) AS earliest_ms,
+  ARRAY(SELECT c.id FROM chunk AS c WHERE c.put_ms <= $6::int8 EXCEPT SELECT done.id FROM done) AS others
+FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
+
+WITH chunk AS MATERIALIZED (
+  SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
+    AND (m.bucket, m.id) > ($3, $4)
+  ORDER BY m.bucket, m.id LIMIT $5
+), done AS MATERIALIZED (
+  SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END))
+)
+SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
+  (SELECT min(done.due_ms) FROM done) AS earliest_ms,
+  ARRAY(SELECT c.id FROM chunk AS c WHERE c.put_ms <= $6::int8 EXCEPT SELECT done.id FROM done) AS others
+FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
 
 WITH found AS MATERIALIZED (
   SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, n), LATERAL (

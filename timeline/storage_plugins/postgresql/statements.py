@@ -43,7 +43,7 @@ SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(stored.row)
 """All that is new; answers how many rows were stored, and which where not all were. The record is locked against a
 drop: no row outlives it."""
 
-_OR_REPLACED = """ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
+OR_REPLACED = """ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms"""
 _HOLDING = f"""
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
@@ -67,7 +67,7 @@ ACK = {
     True: f"""{_ACKED}, kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
   SELECT {TOPIC}, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7 FROM gone
-  {_OR_REPLACED}
+  {OR_REPLACED}
 )
 {_DONE}""",
 }
@@ -152,7 +152,7 @@ def change(updates: bool, removes: bool, remembers: bool) -> str:
         parts.append(f"""kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
   SELECT {TOPIC}, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, ${now} FROM gone
-  WHERE gone.remembered {_OR_REPLACED}
+  WHERE gone.remembered {OR_REPLACED}
 )""")
     done = " UNION ALL ".join(f"SELECT n FROM {name}" for name, on in (("changed", updates), ("gone", removes)) if on)
     return f"WITH {', '.join(parts)} SELECT array_agg(done.n - 1) FROM ({done}) AS done"
