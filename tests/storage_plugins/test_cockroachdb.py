@@ -1,4 +1,4 @@
-"""What is CockroachDB's own of its plugin: words, retries, where searches begin; refusals and unknown outcomes."""
+"""What is CockroachDB's own of its plugin: words, retries, where looks begin; refusals and unknown outcomes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from tests.servers.fixture import Running
 from tests.storage_plugins.cockroach_stand_in import StandInStore, golden, store
 from tests.storage_plugins.cockroach_statements import written_out
 from tests.storage_plugins.sqlite_calls import NOW_MS, grant, puts, topic
-from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.cockroachdb import schema
-from timeline.storage_plugins.cockroachdb.leasing import SLACK_MS, WHOLE_EVERY_MS, Floors
 from timeline.storage_plugins.cockroachdb.location import location_of
 from timeline.storage_plugins.cockroachdb.store import CockroachStore
 from timeline.storage_plugins.cockroachdb.words import worded
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql import lease_statements, statements
 from timeline.storage_plugins.postgresql.connections import Connection, judged
+from timeline.storage_plugins.postgresql.floors import SLACK_MS, WHOLE_EVERY_MS
 from timeline.storage_plugins.versions import Versions
 
-TOPIC = Topic(name="t", uid=7, settings=TopicSettings(), revision=1, created_ms=1)
 WRITE = "python -m tests.storage_plugins.cockroach_statements writes the golden file"
 
 
@@ -63,52 +61,11 @@ def test_arrays_of_rows_are_joined_and_what_an_insert_selects_has_its_type() -> 
     assert "gone.payload_sum, 0, $7::INT8 FROM gone" in worded(statements.ACK[True])
 
 
-# ── where a search begins ──
-
-
-def test_a_search_begins_a_little_before_what_the_last_one_left() -> None:
-    floors = Floors()
-    assert floors.begin_ms(TOPIC, None, 100_000) == -1
-    floors.looked(TOPIC, None, 100_000, -1, 99_500)
-    assert floors.begin_ms(TOPIC, None, 100_010) == 99_500 - SLACK_MS
-    floors.looked(TOPIC, None, 100_010, 98_500, None)
-    assert floors.begin_ms(TOPIC, None, 100_020) == 100_010 - SLACK_MS
-    assert floors.begin_ms(TOPIC, [1, 2], 100_020) == -1
-
-
-def test_a_search_begins_at_the_beginning_once_a_second_and_when_the_clock_went_back() -> None:
-    floors = Floors()
-    floors.looked(TOPIC, [2, 1], 100_000, -1, None)
-    assert floors.begin_ms(TOPIC, [1, 2], 100_000 + WHOLE_EVERY_MS - 1) > 0
-    assert floors.begin_ms(TOPIC, [1, 2], 100_000 + WHOLE_EVERY_MS) == -1
-    assert floors.begin_ms(TOPIC, [1, 2], 99_999) == -1
-    floors.looked(TOPIC, [1, 2], 100_500, floors.begin_ms(TOPIC, [1, 2], 100_500), None)
-    assert floors.begin_ms(TOPIC, [1, 2], 101_000) == -1, "only a search from the beginning puts that off"
-
-
-def test_what_this_store_writes_further_back_is_looked_for() -> None:
-    floors = Floors()
-    other = Topic(name="u", uid=8, settings=TopicSettings(), revision=1, created_ms=1)
-    for each in (TOPIC, other):
-        floors.looked(each, None, 100_000, -1, None)
-    floors.lowered(TOPIC, 100_000)
-    assert floors.begin_ms(TOPIC, None, 100_001) > 0
-    floors.lowered(TOPIC, 99_999)
-    assert floors.begin_ms(TOPIC, None, 100_001) == -1
-    assert floors.begin_ms(other, None, 100_001) > 0
-    floors.forget(other)
-    assert floors.begin_ms(other, None, 100_001) == -1
-
-
-def test_a_lease_that_ran_out_waits_for_its_backoff_above_the_floor() -> None:
-    floors = Floors()
-    topic = Topic(name="t", uid=7, settings=TopicSettings(redelivery_backoff_ms=5_000), revision=1, created_ms=1)
-    floors.looked(topic, None, 100_000, -1, 104_000)  # its lease ended at 99,000
-    assert floors.begin_ms(topic, None, 100_001) <= 99_000
+# ── where a look begins ──
 
 
 @pytest.mark.servers
-async def test_what_another_broker_puts_far_back_is_found_by_the_next_whole_search(servers: Running) -> None:
+async def test_what_another_broker_puts_far_back_is_found_by_the_next_whole_look(servers: Running) -> None:
     url = servers.url(CockroachServer)
     one, two = store(url), store(url)
     await one.open()
@@ -128,9 +85,13 @@ async def test_what_another_broker_puts_far_back_is_found_by_the_next_whole_sear
     await two.put(t, NOW_MS, puts([b"swept"], due_ms=NOW_MS - SLACK_MS - 9_000))
     assert b"swept" in await leased(NOW_MS + 2, overdue_ms=SLACK_MS + 8_000)
     assert sorted(await leased(NOW_MS + WHOLE_EVERY_MS)) == [b"back", b"too"]
+    # By another broker, where nothing else is found: at once.
+    await two.put(t, NOW_MS, puts([b"alone"], due_ms=NOW_MS - SLACK_MS - 5_000))
+    assert await leased(NOW_MS + WHOLE_EVERY_MS + 1) == [b"alone"]
     # By this one: at once.
     await one.put(t, NOW_MS, puts([b"own"], due_ms=NOW_MS - SLACK_MS - 5_000))
-    assert await leased(NOW_MS + WHOLE_EVERY_MS + 1) == [b"own"]
+    await one.put(t, NOW_MS, puts([b"now again"], due_ms=NOW_MS))
+    assert sorted(await leased(NOW_MS + WHOLE_EVERY_MS + 2)) == [b"now again", b"own"]
     await one.close()
     await two.close()
 
@@ -305,18 +266,18 @@ async def test_a_server_that_is_not_there_and_a_database_that_is_not(servers: Ru
 
 
 @pytest.mark.servers
-async def test_an_opening_that_took_too_long_may_be_repeated(servers: Running) -> None:
-    """Its statements may have been done: but nobody opens a store in doubt."""
+async def test_missing_rights_are_told(servers: Running) -> None:
     url = servers.server(CockroachServer).url
-    mine = StandInStore(f"{url}?schema=hangs&timeout_ms=3000")
-    somebody = await asyncpg.connect(location_of(url).dsn)
-    try:
-        await somebody.execute("BEGIN")
-        await somebody.execute("CREATE SCHEMA hangs")
-        with pytest.raises(StoreUnavailable, match="no answer within the deadline"):
-            await mine.open()
-        await somebody.execute("ROLLBACK")
-    finally:
-        await somebody.close()
-    await mine.open()
+    poor = url.replace("postgres@", "poor_of_cockroachdb@")
+    owner = StandInStore(f"{url}?schema=of_the_rich")
+    await owner.open()
+    await owner._connections.use(lambda rich: rich.raw.execute("CREATE ROLE poor_of_cockroachdb LOGIN"), writes=True)
+    for name in ("of_the_rich", "of_the_poor"):
+        with pytest.raises(StoreRefused, match=f"this user may not create or use schema '{name}': GRANT CREATE ON"):
+            await StandInStore(f"{poor}?schema={name}").open()
+    granted = "GRANT CREATE ON DATABASE postgres TO poor_of_cockroachdb"
+    await owner._connections.use(lambda rich: rich.raw.execute(granted), writes=True)
+    await owner.close()
+    mine = StandInStore(f"{poor}?schema=of_the_poor")
+    assert (await mine.open()).cluster_uid
     await mine.close()

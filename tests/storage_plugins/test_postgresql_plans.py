@@ -20,11 +20,13 @@ from timeline.model import Operation, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import Grant
+from timeline.storage_plugins.postgresql.floors import WHOLE_EVERY_MS
 
 pytestmark = pytest.mark.servers
 
 ROWS = 100_000
 BATCH = 300
+GONE_BATCHES, GONE_AT_ONCE = 20, 1_000
 MOST_READ = 4 * BATCH
 """Rows that a node may come by, over all its loops: some times what a call is about, nothing that grows with ROWS."""
 TABLES = {"message", "payload", "remembered"}
@@ -44,7 +46,7 @@ def told() -> Iterator[PostgresqlServer]:
     require_service("postgresql")
     folder = Path(tempfile.mkdtemp(prefix="timeline-"))
     folder.chmod(0o711)
-    explain = ("log_min_duration=0", "log_format=json", "log_analyze=on", "log_timing=off")
+    explain = ("log_min_duration=0", "log_format=json", "log_analyze=on", "log_timing=off", "log_buffers=on")
     server = PostgresqlServer(
         folder / "postgresql",
         "shared_preload_libraries=auto_explain",
@@ -87,6 +89,10 @@ async def _every_call(trial: Trial, topic: Topic, name: str) -> None:
     await trial.stored(topic, named(2 * BATCH, f"{name} tagged"), T0 + 5_000, tag=b"autumn", expires_ms=T0 + 6_000)
     assert sum((await trial.by_tag(topic, Operation.MOVE, b"autumn", by_ms=10, limit=BATCH)).values()) == 2 * BATCH
     assert not len((await trial.lease(topic, BATCH, now_ms=T0 + 7_000)).rows)
+    await trial.stored(topic, named(2 * BATCH, f"{name} cancelled"), T0 + 5_000, tag=b"winter")
+    for dry_run in (True, False):
+        counts = await trial.by_tag(topic, Operation.CANCEL, b"winter", dry_run=dry_run, limit=BATCH)
+        assert sum(counts.values()) == 2 * BATCH
     await trial.store.sweep(topic, T0 + 7_000, BATCH)
     await trial.store.next_due(topic, [1, 2, 3], 0)
 
@@ -138,3 +144,31 @@ async def test_statistics_that_are_absent(told: PostgresqlServer, remember_ms: i
             before = len(told.log.read_text(encoding="utf-8"))
             await _every_call(trial, topic, state)
             assert not _excesses(_plans_of(told, before)), state
+
+
+async def test_what_is_gone_is_not_read_again_with_each_lease(told: PostgresqlServer) -> None:
+    """Nobody has vacuumed: what was leased and acknowledged is in the indexes still, and passed once a second."""
+    async with Trial(lambda: make_store(f"{told.url}?schema=gone&timeout_ms=60000&pool=2")) as trial:
+        topic = await trial.topic()
+
+        async def cycle(count: int, now_ms: int) -> int:
+            await trial.stored(topic, named(count, f"at {now_ms}"), now_ms, now_ms=now_ms)
+            before = told.log.stat().st_size
+            leased = (await trial.lease(topic, count, now_ms=now_ms)).rows
+            assert len(leased) == count
+            assert not (await trial.settle(topic, Operation.ACK, leased, now_ms=now_ms)).status.any()
+            return _blocks_of_leases(told.log.read_bytes()[before:].decode())
+
+        for at in range(GONE_BATCHES):
+            await cycle(GONE_AT_ONCE, T0 + 300 * at)
+        after_ms = T0 + 300 * GONE_BATCHES + WHOLE_EVERY_MS
+        whole, *others = [await cycle(1, after_ms + 100 * at) for at in range(10)]
+        assert len(others) == 9 and max(others) * 5 < whole, (whole, others)
+
+
+def _blocks_of_leases(log: str) -> int:
+    """Blocks that the logged leases looked at."""
+    told = [json.loads(text) for text in _PLAN.findall(log)]
+    plans = [one["Plan"] for one in told if "dealt AS MATERIALIZED" in one["Query Text"]]
+    assert plans, "the server logged no lease"
+    return sum(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans)

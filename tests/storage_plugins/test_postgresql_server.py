@@ -281,6 +281,13 @@ async def test_what_the_driver_does_not_understand_is_refused_at_once(rest: str,
     assert said in refused.value.reason and "s3cret" not in str(refused.value)
 
 
+async def test_a_file_that_holds_no_certificate_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("nothing", encoding="utf-8")
+    for option in ("sslrootcert", "sslcert"):
+        with pytest.raises(StoreRefused, match="is not what it should be, in PEM"):
+            await _opened(f"postgresql://user@127.0.0.1:1/d?sslmode=require&{option}={tmp_path}/empty.pem")
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_who_is_cancelled_while_it_waits_for_a_connection_leaves_it_to_others(
     servers: Running, turns: int

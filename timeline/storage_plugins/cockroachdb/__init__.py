@@ -7,7 +7,6 @@ location.py     what the URL says
 words.py        PostgreSQL's statements in CockroachDB's words: rows by their key, not by their place on disk
 schema.py       tables by its SQLAlchemy dialect, hash-sharded indexes, versions; no transaction around DDL, no lock
 connections.py  what is tried again, with jitter: every transaction is SERIALIZABLE
-leasing.py      where a search begins, so that it does not read what was deleted
 store.py        the store
 """
 

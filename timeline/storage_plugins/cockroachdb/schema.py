@@ -18,7 +18,7 @@ from sqlalchemy_cockroachdb.base import CockroachDBDialect
 
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.postgresql.connections import Connection, Connections, state_of
+from timeline.storage_plugins.postgresql.connections import Connection, Connections, Steps, refused_rights, state_of
 from timeline.storage_plugins.postgresql.location import SCHEMA, Location
 from timeline.storage_plugins.postgresql.schema import NOTHING
 from timeline.storage_plugins.versions import Versions, migrate, noted
@@ -102,20 +102,20 @@ async def prepare(connections: Connections, location: Location) -> Found:
         raise StoreRefused(
             f"CockroachDB {version[1]}.{version[2]} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed"
         )
-    known = await _known(connections)
+    known = await _known(connections, location)
     if "cluster_uid" not in known:
         for statement in statements(location.schema):
             await _made(connections, statement, location)
         first = (str(1 + len(sql.MIGRATIONS)), secrets.token_hex(16))
         await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)
-        known = await _known(connections)
+        known = await _known(connections, location)
     await migrated(connections, location, known, contract=False)
     return Found(known["cluster_uid"], f"CockroachDB {version[1]}.{version[2]}, {location.shown}")
 
 
 async def versions(connections: Connections, location: Location, contract: bool) -> Versions:
     """The schema's versions; `contract`: without what only the version before needed."""
-    return await migrated(connections, location, await _known(connections), contract)
+    return await migrated(connections, location, await _known(connections, location), contract)
 
 
 async def migrated(connections: Connections, location: Location, known: dict[str, str], contract: bool) -> Versions:
@@ -126,22 +126,24 @@ async def migrated(connections: Connections, location: Location, known: dict[str
         raise StoreRefused(
             f"{location.shown}: table {location.schema}.meta is damaged ({damaged!r}): restore the database"
         ) from damaged
-    steps: list[str] = []
-    reached = migrate(steps.append, found, sql.MIGRATIONS, contract=contract)
-    for step in steps:
-        await _made(connections, step, location, f"SET search_path TO {location.schema}")
+    told: list[str] = []
+    reached = migrate(told.append, found, sql.MIGRATIONS, contract=contract)
+    steps = Steps(connections)  # once one is done, what fails is not as if nothing had happened
+    for statement in told:
+        await _made(steps, statement, location, f"SET search_path TO {location.schema}")
     if reached != found:
         numbers = (str(reached.version), str(reached.oldest))
-        await connections.use(lambda connection: connection.execute(REACHED, *numbers), writes=True)
+        await steps.use(lambda connection: connection.execute(REACHED, *numbers), writes=True)
     return reached
 
 
-async def _known(connections: Connections) -> dict[str, str]:
+async def _known(connections: Connections, location: Location) -> dict[str, str]:
     """What the schema says of itself; nothing where there is none."""
 
     async def look(connection: Connection) -> dict[str, str]:
         try:
-            return {record["name"]: record["value"] for record in await connection.fetch(KNOWN)}
+            with refused_rights(location):
+                return {record["name"]: record["value"] for record in await connection.fetch(KNOWN)}
         except asyncpg.PostgresError as error:
             if state_of(error) in _ABSENT:
                 return {}
@@ -150,21 +152,17 @@ async def _known(connections: Connections) -> dict[str, str]:
     return await connections.use(look, writes=False)
 
 
-async def _made(connections: Connections, statement: str, location: Location, before: str = "") -> None:
+async def _made(connections: Connections | Steps, statement: str, location: Location, before: str = "") -> None:
     """Runs a statement that makes what may be there already. `before`: what its connection has to be told first, in
     these very words: the family's steps name no schema, every other statement of this plugin does."""
 
     async def make(connection: Connection) -> None:
         try:
-            if before:
-                await connection.raw.execute(before)
-            await connection.execute(statement)
+            with refused_rights(location):
+                if before:
+                    await connection.raw.execute(before)
+                await connection.execute(statement)
         except asyncpg.PostgresError as error:
-            if state_of(error) == "42501":
-                raise StoreRefused(
-                    f"{location.shown}: this user may not create or use schema {location.schema!r}: GRANT CREATE ON "
-                    "DATABASE … TO the user, or let it own the schema"
-                ) from error
             if state_of(error) not in _THERE:
                 raise
 

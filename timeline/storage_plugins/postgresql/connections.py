@@ -3,8 +3,9 @@ have."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from ssl import SSLCertVerificationError
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from ssl import SSLCertVerificationError, SSLError
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import asyncpg
@@ -155,6 +156,20 @@ class Connection:
         await self.raw.executemany(self._qualified[statement], rows)
 
 
+@contextmanager
+def refused_rights(location: Location) -> Iterator[None]:
+    """What the server refuses this user while the schema is made or looked at, as something to be mended."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        if state_of(error) != "42501":
+            raise
+        raise StoreRefused(
+            f"{location.shown}: this user may not create or use schema {location.schema!r}: GRANT CREATE ON DATABASE … "
+            "TO the user, or let it own the schema"
+        ) from error
+
+
 Act: TypeAlias = Callable[[Connection], Awaitable[Result]]
 
 
@@ -188,6 +203,11 @@ class Connections:
             ) from error
         except asyncpg.exceptions.ClientConfigurationError as error:
             raise StoreRefused(f"{shown}: {_sentence(error)}") from error
+        except SSLError as error:
+            if error.library not in ("PEM", "X509") and "PEM lib" not in str(error):  # of the connection, not of a file
+                raise StoreUnavailable(f"{shown}: {_sentence(error)}") from error
+            files = "a file that sslrootcert, sslcert, sslkey or sslcrl names"
+            raise StoreRefused(f"{shown}: {files} is not what it should be, in PEM ({_sentence(error)})") from error
         except FAILURES as error:
             if state_of(error) in _REFUSED:
                 raise StoreRefused(f"{shown}: {_REFUSED[state_of(error)]}") from error

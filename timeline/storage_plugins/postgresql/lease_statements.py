@@ -6,29 +6,35 @@ from timeline.storage_plugins.postgresql.rows import OLD, PACKED, TEXTS, whole
 from timeline.storage_plugins.postgresql.statements import CONTENT_OF, FREE, HELD, TOPIC
 
 _BUCKETS = "($4::int8[] IS NULL OR m.bucket = ANY($4))"
+_FROM = "$12::int8"
 LARGEST_ID = r"'\x" + "ff" * 256 + "'::bytea"
 
 
 def _eligible(name: str, predicate: str, until: str) -> str:
     return f"""{name} AS MATERIALIZED (
   SELECT m.ctid AS place, {whole()} FROM timeline.message AS m
-  WHERE m.topic = {TOPIC} AND {predicate} AND m.due_ms <= {until} AND {_BUCKETS}
+  WHERE m.topic = {TOPIC} AND {predicate} AND m.due_ms BETWEEN {_FROM} AND {until} AND {_BUCKETS}
   ORDER BY m.due_ms, m.id LIMIT $5 FOR UPDATE SKIP LOCKED
 )"""
 
 
-def _onward(name: str, predicate: str, until: str) -> str:
-    """What lies behind `name`: how many were passed over because somebody else is at them, and the next due."""
+def _onward(name: str, predicate: str, until: str, least: str) -> str:
+    """What lies behind `name`: how many were passed over because somebody else is at them, and the next due that is
+    not before `least`. That is one bound with the end of what was found: of two, an index begins at either."""
     whose = f"m.topic = {TOPIC} AND {predicate} AND {_BUCKETS}"
-    behind = f"(m.due_ms, m.id) > ((SELECT due_ms FROM {name}_end), (SELECT id FROM {name}_end))"
-    until_end = behind.replace(">", "<=")
     return f"""{name}_end AS MATERIALIZED (
   SELECT due_ms, id FROM (SELECT due_ms, id FROM {name} OFFSET $5 - 1 LIMIT 1) AS last
   UNION ALL SELECT {until}, {LARGEST_ID} WHERE (SELECT count(*) FROM {name}) < $5
+), {name}_next AS MATERIALIZED (
+  SELECT greatest(due_ms, {least} - 1) AS due_ms, CASE WHEN due_ms >= {least} THEN id ELSE {LARGEST_ID} END AS id
+  FROM {name}_end
 ), {name}_onward AS MATERIALIZED (
-  SELECT (SELECT count(*) FROM timeline.message AS m WHERE {whose} AND {until_end})
+  SELECT (SELECT count(*) FROM timeline.message AS m WHERE {whose} AND m.due_ms >= {_FROM}
+        AND (m.due_ms, m.id) <= ((SELECT due_ms FROM {name}_end), (SELECT id FROM {name}_end)))
       - (SELECT count(*) FROM {name}) AS passed,
-    (SELECT m.due_ms FROM timeline.message AS m WHERE {whose} AND {behind} ORDER BY m.due_ms, m.id LIMIT 1) AS next_ms
+    (SELECT m.due_ms FROM timeline.message AS m WHERE {whose}
+        AND (m.due_ms, m.id) > ((SELECT due_ms FROM {name}_next), (SELECT id FROM {name}_next))
+      ORDER BY m.due_ms, m.id LIMIT 1) AS next_ms
 )"""
 
 
@@ -73,7 +79,8 @@ def lease(several: bool) -> str:
 
     $2, $3 until when what nobody holds, and what a lease that ran out left, may be leased; $4 buckets or NULL; $5 how
     many; $6 now; $7 the topic's max_deliveries; $8, $9, $10 lease, holder, bytes of each grant; $11, of a single
-    grant, whether it takes one message of any size.
+    grant, whether it takes one message of any size; $12 from which due on to look; $13 from where on to look for what
+    runs out next.
     """
     room = "d.taken <= ($10::int8[])[d.turn]"
     fits = room if several else f"({room} OR (d.n = 1 AND $11::bool))"
@@ -97,7 +104,7 @@ WITH {_eligible("free", FREE, "$2::int8")}, {_eligible("held", HELD, "$3::int8")
   FROM (SELECT * FROM free UNION ALL SELECT * FROM held) AS e
   WHERE (e.due_ms, e.id) > (SELECT l.due_ms, l.id FROM leased AS l ORDER BY l.n DESC LIMIT 1)
     OR NOT EXISTS (SELECT FROM leased)
-), {_onward("free", FREE, "$2::int8")}, {_onward("held", HELD, "$3::int8")}
+), {_onward("free", FREE, "$2::int8", _FROM)}, {_onward("held", HELD, "$3::int8", "$13::int8")}
 SELECT judged.plain, (SELECT count(*) FROM dealt WHERE fits) AS fitting, rest.free_ms, rest.held_ms,
   free_onward.passed + held_onward.passed AS passed, free_onward.next_ms AS next_free_ms,
   held_onward.next_ms AS next_held_ms, packed.*

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged, UInt32
-from timeline.leases import Ask, deal, decide
+from timeline.leases import deal
 from timeline.leases.dealing import turns_of
-from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Answers, Operation, Rows, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Grant, Leased, Settles
 from timeline.storage_plugins.postgresql import lease_statements, statements
@@ -21,12 +21,24 @@ from timeline.storage_plugins.postgresql.messages import Changes, decide_each
 from timeline.storage_plugins.postgresql.rows import Part, leased_of, stored_of
 from timeline.storage_plugins.sql import signed
 from timeline.storage_plugins.sql.changes import settle_ask
-
-MOST_REMOVED = 10_000
-"""Expired and delivered-out messages that one call removes before it stops looking further."""
+from timeline.storage_plugins.sql.search import MOST_REMOVED, burial, buried, met
 
 BYTES_AT_ONCE = 256 * 1024 * 1024
 """Of payloads and headers that one lease reads together; what is left is due at once (`next_due_ms`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was leased, and the end of the lease that runs out next."""
+
+    leased: Leased
+    end_ms: int | None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was leased, nor removed on the way."""
+        leased = self.leased
+        return not (len(leased.rows) or leased.expired or len(leased.buried))
 
 
 def nothing_leased(next_due_ms: int | None = None) -> Leased:
@@ -40,7 +52,7 @@ class Search:
 
     def __init__(
         self, steps: Steps, topic: Topic, now_ms: int, buckets: list[int] | None, due_before_ms: int, overdue_ms: int,
-        after_ms: int = -1,
+        after_ms: int,
     ) -> None:  # fmt: skip
         self._steps, self._topic, self._now_ms, self._buckets = steps, topic, now_ms, buckets
         self._due_before_ms = due_before_ms
@@ -88,40 +100,38 @@ class Search:
         if not 0 < expires_ms <= self._now_ms and not 0 < most <= record["deliveries"]:
             return True
         stored = changes.met[record["id"]] = stored_of(record)
-        message = stored.message
-        ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=self._due_before_ms)
-        status = decide(message, ask, self._now_ms, settings).status
+        status = met(stored.message, self._due_before_ms, self._now_ms, settings)
         if status is Status.EXPIRED:
             changes.remove(stored)
             self._expired.append(stored.id)
         elif status is Status.DEAD:
-            token = {"birth": message.birth, "version": message.version, "holder": message.holder}
-            bury = Ask(Operation.BURY, reason=DELIVERED_OUT, **token)  # type: ignore[arg-type]
-            decision = decide(message, bury, self._now_ms, settings)
+            ask, decision = burial(stored.message, self._now_ms, settings)
             if decision.status is Status.OK and decision.message is not None:
-                changes.apply(stored, bury, decision)
-                rows = Part.of([record]).rows
-                rows.dead = Ragged.of([decision.message.dead])
-                rows.died_ms = np.array([decision.message.died_ms], dtype=np.int64)
-                self._buried.append(rows)
+                changes.apply(stored, ask, decision)
+                self._buried.append(buried(Part.of([record]).rows, decision.message))
         return status is Status.OK
 
 
 async def lease_by_rules(
     steps: Steps, topic: Topic, buckets: list[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
-    overdue_ms: int, after_ms: int = -1,
-) -> Leased:  # fmt: skip
-    """`Store.lease_due`, whatever is met: a search, what it removes, the leases, what comes next. `after_ms`: nothing
-    is looked for that was due before."""
-    search = Search(steps, topic, now_ms, buckets, due_before_ms, overdue_ms, after_ms)
+    overdue_ms: int, due_from_ms: int,
+) -> Found:  # fmt: skip
+    """`Store.lease_due`, whatever is met: a search, what it removes, the leases, what comes next. `due_from_ms`:
+    nothing is looked for that was due before."""
+    search = Search(steps, topic, now_ms, buckets, due_before_ms, overdue_ms, due_from_ms)
     wanted = sum(grant.count for grant in grants)
     eligible = await search.first(wanted) if wanted else Part.of([])
     turns = deal(grants, eligible.sizes)
     leased = await _lease(steps, topic, now_ms, grants, turns, eligible)
-    if not overdue_ms:
-        leased.next_due_ms = await _next_lease_ms(steps, topic, buckets, after_ms)
     leased.expired, leased.buried = search.expired, search.buried
-    return leased
+    if overdue_ms:
+        return Found(leased, None)
+    free_ms, end_ms = await steps.use(
+        lambda connection: first_due(connection, topic, due_from_ms - 1, buckets), writes=False
+    )
+    held_ms = None if end_ms is None else end_ms + topic.settings.redelivery_backoff_ms
+    leased.next_due_ms = _earliest((free_ms, held_ms))
+    return Found(leased, end_ms)
 
 
 async def _lease(
@@ -168,8 +178,12 @@ async def lease_plain(
     due_before_ms: int,
     grants: Sequence[Grant],
     overdue_ms: int,
-) -> Leased | None:
-    """`Store.lease_due` by one statement; None where what was met is for the rules, and nothing was done."""
+    due_from_ms: int,
+    end_from_ms: int,
+) -> Found | None:
+    """`Store.lease_due` by one statement; None where what was met is for the rules, and nothing was done.
+    `due_from_ms`: nothing is looked for that was due before; `end_from_ms`: what runs out next does
+    not do so before."""
     settings = topic.settings
     backoff_ms = settings.redelivery_backoff_ms
     several = len(grants) > 1
@@ -186,29 +200,26 @@ async def lease_plain(
         [grant.holder for grant in grants],
         [min(grant.max_bytes, BYTES_AT_ONCE) for grant in grants],
         (turns_of(grants, wanted) + np.uint32(1)).tolist() if several else grants[0].alone,
+        due_from_ms,
+        end_from_ms,
     ]
     found = await connection.fetchrow(lease_statements.LEASE[several], *asked)
     if not found["plain"]:
         return None
     leased = leased_of(found, grants)
+    ends_ms = [found["next_held_ms"], int(leased.rows.due_ms.min()) if len(leased.rows) else None]
     if not overdue_ms:
         times = [found["free_ms"], found["next_free_ms"]]
-        times += [None if end is None else end + backoff_ms for end in (found["held_ms"], found["next_held_ms"])]
-        if len(leased.rows):
-            times.append(int(leased.rows.due_ms.min()) + backoff_ms)
+        times += [None if end is None else end + backoff_ms for end in (found["held_ms"], *ends_ms)]
         if found["passed"] > 0 or found["fitting"] > len(leased.rows):
             # Somebody else is at some of them, and may leave them as they are. Not at once: a lock may last.
             times.append(now_ms + 1)
-        leased.next_due_ms = min((time for time in times if time is not None), default=None)
-    return leased
+        leased.next_due_ms = _earliest(times)
+    return Found(leased, _earliest(ends_ms))
 
 
-async def _next_lease_ms(steps: Steps, topic: Topic, buckets: list[int] | None, after_ms: int) -> int | None:
-    """The earliest time at which more may become leasable."""
-    free, held = await steps.use(lambda connection: first_due(connection, topic, after_ms - 1, buckets), writes=False)
-    if held is not None:
-        held += topic.settings.redelivery_backoff_ms
-    return min((time for time in (free, held) if time is not None), default=None)
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)
 
 
 async def first_due(

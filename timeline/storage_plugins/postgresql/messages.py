@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.model import Answers, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Mutations, StoreUnknown
 from timeline.storage_plugins.postgresql import statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stored_of
 from timeline.storage_plugins.sql import signed_one
-from timeline.storage_plugins.sql.changes import mutation_asks
+from timeline.storage_plugins.sql.changes import fill, left_of, mutation_asks, removal
 
 MOST_LOST = 100
 """Races that one call may lose for the same message. In each of them somebody else has changed it."""
@@ -47,8 +46,7 @@ class Changes:
         self.removed.add(stored.id)
         if not remember or not self.topic.settings.remember_ms:
             return None
-        old = stored.message
-        left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, remembered=True)
+        left = left_of(stored.message, last_op)
         self.remembered[stored.id] = left
         return Stored(0, left, 0, stored.id)
 
@@ -57,11 +55,8 @@ class Changes:
         if stored is None or not stored.row:
             return stored
         if decision.message is None:
-            if decision.status not in (Status.OK, Status.EXPIRED):
-                return stored
-            last_op = ask.op if ask.operation is Operation.CANCEL else 0
-            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
-            return self.remove(stored, last_op if decision.status is Status.OK else 0, keeps)
+            gone = removal(ask, decision)
+            return stored if gone is None else self.remove(stored, *gone)
         if decision.message is not stored.message:
             self.updated[stored.id] = decision.message
             return Stored(stored.row, decision.message, stored.bucket, stored.id)
@@ -174,16 +169,6 @@ async def decide_each(
         if not left:
             return sorted(absent)
     raise too_often()
-
-
-def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision as answer `at`."""
-    answers.status[at] = decision.status.code
-    answers.version[at] = decision.message.version if decision.message is not None else 0
-    answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
-    answers.settled[at] = decision.settled
-    answers.late[at] = decision.late
-    answers.repeat[at] = decision.repeat
 
 
 async def mutate(steps: Steps, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:

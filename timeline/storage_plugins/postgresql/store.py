@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from timeline.columns import Int64
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -22,7 +22,6 @@ from timeline.storage_plugins.contract import (
     ScanFilter,
     Settles,
     Store,
-    StoreRefused,
     StoreUnavailable,
     StoreUnknown,
     Swept,
@@ -30,7 +29,8 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.postgresql import leasing, records, schema, sweeping, tags, walking
-from timeline.storage_plugins.postgresql.connections import FAILURES, Connection, Connections, Steps, state_of
+from timeline.storage_plugins.postgresql.connections import Connection, Connections, Steps, refused_rights
+from timeline.storage_plugins.postgresql.floors import NEVER_MS, Floors
 from timeline.storage_plugins.postgresql.location import Location
 from timeline.storage_plugins.postgresql.messages import mutate
 from timeline.storage_plugins.postgresql.numbers import Numbers
@@ -62,6 +62,7 @@ class PostgresqlStore(Store):
         self._connections = self.connecting(self._location, self._numbers.forget)
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
+        self._floors = Floors()
 
     async def open(self) -> Opened:
         async with self._opening:
@@ -74,25 +75,22 @@ class PostgresqlStore(Store):
             return self._opened
 
     async def _open(self) -> Opened:
-        location = self._location
         await self._connections.open()
-
-        async def prepare(connection: Connection) -> schema.Found:
-            try:
-                return await schema.prepare(connection, location.schema, location.shown)
-            except FAILURES as error:
-                if state_of(error) == "42501":
-                    raise StoreRefused(
-                        f"{location.shown}: this user may not create or use schema {location.schema!r}: GRANT CREATE "
-                        f"ON DATABASE … TO the user, or let it own the schema"
-                    ) from error
-                raise
-
         try:
-            found = await self._connections.transact(prepare)
+            return await self._prepare()
         except BaseException:
             await self._connections.close()
             raise
+
+    async def _prepare(self) -> Opened:
+        """Makes or looks at the schema, and reads the server's settings."""
+        location = self._location
+
+        async def prepare(connection: Connection) -> schema.Found:
+            with refused_rights(location):
+                return await schema.prepare(connection, location.schema, location.shown)
+
+        found = await self._connections.transact(prepare)
         self.capabilities = replace(self.capabilities, durable=found.durable, survives_failover=found.survives_failover)
         return Opened(found.cluster_uid, found.server, found.warnings)
 
@@ -100,6 +98,7 @@ class PostgresqlStore(Store):
         async with self._opening:
             self._opened = None
             self._numbers.forget()
+            self._floors.forget()
             await self._connections.close()
 
     async def check(self) -> None:
@@ -145,7 +144,10 @@ class PostgresqlStore(Store):
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         if not len(puts):
             return Answers.blank(0)
-        return await Putting(Steps(self._connections), topic, now_ms, puts, self._numbers).answers()
+        try:
+            return await Putting(Steps(self._connections), topic, now_ms, puts, self._numbers).answers()
+        finally:
+            self._floors.lower(topic, int(puts.due_ms.min()))
 
     async def lease_due(
         self,
@@ -158,22 +160,55 @@ class PostgresqlStore(Store):
     ) -> Leased:
         wanted = None if buckets is None or len(set(buckets)) == topic.settings.buckets else list(buckets)
         asked = (topic, wanted, now_ms, due_before_ms, grants, overdue_ms)
+        backoff_ms, shortest_ms = topic.settings.redelivery_backoff_ms, min((one.lease_ms for one in grants), default=0)
+        try:
+            if overdue_ms:
+                return (await self._lease(*asked, -1, NEVER_MS)).leased
+            with self._floors.look(topic, wanted, now_ms) as look:
+                found = await self._lease(*asked, look.due_ms, look.end_ms)
+                if found.nothing and look.begins_again():
+                    found = await self._lease(*asked, look.due_ms, look.end_ms)
+                look.left(found.leased.next_due_ms, found.end_ms, backoff_ms)
+            return found.leased
+        finally:
+            if grants:
+                self._floors.lower(topic, end_ms=now_ms + shortest_ms)
+
+    async def _lease(
+        self, topic: Topic, buckets: list[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
+        overdue_ms: int, due_from_ms: int, end_from_ms: int,
+    ) -> leasing.Found:  # fmt: skip
+        asked = (topic, buckets, now_ms, due_before_ms, grants, overdue_ms, due_from_ms)
         if any(grant.count for grant in grants):
-            leased = await self._connections.use(lambda connection: leasing.lease_plain(connection, *asked), True)
-            if leased is not None:
-                return leased
+            found = await self._connections.use(
+                lambda connection: leasing.lease_plain(connection, *asked, end_from_ms), writes=True
+            )
+            if found is not None:
+                return found
         return await leasing.lease_by_rules(Steps(self._connections), *asked)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        return await leasing.settle(Steps(self._connections), topic, now_ms, settles)
+        try:
+            return await leasing.settle(Steps(self._connections), topic, now_ms, settles)
+        finally:
+            if (settles.operation == Operation.RELEASE).any():
+                self._floors.lower(topic, now_ms)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await mutate(Steps(self._connections), topic, now_ms, mutations)
+        try:
+            return await mutate(Steps(self._connections), topic, now_ms, mutations)
+        finally:
+            if mutations.operation in (Operation.MOVE, Operation.REVIVE) and len(mutations):
+                self._floors.lower(topic, int(mutations.due_ms.min()))
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         if not mutation.tag:
             return TagStep({}, None)
-        return await tags.step(Steps(self._connections), topic, now_ms, mutation, cursor, max(1, limit))
+        try:
+            return await tags.step(Steps(self._connections), topic, now_ms, mutation, cursor, max(1, limit))
+        finally:
+            if mutation.operation is Operation.MOVE and not mutation.dry_run:
+                self._floors.lower(topic, mutation.due_ms or -1)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
         return await self._read(
