@@ -60,6 +60,12 @@ def _missing_cassandra() -> str | None:
     return None
 
 
+def _missing_compose_spec() -> str | None:
+    if importlib.util.find_spec("compose_spec"):
+        return None
+    return "compose-spec is not installed: it has wheels for CPython 3.11 to 3.13 on Linux, x86-64; there run make setup"
+
+
 def _missing_faketime() -> str | None:
     """Its library is what is needed."""
     if any(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")):
@@ -84,6 +90,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "cassandra": _missing_cassandra,
     "cockroachdb": _missing_postgresql,  # which stands in for it
+    "compose_spec": _missing_compose_spec,
     "etcd": lambda: _missing_program("etcd", "etcd-server") or _missing_program("etcdctl", "etcd-client"),
     "etcd_cluster": lambda: _missing_program("etcd", "etcd-server"),
     "faketime": _missing_faketime,

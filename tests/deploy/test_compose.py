@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts import stores_page
 from tests.deploy.composed import COMPOSE, DOCKERFILE, Composed, env_file, instruction, services
@@ -16,6 +18,22 @@ from timeline.storage_plugins import make_store
 
 STORES = sorted(path.stem for path in (DEPLOY / "compose").glob("*.env"))
 CLUSTER = {"etcd-1", "etcd-2", "etcd-3", "broker-1", "broker-2", "prometheus", "grafana"}
+
+
+@pytest.mark.parametrize("slip", ["", "healthchek", "intervall"])
+def test_compose_is_what_its_specification_says(slip: str, require_service: Callable[[str], None]) -> None:
+    require_service("compose_spec")
+    import compose_spec
+
+    text = COMPOSE.read_text(encoding="utf-8")
+    if not slip:
+        compose_spec.PyCompose.from_yaml(text).to_spec()
+        return
+    parsed = yaml.safe_load(text)
+    broker = parsed["services"]["broker-1"]
+    (broker if slip == "healthchek" else broker["healthcheck"])[slip] = "2s"
+    with pytest.raises(ValueError, match=slip):
+        compose_spec.PyCompose.from_yaml(yaml.safe_dump(parsed)).to_spec()
 
 
 def test_every_store_of_compose_can_be_chosen() -> None:
