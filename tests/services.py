@@ -63,7 +63,7 @@ def _missing_cassandra() -> str | None:
 def _missing_compose_spec() -> str | None:
     if importlib.util.find_spec("compose_spec"):
         return None
-    return "compose-spec is not installed: it has wheels for CPython 3.11 to 3.13 on Linux, x86-64; there run make setup"
+    return "compose-spec is not installed: there are wheels for CPython 3.11 to 3.13 on Linux, x86-64; run make setup"
 
 
 def _missing_faketime() -> str | None:

@@ -32,9 +32,10 @@ def tracer() -> Any:
 
 def untraced(headers: bytes | memoryview) -> bytes | memoryview:
     """Encoded headers without their trace context: what is the same message, whoever's trace it was put in."""
-    if TRACEPARENT not in bytes(headers):
+    data = headers if isinstance(headers, bytes) else bytes(headers)
+    if TRACEPARENT not in data:
         return headers
-    kept, at, data = [], 0, bytes(headers)
+    kept, at = [], 0
     while at < len(data):
         end = at + 2 + int.from_bytes(data[at : at + 2], "little")
         after = end + 2 + int.from_bytes(data[end : end + 2], "little")
