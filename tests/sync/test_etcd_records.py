@@ -103,12 +103,24 @@ def test_what_does_not_add_up_has_to_be_read_again(listing: Listing) -> None:
     assert list(made.members()) == [B1]
 
 
+def test_what_is_read_again_and_is_the_same_is_not_looked_into_again() -> None:
+    entries = [broker(B1), broker(B2), consumers(B1, 7, 3), consumers(B2, 7, 1), consumers(B2, 8, 1)]
+    made = picture(*entries)
+    before = made.hosting()
+    made.read(Listing([entries[0], broker(B2, 5), *entries[2:4], consumers(B2, 9, 2, 6)], 6, 5))
+    after = made.hosting()
+    assert after == {7: {"b1": 3, "b/ 2": 1}, 9: {"b/ 2": 2}} and after[7] is before[7]
+    made.read(Listing([entries[0], entries[2]], 7, 2))
+    assert list(made.members()) == [B1] and made.hosting() == {7: {"b1": 3}} and made.revision == 7
+    assert before == {7: {"b1": 3, "b/ 2": 1}, 8: {"b/ 2": 1}}
+
+
 def test_an_entry_that_cannot_be_read_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     bad = Entry(KEYS.broker("b1"), b'{"format": 9}', 2, 5)
     made = picture(broker(B1), consumers(B1, 7, 1))
     assert made.update(Listing([bad, Entry(KEYS.consumers("b1", 7), b"?", 2, 5)], 2, 2))
     assert made.update(Listing([Entry(bad.key, bad.value, 3, 5)], 3, 2))
-    assert not made.members() and made.hosting() == {7: {}}
+    assert not made.members() and made.hosting() == {}
     assert [record.getMessage() for record in caplog.records if "brokers" in record.getMessage()] == [
         "/prod/timeline/brokers/b1 in etcd is left out: it has format 9, and this version reads 1"
     ]

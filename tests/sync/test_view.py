@@ -36,6 +36,14 @@ def test_what_is_told_twice_is_no_news() -> None:
     assert view.host(7, 2) and not view.host(7, 2) and not view.host(8, 0)
 
 
+def test_what_is_said_before_its_broker_is_there_counts_once_it_is() -> None:
+    view, hosting = joined(), {7: {"b2": 1}}
+    view.learn([B3], hosting)
+    assert not view.hosting(7)
+    assert view.learn([B2, B3], hosting) and view.hosting(7) == {"b2": 1}
+    assert view.learn([B3], hosting) and not view.hosting(7)
+
+
 def test_nothing_is_reckoned_again_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     reckon = view_module.assign

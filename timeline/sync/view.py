@@ -20,7 +20,8 @@ class View:
         self.myself: Member | None = None
         self._mine: dict[int, int] = {}
         self._others: dict[str, Member] = {}
-        self._theirs: dict[int, dict[str, int]] = {}
+        self._theirs: dict[int, Mapping[str, int]] = {}
+        self._heard: Mapping[int, Mapping[str, int]] = {}
         self._hosting: dict[int, Mapping[str, int]] = {}
         self._assigned: dict[tuple[int, int], Assignment] = {}
         self._members: tuple[Member, ...] | None = None
@@ -44,17 +45,23 @@ class View:
 
     def learn(self, others: Collection[Member], hosting: Mapping[int, Mapping[str, int]]) -> bool:
         """All other members there are, and how many healthy consumers of each topic they host, by topic's uid and
-        broker's name; whether that is news. What is said of this broker or of those who are no members is left out."""
+        broker's name; whether that is news. What is said of this broker or of those who are no members is left out.
+        Mappings that are the same objects as the last time are not looked into again: they must not change."""
         mine = self.myself.name if self.myself else None
         members = {member.name: member for member in others if member.name != mine}
-        theirs = {
-            uid: kept
-            for uid, by_name in hosting.items()
-            if (kept := {name: count for name, count in by_name.items() if count > 0 and name in members})
-        }
-        if members == self._others and theirs == self._theirs:
-            return False
+        same = members.keys() == self._others.keys()
+        theirs: dict[int, Mapping[str, int]] = {}
+        for uid, counts in hosting.items():
+            if same and self._heard.get(uid) is counts:
+                kept = self._theirs.get(uid, _NOBODY)
+            else:
+                kept = {name: count for name, count in counts.items() if count > 0 and name in members}
+            if kept:
+                theirs[uid] = kept
         touched = {uid for uid in self._theirs.keys() | theirs.keys() if self._theirs.get(uid) != theirs.get(uid)}
+        self._heard = hosting
+        if members == self._others and not touched:
+            return False
         self._others, self._theirs = members, theirs
         self._changed(touched)
         return True

@@ -26,14 +26,17 @@ class Picture:
     topics_revision: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     _members: dict[str, Member] = field(default_factory=dict)
-    _hosting: dict[int, dict[str, int]] = field(default_factory=dict)
+    _hosting: dict[int, Mapping[str, int]] = field(default_factory=dict)
     _unreadable: set[str] = field(default_factory=set)
 
     def read(self, listing: Listing) -> None:
         """All there is, in place of what was."""
-        self.entries, self._members, self._hosting = {}, {}, {}
-        for entry in listing.entries:
-            self._put(entry)
+        there = {entry.key: entry for entry in listing.entries}
+        for key in self.entries.keys() - there.keys():
+            self._drop(key)
+        for key, entry in there.items():
+            if self.entries.get(key) != entry:
+                self._put(entry)
         self._settle(listing)
 
     def update(self, listing: Listing) -> bool:
@@ -54,26 +57,39 @@ class Picture:
         return list(self._members.values())
 
     def hosting(self) -> Hosting:
-        """What brokers say that they host; of those, too, that have no entry."""
-        return {uid: dict(counts) for uid, counts in self._hosting.items()}
+        """What brokers say that they host; of those, too, that have no entry. What is the same as before is the same
+        mapping, so that nobody has to look into it again."""
+        return dict(self._hosting)
 
     def _put(self, entry: Entry) -> None:
+        self._drop(entry.key)
         self.entries[entry.key] = entry
         name, told = self.keys.broker_of(entry.key), self.keys.consumers_of(entry.key)
         try:
             if name is not None:
-                self._members.pop(name, None)
                 self._members[name], _ = read_broker(name, entry.value)
             elif told is not None:
                 broker, uid = told
-                self._hosting.setdefault(uid, {}).pop(broker, None)
-                self._hosting[uid][broker] = read_consumers(entry.value)
+                self._hosting[uid] = {**self._hosting.get(uid, {}), broker: read_consumers(entry.value)}
         except Unreadable as bad:
             if entry.key not in self._unreadable:
                 log.warning("%s in etcd is left out: %s", entry.key, bad)
             self._unreadable.add(entry.key)
         else:
             self._unreadable.discard(entry.key)
+
+    def _drop(self, key: str) -> None:
+        self.entries.pop(key, None)
+        name, told = self.keys.broker_of(key), self.keys.consumers_of(key)
+        if name is not None:
+            self._members.pop(name, None)
+        elif told is not None:
+            broker, uid = told
+            others = {name: count for name, count in self._hosting.get(uid, {}).items() if name != broker}
+            if others:
+                self._hosting[uid] = others
+            else:
+                self._hosting.pop(uid, None)
 
     def _settle(self, listing: Listing) -> None:
         self.revision = listing.revision
@@ -88,8 +104,8 @@ def with_lingering(
     there = {member.name for member in members}
     missing = [member for member in late if member.name not in there]
     names = {member.name for member in missing}
-    merged = {uid: dict(counts) for uid, counts in hosting.items()}
+    merged = dict(hosting)
     for uid, counts in late_hosting.items():
         for name in names & counts.keys():
-            merged.setdefault(uid, {})[name] = counts[name]
+            merged[uid] = {**merged.get(uid, {}), name: counts[name]}
     return [*members, *missing], merged
