@@ -251,9 +251,8 @@ def test_a_part_of_answers(count: int, start: int, more: int) -> None:
 
 
 def _columns(answers: Answers) -> dict[str, Any]:
-    return {
-        field.name: getattr(answers, field.name) for field in dataclasses.fields(answers) if field.name != "details"
-    }
+    names = [field.name for field in dataclasses.fields(answers)]
+    return {name: getattr(answers, name) for name in names if name not in ("details", "turn")}
 
 
 def test_blank_answers_say_one_status_and_nothing_else() -> None:
@@ -261,6 +260,7 @@ def test_blank_answers_say_one_status_and_nothing_else() -> None:
     assert len(blank) == 3
     assert blank.status.tolist() == [Status.LEASED.code] * 3
     assert not any(column.any() for name, column in _columns(blank).items() if name != "status")
+    assert blank.turn == 0
     assert blank.details == {} and Answers.blank(1).details is not Answers.blank(1).details
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import shutil
 import signal
 import socket
@@ -43,6 +46,23 @@ class PostgresqlServer(Server):
     def prepare(self) -> None:
         data = str(self.folder / "data")
         self.run(program("initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+
+    def kill(self) -> None:
+        """Waits for its children too: while one of them holds its memory, none other starts in its folder."""
+        held = self._children() if self.process is not None and self.process.poll() is None else []
+        super().kill()
+        for child in held:
+            select.select([child], [], [])
+            os.close(child)
+
+    def _children(self) -> list[int]:
+        """Descriptors of its children, to wait for."""
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
+        held: list[int] = []
+        for child in listed.split():
+            with contextlib.suppress(ProcessLookupError):  # It is gone already.
+                held.append(os.pidfd_open(int(child)))
+        return held
 
     def ready(self) -> bool:
         """It answers a startup message with what it wants for authentication, or with an error while it starts."""
