@@ -107,6 +107,12 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "timeline_etcd_up": ("gauge", "1 while etcd confirms what this broker believes; always with local://", ()),
     "timeline_clock_step_seconds": ("gauge", "Jump of the wall clock noticed and not followed yet", ()),
+    "timeline_cluster_brokers": ("gauge", "Brokers that this one believes to be there, itself too", ()),
+    "timeline_hints_total": (
+        "counter",
+        "Hints between brokers of what comes due: sent, received, or dropped (the sweep finds what they told of)",
+        ("outcome",),
+    ),
     "timeline_ready": ("gauge", "1 while the broker serves", ()),
     "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),
 }

@@ -182,11 +182,15 @@ class Machine:
             self.broker.signal(signal.SIGTERM)
             assert await self.broker.wait() == 0
 
+    def _read(self) -> list[Event]:
+        """The histories of all processes."""
+        self.faults.flush()
+        return read_history(sorted(self.folder.glob("*.jsonl")))
+
     def history(self) -> list[Event]:
         """What all processes did. A call that failed and went on while a broker ended and came back may have been done
         before its answer was lost, and says so."""
-        self.faults.flush()
-        events = read_history(sorted(self.folder.glob("*.jsonl")))
+        events = self._read()
         faults = [event for event in events if event.operation == "fault" and event.arguments["process"] == "broker"]
         for end, start in pairwise(faults):
             if start.arguments["what"] != "start":
@@ -212,7 +216,7 @@ class Machine:
         """How many deliveries were in code's hands and not settled at monotonic ms `at`, by the histories."""
         settled: set[tuple[str, int, int]] = set()
         received: set[tuple[str, int, int]] = set()
-        for event in self.history():
+        for event in self._read():
             if event.operation in ("receive", "ack", "release") and event.invoked <= at:
                 token = event.arguments["id"], event.arguments["birth"], event.arguments["version"]
                 (received if event.operation == "receive" else settled).add(token)

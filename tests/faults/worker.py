@@ -4,8 +4,10 @@ standard output how far it is, a JSON object a line.
     python -m tests.faults.worker produce --address HOST:PORT --history FILE --name p1 --count 10000
     python -m tests.faults.worker consume --address HOST:PORT --history FILE --name c1 --window 100
 
-A consumer keeps `--window` deliveries unsettled while it can, so that leases are always out; a line on its standard
-input makes it settle everything from then on. An end of standard input ends either.
+A producer puts `--rate` messages a second (0: as fast as it can), until it has put `--count` of them or is told by a
+line on its standard input that it is enough. A consumer keeps `--window` deliveries unsettled while it can, so that
+leases are always out; a line on its standard input makes it settle everything from then on. An end of standard input
+ends either.
 """
 
 from __future__ import annotations
@@ -49,16 +51,23 @@ class Produce:
         self.rng = random.Random(asked.name)
         self.clock = history.clock
         self.sent = 0
+        self.enough = asyncio.Event()
 
     async def run(self, client: Any) -> None:
         async with client.producer(TOPIC, group=self.asked.name) as producer:
             under_way: set[asyncio.Task[None]] = set()
+            loop = asyncio.get_running_loop()
+            due_s, enough = loop.time(), loop.create_task(self.enough.wait())
             while self.sent < self.asked.count:
+                if self.asked.rate:
+                    await asyncio.wait({enough}, timeout=max(0.0, due_s - loop.time()))
+                    due_s += BATCH / self.asked.rate
                 first, self.sent = self.sent, min(self.asked.count, self.sent + BATCH)
                 under_way.add(asyncio.create_task(self._batch(producer, first, self.sent)))
                 if len(under_way) >= 4:
                     _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.gather(*under_way)
+            enough.cancel()
         say(done=True)
 
     async def _batch(self, producer: Any, first: int, end: int) -> None:
@@ -94,6 +103,11 @@ class Produce:
         ]
         self.history.answer(started, [outcome_of(one["status"]) for one in results], results)
 
+    def finish(self) -> None:
+        """It is enough."""
+        self.asked.count = self.sent
+        self.enough.set()
+
 
 class Consume:
     """Receives, holds a window of deliveries, acknowledges the oldest, now and then extends or releases one."""
@@ -109,7 +123,7 @@ class Consume:
         self.given_up: set[tuple[str, int]] = set()
         self.consumer: Any = None
 
-    def settle_all(self) -> None:
+    def finish(self) -> None:
         """From now on nothing is held back."""
         self.window = 0
         self._settle_oldest()
@@ -224,8 +238,7 @@ async def work(asked: argparse.Namespace) -> None:
 
 async def _listen(reader: asyncio.StreamReader, worker: Produce | Consume) -> None:
     while await reader.readline():
-        if isinstance(worker, Consume):
-            worker.settle_all()
+        worker.finish()
 
 
 def main() -> None:
@@ -237,6 +250,7 @@ def main() -> None:
     parser.add_argument("--session", type=int, default=1)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--window", type=int, default=100)
+    parser.add_argument("--rate", type=int, default=0)
     asyncio.run(work(parser.parse_args()))
 
 

@@ -51,11 +51,11 @@ class Actor:
         lost_s = network.repeated.get(name, 0.0)
         if told["status"] not in NOTHING:
             well = outcome_of(told["status"]) == OK
-            unsure_s = store.unknown_s if well else store.answer_lost_s
+            unsure_s = store.lost.unknown_s if well else store.lost.answer_s
             lost_s = max(lost_s, network.answers_lost.get(name, 0.0), unsure_s)
         if lost_s * 1_000.0 < invoked or told["status"] in CERTAIN:
             return told
-        return {**told, "repeated": True}
+        return {**told, "repeated": True, **({"lingers": True} if len(self.world.brokers) > 1 else {})}
 
     async def noted(
         self,

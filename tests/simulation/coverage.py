@@ -31,6 +31,8 @@ FAULTS = (
     "one-way cut", "bad store", "store down", "slow store", "clock step", "connection cut", "answer lost on the wire",
     "call repeated by the wire", "call out of time", "store refused", "store call lost", "store answer lost",
     "consumer ended: SUPERSEDED", "wrong membership", "put throttled", "settle throttled", "call throttled",
+    "bad events", "etcd down", "etcd cut", "etcd emptied", "ghost", "deaf peers", "event lost", "hint lost",
+    "broker's lease ran out",
 )  # fmt: skip
 
 

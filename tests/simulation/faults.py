@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from timeline.history import History
 
 if TYPE_CHECKING:
+    from tests.simulation.brokers import Broker
     from tests.simulation.world import World
 
 PHASE_S = 14.0
@@ -26,8 +27,9 @@ class Faults:
         self.world = world
         self.rng = random.Random(f"{world.seed}-faults")
         self._log = History("faults", world.history_clock, world.events)
-        self._broker = asyncio.Lock()
+        self._locks = {broker.name: asyncio.Lock() for broker in world.brokers}
         """Held by whatever starts or ends a broker, or keeps one from being started (a stepped clock)."""
+        self._several = len(world.brokers) > 1
 
     def _note(self, what: str, **more: object) -> None:
         self.world.occurred[what] += 1
@@ -46,6 +48,12 @@ class Faults:
             self._bad_store, self._store_down, self._slow_store, self._step_clock, self._wrong_membership,
             self._wrong_membership,
         ]  # fmt: skip
+        if len(world.brokers) > 1:
+            kinds = [one for one in kinds if one != self._wrong_membership]
+            kinds += [
+                self._crash_broker, self._pause_broker, self._bad_events, self._bad_events, self._etcd_down,
+                self._etcd_cut, self._etcd_emptied, self._ghost, self._deaf_peers, self._deaf_peers,
+            ]  # fmt: skip
         chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
         at = sorted(rng.uniform(0.2, PHASE_S - 3.0) for _ in chosen)
         start_s = world.loop.time()
@@ -59,23 +67,21 @@ class Faults:
     async def heal(self) -> None:
         """The end of all faults: everything runs, nothing is lost on the way, nothing new is put."""
         world = self.world
-        trouble, network = world.store.trouble, world.network
-        trouble.slowest_s, trouble.refused, trouble.lost_before, trouble.lost_after, trouble.down = (
-            0.004,
-            0,
-            0,
-            0,
-            False,
-        )
+        network = world.network
+        for broker in world.brokers:
+            broker.store.trouble.mend()
+            broker.clock.step_s = 0.0
+        registry = world.registry
+        registry.slowest_s, registry.loss, registry.down = 0.01, 0.0, False
+        registry.cut.clear()
+        network.deaf = 0.0
         network.slowest_s, network.cut_chance = 0.002, 0.0
         network.loss_chance = network.repeat_chance = 0.0
-        world.clock.step_s = 0.0
         for producer in world.producers:
             for task in producer.process.tasks:
                 while not task.done() and not producer.process.dead:
                     await world.timer.wait(0.1)
-        if world.broker is None:
-            await world.start_broker()
+        await world.start_broker()
         for id in list(world.consumers):
             consumer = world.consumers[id]
             if consumer.process.dead or consumer.process.tasks[0].done():
@@ -87,29 +93,33 @@ class Faults:
         world.healed = True
         self._log.note("healed", {})
 
+    def _one(self) -> Broker:
+        """Whichever broker."""
+        return self.rng.choice(self.world.brokers)
+
     async def _crash_broker(self) -> None:
-        async with self._broker:
-            world = self.world
+        broker = self._one()
+        async with self._locks[broker.name]:
             self._note("crash", process="broker")
-            world.kill_broker()
-            await world.timer.wait(self.rng.choice((0.02, 0.5, 2.5)))
-            await world.start_broker()
+            broker.kill()
+            await self.world.timer.wait(self.rng.choice((0.02, 0.5, 2.5, 7.0) if self._several else (0.02, 0.5, 2.5)))
+            await broker.start()
 
     async def _drain_broker(self) -> None:
-        async with self._broker:
+        broker = self._one()
+        async with self._locks[broker.name]:
             self._note("drain", process="broker")
-            await self.world.drain_broker()
+            await broker.drain()
             await self.world.timer.wait(self.rng.choice((0.0, 0.3)))
-            await self.world.start_broker()
+            await broker.start()
 
     async def _pause_broker(self) -> None:
-        world = self.world
-        broker = world.broker
-        if broker is not None:
+        process = self._one().process
+        if process is not None:
             self._note("pause broker")
-            broker.pause()
-            await world.timer.wait(self.rng.choice((0.2, 1.0, 3.0)))
-            broker.resume()
+            process.pause()
+            await self.world.timer.wait(self.rng.choice((0.2, 1.0, 3.0, 7.0) if self._several else (0.2, 1.0, 3.0)))
+            process.resume()
 
     async def _crash_consumer(self) -> None:
         world, id = self.world, self.rng.choice(list(self.world.consumers))
@@ -163,8 +173,8 @@ class Faults:
 
     async def _bad_store(self) -> None:
         world, rng = self.world, self.rng
+        trouble = self._one().store.trouble
         self._note("bad store")
-        trouble = world.store.trouble
         trouble.refused, trouble.lost_before, trouble.lost_after = (
             rng.random() * 0.3,
             rng.random() * 0.2,
@@ -174,24 +184,28 @@ class Faults:
         trouble.refused = trouble.lost_before = trouble.lost_after = 0.0
 
     async def _store_down(self) -> None:
+        struck = self.world.brokers if self.rng.random() < 0.5 else [self._one()]
         self._note("store down")
-        self.world.store.trouble.down = True
-        await self.world.timer.wait(self.rng.uniform(0.2, 2.0))
-        self.world.store.trouble.down = False
+        for broker in struck:
+            broker.store.trouble.down = True
+        await self.world.timer.wait(self.rng.uniform(0.2, 4.0 if self._several else 2.0))
+        for broker in struck:
+            broker.store.trouble.down = False
 
     async def _slow_store(self) -> None:
+        trouble = self._one().store.trouble
         self._note("slow store")
-        self.world.store.trouble.slowest_s = self.rng.choice((0.2, 2.0))
+        trouble.slowest_s = self.rng.choice((0.2, 2.0))
         await self.world.timer.wait(self.rng.uniform(0.5, 3.0))
-        self.world.store.trouble.slowest_s = 0.004
+        trouble.slowest_s = 0.004
 
     async def _step_clock(self) -> None:
-        async with self._broker:
-            world = self.world
+        broker = self._one()
+        async with self._locks[broker.name]:
             self._note("clock step")
-            world.clock.step_s = self.rng.choice((-HOUR_S, HOUR_S, 2.0, -2.0))
-            await world.timer.wait(self.rng.uniform(1.0, 6.0))
-            world.clock.step_s = 0.0
+            broker.clock.step_s = self.rng.choice((-HOUR_S, HOUR_S, 2.0, -2.0))
+            await self.world.timer.wait(self.rng.uniform(1.0, 6.0))
+            broker.clock.step_s = 0.0
 
     async def _wrong_membership(self) -> None:
         """Some buckets, or all, are said to be dealt by others. Now and then for ever: then the sweep has to do."""
@@ -202,3 +216,49 @@ class Faults:
         if rng.random() < 0.7:
             await world.timer.wait(rng.uniform(0.5, 6.0))
             world.belief.change(frozenset(), told=rng.random() < 0.7)
+
+    # ── what several brokers may meet besides ──
+
+    async def _bad_events(self) -> None:
+        """Events of the membership come late, or not at all."""
+        world, rng = self.world, self.rng
+        self._note("bad events")
+        world.registry.slowest_s, world.registry.loss = rng.choice((0.2, 2.0)), rng.choice((0.1, 0.5))
+        await world.timer.wait(rng.uniform(1.0, 6.0))
+        world.registry.slowest_s, world.registry.loss = 0.01, 0.0
+
+    async def _etcd_down(self) -> None:
+        self._note("etcd down")
+        self.world.registry.down = True
+        await self.world.timer.wait(self.rng.uniform(0.5, 8.0))
+        self.world.registry.down = False
+
+    async def _etcd_cut(self) -> None:
+        """One broker does not reach it, for longer than its lease perhaps."""
+        name = self._one().name
+        self._note("etcd cut")
+        self.world.registry.cut.add(name)
+        await self.world.timer.wait(self.rng.uniform(0.5, 8.0))
+        self.world.registry.cut.discard(name)
+
+    async def _etcd_emptied(self) -> None:
+        self._note("etcd emptied")
+        self.world.registry.forget()
+
+    async def _ghost(self) -> None:
+        """A broker that is not there is believed to be: its buckets are nobody's. Now and then to the end of faults."""
+        world, rng = self.world, self.rng
+        self._note("ghost")
+        topics = await world.store.inner.topics()
+        world.registry.haunt([topic.uid for topic in topics], rng.choice((1, 2, 6)))
+        if rng.random() < 0.7:
+            await world.timer.wait(rng.uniform(1.0, 6.0))
+            world.registry.haunt((), 0)
+
+    async def _deaf_peers(self) -> None:
+        """No broker hears of what others take in."""
+        world = self.world
+        self._note("deaf peers")
+        world.network.deaf = self.rng.choice((0.5, 1.0))
+        await world.timer.wait(self.rng.uniform(1.0, 8.0))
+        world.network.deaf = 0.0

@@ -278,3 +278,46 @@ class MixesPayloads(_Planted):
         if rows.payloads is not None:
             payloads = zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True)
             rows.payloads = Ragged.of([self._wrong.get((topic.uid, id), payload) for id, payload in payloads])
+
+
+class TrustsMembership(_Planted):
+    """In buckets that membership gives to a broker alone it leases by what it read up to two seconds ago, and compares
+    no version: whoever else has leased it since had no right to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leased: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+
+    async def lease_due(
+        self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Any, *asked: Any
+    ) -> Leased:
+        if buckets is not None:
+            mine = {grant.holder for grant in grants}
+            for (uid, id), (when_ms, holder) in list(self._leased.items()):
+                here = uid == topic.uid and bucket_of(id, topic.settings.buckets) in buckets
+                if here and holder not in mine and 0 <= now_ms - when_ms < 2_000:
+                    await self._forget_lease(topic, now_ms, id)
+        leased = await super().lease_due(topic, buckets, now_ms, due_before_ms, grants, *asked)
+        for id, holder in zip(leased.rows.ids.tolist(), leased.rows.holders.tolist(), strict=True):
+            self._leased[topic.uid, id] = now_ms, holder
+        return leased
+
+    async def _forget_lease(self, topic: Topic, now_ms: int, id: bytes) -> None:
+        for rows, row in (await self.standing(topic, now_ms, Ragged.of([id]))).values():
+            one = rows.take(np.array([row]))
+            if one.holders[0] and int(one.due_ms[0]) > now_ms:
+                await super().settle(topic, now_ms, _released(one, now_ms))
+
+
+def _released(one: Rows, now_ms: int) -> Settles:
+    return Settles(
+        ids=one.ids,
+        birth=one.birth,
+        version=one.version,
+        holders=one.holders,
+        operation=np.full(1, Operation.RELEASE, dtype=np.uint8),
+        time_ms=np.full(1, now_ms, dtype=np.int64),
+        op=np.ones(1, dtype=np.uint64),
+        unseen=np.zeros(1, dtype=np.bool_),
+        reasons=Ragged.of([b""]),
+    )

@@ -4,6 +4,7 @@ did goes into the history, whatever was answered.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,9 +42,21 @@ class Trouble:
     """How bad the store is now. Chances are per call; `down` refuses every call."""
 
     def __init__(self) -> None:
+        self.mend()
+
+    def mend(self) -> None:
+        """All is well."""
         self.slowest_s = 0.004
         self.refused = self.lost_before = self.lost_after = 0.0
         self.down = False
+
+
+class Lost:
+    """When an answer to what was done was last lost, and when a call was last answered UNKNOWN, done or not: by
+    whichever broker."""
+
+    def __init__(self) -> None:
+        self.answer_s = self.unknown_s = 0.0
 
 
 class TroubledStore(Store):
@@ -58,19 +71,25 @@ class TroubledStore(Store):
         self.occurred: Counter[str] = Counter()
         self._loop = loop
         self._timer = Timer(loop)
-        self.answer_lost_s = self.unknown_s = 0.0
-        """When the answer to what was done was last lost; when a call was last answered UNKNOWN, done or not."""
+        self.lost = Lost()
         self.broker = ""
         """Who calls now."""
+        self.brokers = 1
         self._rng = rng
         self._history = history
-        self._opened: Opened | None = None
+        self._opened: list[Opened] = []
         self._births: dict[tuple[str, bytes], int] = {}
 
+    def seen_apart(self, rng: random.Random) -> TroubledStore:
+        """The same store as another broker sees it: with trouble of its own."""
+        apart = copy.copy(self)
+        apart.trouble, apart._rng = Trouble(), rng
+        return apart
+
     async def open(self) -> Opened:
-        if self._opened is None:
-            self._opened = await self.inner.open()
-        return self._opened
+        if not self._opened:
+            self._opened.append(await self.inner.open())
+        return self._opened[0]
 
     async def close(self) -> None:
         """The broker lets go; what is stored stays."""
@@ -86,13 +105,13 @@ class TroubledStore(Store):
             raise StoreUnavailable("the simulated store does not answer")
         if draw() < trouble.lost_before:
             self.occurred["store call lost"] += 1
-            self.unknown_s = self._loop.time()
+            self.lost.unknown_s = self._loop.time()
             raise StoreUnknown("the call was lost")
         answer = await work()
         await self._timer.wait(draw() * draw() * trouble.slowest_s / 2)
         if draw() < trouble.lost_after:
             self.occurred["store answer lost"] += 1
-            self.answer_lost_s = self.unknown_s = self._loop.time()
+            self.lost.answer_s = self.lost.unknown_s = self._loop.time()
             raise StoreUnknown("the answer was lost")
         return answer
 
@@ -186,6 +205,8 @@ class TroubledStore(Store):
         granted = {holder: [grant.count, grant.max_bytes] for holder, grant in zip(holders, grants, strict=True)}
         dealt = {holder: list(got) for holder, *got in zip(holders, counts, nbytes, strict=True)}
         values = {"topic": topic.name, "broker": self.broker, "granted": granted, "dealt": dealt}
+        if self.brokers > 1:
+            values["brokers"] = self.brokers
         self._history.note("deal", {**asked, **values, "largest": int(sizes.max(initial=0))})
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.simulation import planted_brokers as brokers
+from tests.simulation import planted_clusters as clusters
 from tests.simulation import planted_stores as stores
 from tests.simulation.world import Pieces, World
 
@@ -22,9 +23,9 @@ SLOW = pytest.mark.slow
 # out twice 15/16 · all others 16/16. The bounds leave a chance of a thousandth that a run misses one.
 
 
-def _find(broken: set[str], within: int, **pieces: Any) -> None:
+def _find(broken: set[str], within: int, many: int = 1, **pieces: Any) -> None:
     for seed in range(within):
-        found = {violation.invariant for violation in World(seed, Pieces(**pieces)).run().verdict.violations}
+        found = {violation.invariant for violation in World(seed, Pieces(**pieces), many).run().verdict.violations}
         if found & broken:
             return
     pytest.fail(f"not found within {within} seeds")
@@ -79,3 +80,33 @@ def test_planted_mistake_is_found(
 ) -> None:
     with mistake():
         _find(broken, within)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("mistake", "broken", "within"),
+    [
+        pytest.param(clusters.leaves_a_bucket_to_nobody, {"S12"}, 20, id="a bucket of nobody"),
+        pytest.param(clusters.tells_nobody, {"S12"}, 20, id="others are not told what comes due"),
+        pytest.param(clusters.shares_a_token, {"S2"}, 40, id="a token for two sessions"),
+        pytest.param(clusters.follows_every_step, {"S1"}, 40, id="a clock step followed at once"),
+        pytest.param(brokers.never_sweeps, {"L1"}, 60, id="no sweep in a cluster"),
+    ],
+)
+def test_planted_mistake_of_a_cluster_is_found(
+    mistake: Callable[[], AbstractContextManager[None]], broken: set[str], within: int
+) -> None:
+    with mistake():
+        _find(broken, within, many=2)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("pieces", "broken", "within"),
+    [
+        pytest.param({"store": stores.TrustsMembership}, {"S3", "S10", "S11"}, 20, id="membership instead of versions"),
+        pytest.param({"store": stores.CursorSkip}, {"S12"}, 10, id="cursor skip in a cluster"),
+    ],
+)
+def test_planted_bug_of_a_cluster_is_found(pieces: dict[str, Any], broken: set[str], within: int) -> None:
+    _find(broken, within, many=2, **pieces)

@@ -54,7 +54,7 @@ def test_what_was_never_met_is_named_once_there_were_seeds_enough() -> None:
 
 
 def test_what_others_are_wrongly_said_to_deal_is_swept_as_fast_as_credit_allows() -> None:
-    world = World(1)
+    world = World(1, brokers=1)
     world.store.trouble.slowest_s = 0.0
     world.belief.change(frozenset(range(3)), told=False)
 

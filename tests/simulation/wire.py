@@ -35,6 +35,8 @@ class Network:
         self.slowest_s = 0.002
         self.cut_chance = 0.0
         self.loss_chance = self.repeat_chance = 0.0
+        self.deaf = 0.0
+        """Chance that what one broker tells another is lost."""
 
     def listen(self, address: str, process: Process, service: Service) -> None:
         """`service` answers at `address`, as `process`."""
@@ -267,8 +269,12 @@ class SimulatedTransport:
         return ClientEnd(connection)
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        connection, service = await self._connect(timeout_s)
         network = self._network
+        if method == "Hint" and network.chance(network.deaf):
+            network.occurred["hint lost"] += 1
+            await _wait(network.loop, network.delay())
+            raise TransportError(Fault.BROKEN, "the wire between the brokers is cut")
+        connection, service = await self._connect(timeout_s)
         times = 2 if network.chance(network.repeat_chance) else 1
         connection.serving = connection.server.run(_serve_unary(connection, service, method, times))
         connection.up.put(frame)

@@ -1,4 +1,4 @@
-"""One seed: a broker, its store, producers, consumers and whatever goes wrong, in one process and virtual time.
+"""One seed: some brokers, their store, producers, consumers and whatever goes wrong, in one process and virtual time.
 
 Two phases. First everything happens while faults strike; then all faults are healed, nothing new is put, and whatever
 is due must be delivered within a bound. At the end the store is dumped and the history judged.
@@ -10,18 +10,19 @@ import asyncio
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import timeline
 from tests.simulation.actors import Producer
+from tests.simulation.brokers import WALL_S, Broker, BrokerClock, HistoryClock
 from tests.simulation.consumers import Consumer
 from tests.simulation.faults import Faults
-from tests.simulation.gauges import NARROW, ROOMY, Gauges
+from tests.simulation.gauges import NARROW, ROOMY
 from tests.simulation.loop import Process, Timer, VirtualLoop
-from tests.simulation.membership import Belief, WrongMembership
+from tests.simulation.membership import Belief
+from tests.simulation.registry import Registry
 from tests.simulation.store import TroubledStore
 from tests.simulation.wire import Network
 from timeline.broker.node import Node
@@ -30,15 +31,22 @@ from timeline.history import Event, History, Verdict, Violation, check
 from timeline.model import LEASE_AHEAD_AUTO, Topic, TopicSettings
 from timeline.storage_plugins.dump import dump_store
 
-WALL_S = 1_700_000_000.0
-ADDRESS = "broker:9000"
 TIMEOUTS_S = (0.7, 2.0, 4.0)
 """How long clients wait, by seed: the shorter, the more they are told UNAVAILABLE or UNKNOWN."""
+BROKERS = (1, 1, 2, 2, 3)
+"""How many a seed has, by chance."""
 AHEAD_MS = 50
 """The most that a message is leased ahead of its time where nobody says otherwise."""
 SETTLE_S = 16.0
 """Everything that is due must be delivered so long after the faults: the longest lease and extension, a sweep, a
-consumer set aside, and a margin."""
+consumer set aside, and a margin. And where there are several brokers:"""
+NOTICE_S = 6.0
+"""what it takes until one that is gone is known to be."""
+
+
+def _many(seed: int, asked: int) -> int:
+    """How many brokers a seed has."""
+    return asked or random.Random(f"{seed}-brokers").choice(BROKERS)
 
 
 @dataclass(slots=True)
@@ -47,44 +55,6 @@ class Pieces:
 
     store: Any = None
     node: Any = Node
-
-
-class BrokerClock:
-    """The clocks of the broker's machine, which may be off, drift, and be set by hand (`step_s`)."""
-
-    def __init__(self, loop: VirtualLoop, rng: random.Random, perfect: bool) -> None:
-        self._loop, self._start_s = loop, loop.time()
-        self.offset_s = 0.0 if perfect else rng.uniform(-0.2, 0.2)
-        self.drift = 0.0 if perfect else rng.uniform(-2e-4, 2e-4)
-        self.step_s = 0.0
-
-    def wall_s(self) -> float:
-        return self.steady_s() + self.step_s
-
-    def steady_s(self) -> float:
-        """The wall clock without its steps, which must not be followed: what the broker goes by."""
-        gone_s = self._loop.time() - self._start_s
-        return WALL_S + gone_s * (1.0 + self.drift) + self.offset_s
-
-    def monotonic_s(self) -> float:
-        gone_s = self._loop.time() - self._start_s
-        return self._start_s + gone_s * (1.0 + self.drift)
-
-    def bound_ms(self) -> float:
-        """By how much spans of its time may differ from the machine's: histories tell the time by the one clock that
-        decides."""
-        return 0.001 + 1_000.0 * abs(self.drift) * (self._loop.time() - self._start_s)
-
-
-class HistoryClock(Clock):
-    """The clock of all histories: the machine's monotonic time, and the wall time that the broker goes by."""
-
-    def __init__(self, broker: BrokerClock, monotonic_s: Callable[[], float]) -> None:
-        super().__init__(broker.steady_s, monotonic_s)
-        self._broker = broker
-
-    def now(self) -> float:
-        return self._broker.steady_s() * 1_000.0
 
 
 @dataclass(slots=True)
@@ -103,19 +73,22 @@ class Outcome:
 
 
 class World:
-    """All that a seed consists of."""
+    """All that a seed consists of. `brokers`: how many; 0: as many as the seed says."""
 
-    def __init__(self, seed: int, pieces: Pieces | None = None) -> None:
+    def __init__(self, seed: int, pieces: Pieces | None = None, brokers: int = 0) -> None:
         self.seed = seed
         self.pieces = pieces or Pieces()
         self.rng = random.Random(f"{seed}-world")
         self.loop = VirtualLoop(random.Random(f"{seed}-loop"))
         self.timer = Timer(self.loop)
-        start_s = self.loop.time()
-        self.true_clock = Clock(lambda: WALL_S + self.loop.time() - start_s, self.loop.time)
+        self._start_s = self.loop.time()
+        self.true_clock = Clock(self._true_s, self.loop.time)
         self.network = Network(self.loop, random.Random(f"{seed}-wire"))
-        self.clock = BrokerClock(self.loop, self.rng, perfect=self.rng.random() < 0.5)
-        self.history_clock = HistoryClock(self.clock, self.loop.time)
+        perfect = self.rng.random() < 0.5
+        clocks = [BrokerClock(self.loop, self.rng, perfect) for _ in range(_many(seed, brokers))]
+        # With one broker its clock is the time. Where there are several, they differ from true time and from another.
+        true_s = clocks[0].steady_s if len(clocks) == 1 else self._true_s
+        self.history_clock = HistoryClock(true_s, self.loop.time)
         self.events: list[Event] = []
         self.occurred: Counter[str] = Counter()
         history = History("store", self.history_clock, self.events)
@@ -125,12 +98,15 @@ class World:
         self.timeout_s = self.rng.choice(TIMEOUTS_S)
         self.topics = ("plain", "kept")
         self.belief = Belief()
+        self.registry = Registry(self.loop, self.timer, random.Random(f"{seed}-registry"), self.occurred)
+        self.brokers: list[Broker] = []
+        self.store.brokers = len(clocks)
+        for number, clock in enumerate(clocks, start=1):
+            store = self.store if len(clocks) == 1 else self.store.seen_apart(random.Random(f"{seed}-store-{number}"))
+            self.brokers.append(Broker(self, f"broker{number}", clock, store))
         self.limits = NARROW if self.rng.random() < 0.25 else ROOMY
-        self.gauges: Gauges | None = None
         self.healed = False
         self.incarnations = 0
-        self.broker: Process | None = None
-        self.node: Node | None = None
         self.consumers: dict[str, Consumer] = {}
         self.producers: list[Producer] = []
         self.faults = Faults(self)
@@ -146,7 +122,10 @@ class World:
         return process.call(partial(self._connect, make, rng))
 
     def _connect(self, make: Any, rng: random.Random) -> Any:
-        return timeline.Timeline(ADDRESS, self.timeout_s, transport_factory=make, clock=self.true_clock, random=rng)
+        addresses = [broker.address for broker in self.brokers]
+        if rng.random() < 0.2:
+            addresses = addresses[:1]  # the others are to be learned of
+        return timeline.Timeline(addresses, self.timeout_s, transport_factory=make, clock=self.true_clock, random=rng)
 
     def message(self, **call: Any) -> Any:
         return timeline.Message(**call)
@@ -155,63 +134,27 @@ class World:
         """(birth, version) of a delivery."""
         return delivery.token.birth, delivery.token.version
 
-    # ── the broker ──
+    def _true_s(self) -> float:
+        return WALL_S + self.loop.time() - self._start_s
+
+    def bound_ms(self) -> float:
+        """By how much a broker's time may differ from the histories'."""
+        if len(self.brokers) == 1:
+            return self.brokers[0].clock.drift_ms()
+        return max(broker.clock.off_ms() for broker in self.brokers)
+
+    @property
+    def settle_s(self) -> float:
+        """Within what time everything that is due is delivered once all is well."""
+        return SETTLE_S + (NOTICE_S if len(self.brokers) > 1 else 0.0)
+
+    # ── brokers ──
 
     async def start_broker(self) -> None:
-        """A broker process over the store that is there."""
-        self.incarnations += 1
-        process = self.broker = self.process(f"broker.{self.incarnations}")
-        rng = random.Random(f"{self.seed}-broker-{self.incarnations}")
-        self.store.broker = process.name
-
-        def make() -> Node:
-            clock = Clock(self.clock.wall_s, self.clock.monotonic_s)
-            return self.pieces.node(
-                store=self.store,
-                clock=clock,
-                membership=WrongMembership(self.belief),
-                random_bits=rng.getrandbits,
-                name=process.name,
-                address=ADDRESS,
-                limits=self.limits,
-            )
-
-        async def start(node: Node) -> None:
-            while True:
-                try:
-                    await node.start()
-                    return
-                except timeline.TimelineError:
-                    await self.timer.wait(0.1)
-
-        node = self.node = process.call(make)
-        self.gauges = Gauges(node, self.occurred)
-        await process.run(start(node))
-        self.network.listen(ADDRESS, process, node.service)
-
-    def _note_queues(self) -> None:
-        if self.gauges is not None:
-            self.gauges.note(History("gauges", self.history_clock, self.events))
-
-    def kill_broker(self) -> None:
-        """kill -9."""
-        if self.broker is not None:
-            self._note_queues()
-            self.broker.kill()
-            self.network.cut(self.broker)
-            self.broker = self.node = None
-
-    async def drain_broker(self) -> None:
-        """SIGTERM, and its end."""
-        broker, node = self.broker, self.node
-        if broker is not None and node is not None:
-            self.broker = self.node = None
-            task = broker.run(node.drain(3_000))
-            while not task.done() and not broker.dead:
-                await self.timer.wait(0.05)
-            self._note_queues()
-            broker.kill()
-            self.network.cut(broker)
+        """Starts whatever brokers do not run."""
+        for broker in self.brokers:
+            if broker.process is None:
+                await broker.start()
 
     # ── consumers and producers ──
 
@@ -239,7 +182,6 @@ class World:
 
     async def _create_topics(self) -> None:
         rng = self.rng
-        assert self.broker is not None
         common = {
             "max_lease": 20.0,
             "max_payload_bytes": 1_000,
@@ -261,9 +203,11 @@ class World:
             History("admin", self.history_clock, self.events).note("topic", note)
 
     async def _run(self) -> float:
+        if len(self.brokers) > 1:
+            self.loop.create_task(self.registry.watch())
         await self.start_broker()
         await self._create_topics()
-        for id in ("c1", "c2", "c3"):
+        for id in ("c1", "c2", "c3", "c4")[: 3 if len(self.brokers) == 1 else 4]:
             self.start_consumer(id)
         for group in ("a", "a", "b"):
             self.start_producer(group, 84)
@@ -271,12 +215,13 @@ class World:
         await self.faults.heal()
         await self._quiet()
         end_wall_ms = self.history_clock.now()
-        await self.drain_broker()
+        for broker in self.brokers:
+            await broker.drain()
         return end_wall_ms
 
     async def _quiet(self) -> None:
         """Waits until nothing that is due is left, or for as long as that may take."""
-        until_s = self.loop.time() + SETTLE_S + 1.0
+        until_s = self.loop.time() + self.settle_s + 1.0
         while self.loop.time() < until_s:
             await self.timer.wait(0.5)
             now_ms = int(self.history_clock.now())
@@ -304,9 +249,9 @@ class World:
         verdict = check(
             self.events,
             rows,
-            clock_bound_ms=self.clock.bound_ms(),
+            clock_bound_ms=self.bound_ms(),
             transit_bound_ms=0.0,
-            liveness_bound_ms=SETTLE_S * 1_000.0,
+            liveness_bound_ms=self.settle_s * 1_000.0,
             end_wall_ms=end_wall_ms,
         )
         for task in self.loop.tasks:

@@ -42,15 +42,16 @@ TEXT_SIZES = {
     "detail": (0, 1024),
     "trouble": (0, 1024),
     "store": (0, 1024),
+    "sync": (0, 1024),
 }
-MAY_HOLD_NUL = {"tags", "tag", "reasons", "dead", "broker", "version", "text", "detail", "trouble", "store"}
+MAY_HOLD_NUL = {"tags", "tag", "reasons", "dead", "broker", "version", "text", "detail", "trouble", "store", "sync"}
 TALLIES = (
     "available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered", "credit_messages",
-    "credit_bytes",
+    "credit_bytes", "buckets", "dealt",
 )  # fmt: skip
 MOST = {
     **dict.fromkeys(TALLIES, 2**53 - 1),
-    **dict.fromkeys(("counts", "version", "if_version", "revision"), 2**63 - 1),
+    **dict.fromkeys(("counts", "version", "if_version", "revision", "topic_uid"), 2**63 - 1),
     "by_ms": CENTURY_MS,
 }
 LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1}

@@ -197,6 +197,14 @@ def bare_standing() -> frames.Standing:
     )  # fmt: skip
 
 
+def clustered_standing() -> frames.Standing:
+    """With what 1.2 added."""
+    made = standing()
+    made.sync = "etcd://h1:2379/timeline: 3 members"
+    made.topics.buckets, made.topics.dealt = longs(64, 1), longs(21, 0)
+    return made
+
+
 _MOVE, _CANCEL = Operation.MOVE, Operation.CANCEL
 _TWO = Ragged.of([b"a", b"b"])
 
@@ -245,4 +253,10 @@ SAMPLES: list[frames.Frame] = [
     frames.Stand(),
     standing(),
     bare_standing(),
+    frames.Hint("b1", longs(2**63 - 1, 5), longs(NOW_MS, 0)),
+    frames.Hint("b1", longs(), longs()),
+    frames.Hinted(2),
+    frames.Hinted(),
+    frames.Pong(1.5, 2.5, 3.5, "b1", "0.1.0", ("b1:9000", "b2:9000")),
+    clustered_standing(),
 ]

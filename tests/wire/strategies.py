@@ -35,6 +35,7 @@ durations = st.sampled_from([0, 1, MAX_DURATION_MS]) | st.integers(0, MAX_DURATI
 counts = st.sampled_from([0, 1, MAX_COUNT]) | st.integers(0, MAX_COUNT)
 whole64 = st.sampled_from([0, 1, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 some64 = st.sampled_from([1, 2**63, 2**64 - 1]) | st.integers(1, 2**64 - 1)
+uids = st.integers(0, 2**63 - 1)
 versions = st.sampled_from([1, 2, 2**63 - 1]) | st.integers(1, 2**63 - 1)
 whole32 = st.sampled_from([0, 1, 2**32 - 1]) | st.integers(0, 2**32 - 1)
 clock_readings = st.floats(0, MAX_TIME_MS)
@@ -201,6 +202,8 @@ def settles(draw: st.DrawFn) -> frames.Settle:
     )
 
 
+addresses = st.lists(texts(1, 1024, characters), max_size=3).map(tuple)
+
 welcomes = st.builds(
     frames.Welcome,
     broker=texts(0, 1024),
@@ -209,7 +212,7 @@ welcomes = st.builds(
     max_lease_ms=durations,
     max_payload_bytes=st.sampled_from([0, MAX_PAYLOAD_BYTES]),
     heartbeat_ms=durations,
-    brokers=st.lists(texts(1, 1024, characters), max_size=3).map(tuple),
+    brokers=addresses,
 )
 
 
@@ -293,14 +296,7 @@ settings = st.builds(
         if name not in ("lease_ms", "max_lease_ms")
     },
 )
-topic_records = st.builds(
-    Topic,
-    name=topics,
-    uid=st.integers(0, 2**63 - 1),
-    settings=settings,
-    revision=versions,
-    created_ms=times,
-)
+topic_records = st.builds(Topic, name=topics, uid=uids, settings=settings, revision=versions, created_ms=times)
 
 
 @st.composite
@@ -327,6 +323,8 @@ def topic_loads(draw: st.DrawFn) -> frames.TopicLoads:
         next_due_ms=draw(column(times, np.int64, n)),
         counted_ms=draw(column(times, np.int64, n)),
         **{name: draw(column(counts, np.int64, n)) for name in numbers},
+        buckets=draw(maybe(column(counts, np.int64, n))),
+        dealt=draw(maybe(column(counts, np.int64, n))),
     )
 
 
@@ -385,12 +383,16 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     frames.Late: st.builds(frames.Late, times, topics | st.just(""), ids | st.just(b""), st.integers(1, MAX_BATCH)),
     frames.LateList: late_lists(),
     frames.Ping: st.builds(frames.Ping, clock_readings),
-    frames.Pong: st.builds(frames.Pong, clock_readings, clock_readings, clock_readings, texts(0, 1024), texts(0, 1024)),
+    frames.Pong: st.builds(frames.Pong, *[clock_readings] * 3, texts(0, 1024), texts(0, 1024), addresses),
     frames.Stand: st.builds(frames.Stand, topics | st.just(""), st.integers(1, MAX_BATCH)),
     frames.Standing: st.builds(
         frames.Standing,
         *(texts(0, 1024), texts(0, 1024), times, times, texts(0, 1024), texts(0, 1024), clock_readings),
-        *(topic_loads(), lateness_counts(), connected()),
+        *(topic_loads(), lateness_counts(), connected(), texts(0, 1024)),
     ),
+    frames.Hint: sizes.flatmap(
+        lambda n: st.builds(frames.Hint, texts(0, 1024), column(uids, np.int64, n), column(times, np.int64, n))
+    ),
+    frames.Hinted: st.builds(frames.Hinted, counts),
 }
 """A strategy for each kind of frame."""

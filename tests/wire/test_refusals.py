@@ -138,6 +138,13 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (frames.Standing, {"consumers": part("consumers", consumers=Ragged.of([b"a", b""]))}, "consumers is bad at 1"),
     (frames.Standing, {"consumers": part("consumers", credit_bytes=longs(1, -1))}, "credit_bytes has a value outside"),
     (frames.Standing, {"lateness": None}, "lateness is missing"),
+    (frames.Hint, {"topic_uid": longs(-1, 5)}, "topic_uid has a value outside 0"),
+    (frames.Hint, {"due_ms": longs(0)}, "due_ms has 1 items where 2"),
+    (frames.Hint, {"due_ms": longs(0, LATER)}, "due_ms has a value outside 0"),
+    (frames.Hinted, {"known": -1}, "known is -1"),
+    (frames.Pong, {"brokers": ("b1:9000", "")}, "brokers is bad at 1"),
+    (frames.Standing, {"topics": part("topics", dealt=longs(1))}, r"TopicLoads\.dealt has 1 items where 2"),
+    (frames.Standing, {"topics": part("topics", buckets=longs(1, -1))}, "buckets has a value outside 0"),
 ]
 
 

@@ -159,7 +159,7 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
     grown = SCHEMA.read_text(encoding="utf-8")
     for old, new in (
         ("  echo:ulong;\n}", "  echo:ulong;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }"),
-        ("Stand, Standing\n", "Stand, Standing, Nudge\n"),
+        ("Stand, Standing, Hint, Hinted\n", "Stand, Standing, Hint, Hinted, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE }", "{ IN, EXPIRES_IN, MOVE, QUIET }"),
     ):
         assert old in grown

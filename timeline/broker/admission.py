@@ -7,9 +7,10 @@ the same columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, S
 from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
 
 BEYOND_EXPIRY = "the due must lie before the message's expires"
+Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
+"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `turn` (0: it did not
+say in which)."""
 _INVALID = bytes([Status.INVALID.code])
 
 
@@ -210,11 +214,7 @@ def starts(parts: Sequence[Sized]) -> list[int]:
     return list(accumulate(map(len, parts[:-1]), initial=0))
 
 
-def earliest(answers: Answers, due_ms: Int64, wanted: Bools | None = None, unsure: bool = False) -> int | None:
-    """The earliest due among what was answered OK (`unsure`: or UNKNOWN); None: nothing was."""
-    good = answers.status == Status.OK.code
-    if unsure:
-        good = good | (answers.status == Status.UNKNOWN.code)
-    if wanted is not None:
-        good = good & wanted
-    return int(due_ms[good].min()) if good.any() else None
+def perhaps_done(answers: Answers) -> Bools:
+    """Which were answered OK, or UNKNOWN."""
+    done: Bools = (answers.status == Status.OK.code) | (answers.status == Status.UNKNOWN.code)
+    return done

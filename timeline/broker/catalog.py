@@ -20,6 +20,7 @@ REFRESH_AT_MOST_MS = 1_000.0
 
 class Catalog:
     """Topics by name. `on_change(before, after)` is called for each record that appeared, changed or went.
+    `alone`: whether no other broker can have changed any.
 
     One call of the store at a time: records that were read before a create or drop and applied after it would take
     the new topic away again, or bring the dropped one back.
@@ -31,15 +32,22 @@ class Catalog:
         clock: Clock,
         random_bits: Callable[[int], int],
         on_change: Callable[[Topic | None, Topic | None], None],
+        alone: Callable[[], bool],
     ) -> None:
         self._store, self._clock, self._random_bits, self._on_change = store, clock, random_bits, on_change
+        self._alone = alone
         self._topics: dict[str, Topic] = {}
         self._read_at_ms = -REFRESH_AT_MOST_MS
         self._turn = asyncio.Lock()
+        self._news = asyncio.Event()
 
     def all(self) -> list[Topic]:
         """The records as cached, by name."""
         return [self._topics[name] for name in sorted(self._topics)]
+
+    def known(self, name: str) -> Topic | None:
+        """The record of `name` as cached."""
+        return self._topics.get(name)
 
     async def refresh(self) -> None:
         """Reads all records again."""
@@ -51,6 +59,8 @@ class Catalog:
         stored = {topic.name: topic for topic in await self._store.call("topics", self._store.store.topics())}
         for name in [*self._topics, *stored]:
             self._replace(self._topics.get(name), stored.get(name))
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _replace(self, before: Topic | None, after: Topic | None) -> None:
         if before == after:
@@ -66,11 +76,26 @@ class Catalog:
         topic = self._topics.get(name)
         if topic is not None:
             return topic
-        async with self._turn:
-            # Whoever waited here for another's reading is answered from it.
-            if name not in self._topics and self._clock.monotonic_ms() - self._read_at_ms >= REFRESH_AT_MOST_MS:
-                await self._refresh()
-            return self._topics.get(name)
+        asked_ms = self._clock.monotonic_ms()
+        while True:
+            async with self._turn:
+                # Whoever waited here for another's reading is answered from it.
+                wait_ms = self._read_at_ms + REFRESH_AT_MOST_MS - self._clock.monotonic_ms()
+                if name not in self._topics and wait_ms <= 0:
+                    await self._refresh()
+                if name in self._topics or self._read_at_ms >= asked_ms or self._alone():
+                    return self._topics.get(name)
+            # Another broker may have created it a moment ago, and this one not have heard of it yet.
+            await self._news_within(wait_ms)
+
+    async def _news_within(self, wait_ms: float) -> None:
+        """Returns when the records were read again, or after `wait_ms`."""
+        news = self._news
+        timer = asyncio.get_running_loop().call_later(max(0.0, wait_ms) / 1000.0, news.set)
+        try:
+            await news.wait()
+        finally:
+            timer.cancel()
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
         """Creates `name`; where it stands already, answers that if it agrees with the settings given, so that what an

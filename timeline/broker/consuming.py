@@ -87,7 +87,7 @@ class ConsumeStream:
             consumer.push(self._welcome(consumer, topic))
             await self._resume(hello, consumer, dealer, topic)
             del data, hello  # what was in hand then may be much, and is not asked for again
-            consumer.deal()
+            dealer.admit(consumer)
             await self._receive_all(consumer, dealer, topic)
             # The consumer has said its last word: it is dealt nothing more, and what it asked is still answered.
             dealer.part_with(consumer, consumer.withdraw())
@@ -130,7 +130,7 @@ class ConsumeStream:
             max_lease_ms=topic.settings.max_lease_ms,
             max_payload_bytes=topic.settings.max_payload_bytes,
             heartbeat_ms=consumer.heartbeat_ms,
-            brokers=tuple(member.address for member in self._node.membership.members() if member.address),
+            brokers=self._node.cluster.addresses(),
         )
 
     def _take_over(self, before: Consumer, consumer: Consumer, dealer: Dealer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, Lateness, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
-from timeline.broker.parcel import Parcel
+from timeline.broker.parcel import Parcel, ran_out, unsound_rows
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Outboxes, Roster, grants_for
 from timeline.broker.settling import Settling
@@ -27,9 +27,8 @@ from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import DELIVERED_OUT, PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Rows, Topic
+from timeline.model import DELIVERED_OUT, Topic
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
-from timeline.storage_plugins.payloads import is_pointer
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
@@ -39,7 +38,8 @@ FRUITLESS_MS = 100.0
 
 
 class Dealer:
-    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours."""
+    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours, `hosts` is
+    told which consumers are here and well."""
 
     def __init__(
         self,
@@ -54,13 +54,14 @@ class Dealer:
         random_bits: Callable[[int], int],
         tasks: Tasks,
         buckets: Callable[[Topic], Sequence[int] | None],
+        hosts: Callable[[Topic, Collection[bytes]], None],
         outboxes: Outboxes,
     ) -> None:
         self.topic = topic
         self.roster = Roster(limits)
         self._store, self._clock, self._limits = store, clock, limits
         self._metrics = metrics
-        self._buckets, self._outboxes = buckets, outboxes
+        self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
         self._held = Held()
         self._rate = Rate()
         self._ahead = Ahead(limits)
@@ -112,6 +113,13 @@ class Dealer:
         self._hinted_turn, self._retry_at_ms = math.inf, 0.0
         self.wake()
 
+    def admit(self, consumer: Consumer) -> None:
+        """From now on `consumer` is dealt to, and buckets are ours because of it."""
+        consumer.deal()
+        self.roster.well.add(consumer.id)
+        self._hosts(self.topic, self.roster.well)
+        self.look()
+
     async def run(self) -> None:
         """Deals until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
         try:
@@ -157,11 +165,16 @@ class Dealer:
         if wait_ms is not None:
             return wait_ms
         until_sweep_ms = self._sweep_at_ms - mono_ms
-        if self._next_due_ms is None or until_sweep_ms <= 0:
+        if self._next_due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
             return max(0.0, until_sweep_ms)
         asked_ms, p99_ms = self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms
         lead_ms = 0 if self._next_due_ms == self._never_ahead_ms else self._ahead.lead_ms(asked_ms, p99_ms)
         return min(until_sweep_ms, self._next_due_ms - lead_ms - now)
+
+    def _deals_nothing(self) -> bool:
+        """Whether all buckets are others'."""
+        mine = self._buckets(self.topic)
+        return mine is not None and not len(mine)
 
     def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
         """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
@@ -193,19 +206,20 @@ class Dealer:
         consumers = consumers[: len(grants)]
         self._between_rounds.clear()
         try:
-            leased, done_ms = await self._lease(topic, grants, mono_ms)
+            leased, done_ms, swept = await self._lease(topic, grants, mono_ms)
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
             self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
             self._account(leased, mono_ms)
             if len(leased.rows):
-                self._deal(leased, consumers, done_ms)
+                self._deal(leased, consumers, done_ms, swept)
         finally:
             self._between_rounds.set()
         # A store that never waits must not keep others from their turn.
         await asyncio.sleep(0)
 
-    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int]:
-        """One call of the store, what it says of the next due, and when it returned."""
+    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int, bool]:
+        """One call of the store, when it returned, and whether it was a sweep of what others deal. Notes what it says
+        of the next due."""
         now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
         self._swept = mono_ms >= self._sweep_at_ms and not self._swept
@@ -214,12 +228,13 @@ class Dealer:
             if buckets is not None:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
-        known_ms, self._hinted_ms, self._hinted_turn = self._next_due_ms, None, 0.0
+        self._hinted_ms, self._hinted_turn = None, 0.0
         until_ms = now_ms + self._ahead.window_ms(topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
-        told_ms = known_ms if overdue_ms else leased.next_due_ms
+        # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
+        told_ms = now_ms if overdue_ms else leased.next_due_ms
         self._seen_turn = 0 if overdue_ms else leased.turn
         if self._hinted_turn <= self._seen_turn:
             self._hinted_ms = None
@@ -233,7 +248,7 @@ class Dealer:
         elif mono_ms < self._stranded_until_ms and not all(grant.alone for grant in grants):
             # There was more a moment ago, and what is next may be larger than the credit in bytes that was left.
             self._sweep_at_ms = mono_ms + FRUITLESS_MS
-        return leased, done_ms
+        return leased, done_ms, overdue_ms > 0
 
     def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
         """When a round leased nothing, another like it would not either: say until when not to ask again."""
@@ -264,16 +279,16 @@ class Dealer:
                 if (consumer := self.roster.consumers.get(holder)) is not None:
                     consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
 
-    def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int) -> None:
+    def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int, swept: bool) -> None:
         """Gives each consumer its rows: now if they are due, else when they are."""
-        whole = Parcel(leased.rows, leased.was_due_ms, _ran_out(leased), done_ms)
+        whole = Parcel(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
         sizes = whole.sizes
         counts = np.bincount(leased.grant, minlength=len(consumers))
         spent = np.bincount(leased.grant, weights=sizes, minlength=len(consumers))
         for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
             consumer.spend(count, int(bytes_))
         self.roster.dealt_last(consumers[int(leased.grant[-1])])
-        unsound = _unsound(leased.rows, leased.damaged)
+        unsound = unsound_rows(leased.rows, leased.damaged)
         for at, consumer in enumerate(consumers):
             if counts[at]:
                 self._give_sound(consumer, whole, leased.grant == at, unsound)
@@ -281,7 +296,7 @@ class Dealer:
     def give_again(self, consumer: Consumer, parcel: Parcel) -> None:
         """Gives what its holder had before."""
         consumer.spend(len(parcel), int(parcel.sizes.sum()))
-        self._give_sound(consumer, parcel, np.ones(len(parcel), dtype=np.bool_), _unsound(parcel.rows))
+        self._give_sound(consumer, parcel, np.ones(len(parcel), dtype=np.bool_), unsound_rows(parcel.rows))
 
     def _give_sound(self, consumer: Consumer, whole: Parcel, mine: Bools, unsound: dict[bytes, Bools]) -> None:
         """Gives the rows that are `mine`, and buries those among them that cannot be delivered."""
@@ -356,6 +371,7 @@ class Dealer:
     def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
         """`consumer` goes: what was not sent to it goes back."""
         self.roster.leave(consumer)
+        self._hosts(self.topic, self.roster.well)
         self.back.unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
@@ -376,25 +392,3 @@ class Dealer:
         for consumer in list(self.roster.consumers.values()):
             self.back.unseen(self._held.of(consumer) + consumer.leave(reason, text))
         self._wake.set()
-
-
-def _ran_out(leased: Leased) -> Bools:
-    """Which rows had a holder whose lease ran out."""
-    if not leased.prior_holders.nbytes:
-        return np.zeros(len(leased.rows), dtype=np.bool_)
-    return leased.prior_holders.sizes > 0
-
-
-def _unsound(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
-    """Whose payload cannot be what was put, by reason: the store says that it is `lost`, or it is not as long as it
-    was. Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
-    brought, too."""
-    assert rows.payloads is not None
-    differs: Bools = rows.payloads.sizes != rows.payload_bytes
-    if not lost and not differs.any():
-        return {}
-    gone, apart = np.zeros((2, len(rows)), dtype=np.bool_)
-    gone[list(lost)] = True
-    for at in np.flatnonzero(differs & ~gone).tolist():
-        apart[at] = is_pointer(rows.payloads[at])
-    return {PAYLOAD_GONE: gone, PAYLOAD_APART: apart, PAYLOAD_DAMAGED: differs & ~gone & ~apart}

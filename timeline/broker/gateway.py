@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from timeline.broker.admission import admit_mutations, earliest, refused
+from timeline.broker.admission import admit_mutations, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
 from timeline.broker.producing import ProduceStream
@@ -34,6 +34,7 @@ from timeline.wire import (
     Fault,
     Forecast,
     Forecasted,
+    Hint,
     Late,
     LateList,
     Mutate,
@@ -84,6 +85,8 @@ class Gateway:
             return encode(standing(self._node, self._decoded(method, frame, Stand)))
         if method != "Late":  # when the store is down, people ask why
             self._check_ready()
+        if method == "Hint":
+            return encode(self._node.cluster.hinted(self._decoded(method, frame, Hint)))
         if self._full(len(frame)):
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
@@ -207,9 +210,7 @@ class Gateway:
                 status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
                 answers = refused(len(mutations), status, str(trouble))
             if asked.operation in (Operation.MOVE, Operation.REVIVE):
-                due_ms = earliest(answers, mutations.due_ms, unsure=True)
-                if due_ms is not None:
-                    node.hint(topic, due_ms)
+                node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
         whole = refusals.merge(answers)
         node.count(asked.operation, whole.status)
         waits = bool((whole.status == Status.UNAVAILABLE.code).any())
@@ -248,7 +249,7 @@ class Gateway:
             "mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, asked.cursor, limit)
         )
         if step.earliest_due_ms is not None:
-            node.hint(topic, step.earliest_due_ms)
+            node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)
         if not asked.dry_run:
             for code, many in step.counts.items():
                 node.count(asked.operation, np.full(many, code, dtype=np.uint8))
@@ -318,6 +319,7 @@ class Gateway:
 
     async def _topics(self, asked: Topics) -> TopicList:
         catalog, missing = self._node.catalog, f"there is no topic {asked.name!r}"
+        before = catalog.known(asked.name)
         try:
             if asked.action is TopicAction.LIST:
                 await catalog.refresh()
@@ -334,11 +336,14 @@ class Gateway:
             return TopicList(Status.EXISTS.code, conflict.reason, ())
         if topic is None:
             return TopicList(Status.NOT_FOUND.code, missing, ())
+        if asked.action is TopicAction.DROP or topic != before:
+            self._node.membership.topics_changed()
         return TopicList(Status.OK.code, "", (topic,))
 
     def _ping(self, ping: Ping) -> Pong:
         now = self._node.clock.now()
-        return Pong(ping.sent_ms, now, self._node.clock.now(), self._node.name, self._node.version)
+        node = self._node
+        return Pong(ping.sent_ms, now, node.clock.now(), node.name, node.version, node.cluster.addresses())
 
 
 def _fault_of(trouble: StoreError) -> TransportError:

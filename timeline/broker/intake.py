@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.broker.admission import earliest, starts
+from timeline.broker.admission import Scheduled, perhaps_done, starts
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
@@ -34,15 +34,15 @@ class _Waiting:
 
 class Intake:
     """The queue of puts of one broker. `deadline_ms` is monotonic: what did not start by then is not put.
-    `hint(topic, due_ms, turn)` is told of what was stored, or may have been, whether or not its producer still waits,
-    and of what is due at once while it is on its way to a store that does things in turn."""
+    `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored, or may have been, whether or not its
+    producer still waits, and of what is due at once while it is on its way to a store that does things in turn."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int, int], None],
+        limits: Limits, metrics: Metrics, tasks: Tasks, scheduled: Scheduled,
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
-        self._limits, self._metrics, self._tasks, self._hint = limits, metrics, tasks, hint
+        self._limits, self._metrics, self._tasks, self._scheduled = limits, metrics, tasks, scheduled
         self._queue: deque[_Waiting] = deque()
         self._messages = 0
         self.bytes = 0
@@ -115,18 +115,16 @@ class Intake:
 
     async def _put(self, topic: Topic, parts: list[Puts]) -> Answers:
         puts, now_ms = concat(parts), self._now_ms()
-        if self._store.in_turn and len(puts) and (soonest_ms := int(puts.due_ms.min())) <= now_ms:
+        if self._store.in_turn and (now := puts.due_ms <= now_ms).any():
             # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
-            self._hint(topic, soonest_ms, 0)
+            self._scheduled(topic, puts.ids, puts.due_ms, now, 0)
         try:
             answers = await self._store.put(topic, now_ms, puts)
         except StoreError as trouble:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
-        due_ms = earliest(answers, puts.due_ms, unsure=True)
-        if due_ms is not None:
-            self._hint(topic, due_ms, answers.turn)
+        self._scheduled(topic, puts.ids, puts.due_ms, perhaps_done(answers), answers.turn)
         return answers
 
     def _answer(self, waiting: _Waiting, answers: Answers) -> None:

@@ -115,6 +115,8 @@ class Lateness:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
         late_ms = sent_ms - due_ms
         cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
+        if parcel.stranded:  # what kept another broker from dealing it is not known here
+            cause[:] = Cause.NO_BROKER
         held_up = (cause == Cause.STORE_SLOW) & (2 * covered_ms > late_ms)
         # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
         cause[2 * (sent_ms - np.maximum(parcel.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT

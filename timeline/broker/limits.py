@@ -75,6 +75,14 @@ class Limits:
     throttle_ms: int = 100
     """How long a throttled caller is told to wait."""
     catalog_every_ms: int = 15_000
+    hints_waiting: int = 10_000
+    """Topics whose next due is yet to be told to one other broker; past it a hint is dropped."""
+    hint_pace_ms: int = 2
+    """Between two calls with hints to one broker, which gather meanwhile; and after one that failed:"""
+    hint_rest_ms: int = 250
+    hint_timeout_ms: int = 1_000
+    withdraw_after_ms: int = 2_000
+    """A broker whose store is down for so long deals nothing as far as the others are told: its buckets move."""
     observe_every_ms: int = 250
     check_every_ms: int = 1_000
     drain_streams_ms: int = 2_000

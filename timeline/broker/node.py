@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from timeline.broker.catalog import Catalog
+from timeline.broker.cluster import Cluster
 from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
 from timeline.broker.gateway import Gateway
@@ -18,6 +19,7 @@ from timeline.broker.intake import Intake
 from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
+from timeline.broker.peers import PeerFactory
 from timeline.broker.producing import ProduceStream
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
@@ -34,6 +36,7 @@ from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 STARTING = "the broker is starting"
+JOINING = "the broker waits to join its cluster"
 SHOWN = (Health.HEALTHY, Health.SILENT, Health.STALLED, Health.SET_ASIDE)
 DRAINING = "the broker is draining: use another one, or wait until it is back"
 
@@ -41,7 +44,8 @@ DRAINING = "the broker is draining: use another one, or wait until it is back"
 class Node:
     """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
 
-    `store_shown`: where the store is, in words that hold no secret. `depths`: by topic's uid, as last counted.
+    `store_shown`: where the store is, in words that hold no secret. `make_peer` makes the way to another broker's
+    address. `depths`: by topic's uid, as last counted.
     `not_ready`: why it does not serve now, empty while it does; `readiness` is set whenever that may have changed.
     """
 
@@ -58,6 +62,7 @@ class Node:
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         store_shown: str = "",
+        make_peer: PeerFactory | None = None,
     ) -> None:
         self.name, self.address, self.version = name, address, version
         self.store_shown = store_shown
@@ -70,22 +75,25 @@ class Node:
         self.store = MeteredStore(store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set)
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
-        self.intake = Intake(
-            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
-        )
-        self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, self.hint)
+        self.cluster = Cluster(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
+        told = self.cluster.scheduled
+        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, told)
+        self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, told)
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
-        self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)
+        self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
         self.service = Gateway(self)
         self.counting = Counting(self)
         self.traces = Traces(name)
         self._random_bits = random_bits
         self._dealers: dict[int, Dealer] = {}
         self._state = STARTING
+        self._store_down_since_ms: float | None = None
 
     @property
     def not_ready(self) -> str:
         """Why it does not serve, in words; empty while it does."""
+        if self._state == JOINING and self.membership.state.reason:
+            return f"{JOINING}: {self.membership.state.reason}"
         if self._state:
             return self._state
         return f"the store is down: {self.store.down}" if self.store.down else ""
@@ -95,7 +103,13 @@ class Node:
         self.readiness.set()
 
     async def start(self) -> Opened:
-        """Opens the store, reads the topics, joins, starts dealing. Raises StoreRefused or StoreUnavailable."""
+        """Opens and joins. Raises what these raise."""
+        opened = await self.open()
+        await self.join(opened)
+        return opened
+
+    async def open(self) -> Opened:
+        """Opens the store and reads the topics. Raises StoreRefused or StoreUnavailable."""
         self.started_ms = self.clock.now_ms()
         opened = await self.store.store.open()
         for warning in opened.warnings:
@@ -103,8 +117,14 @@ class Node:
         self.metrics.gauge("timeline_store_warnings", len(opened.warnings))
         self.metrics.gauge("timeline_store_info", 1, opened.server)
         await self.catalog.refresh()
-        await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
+        return opened
+
+    async def join(self, opened: Opened) -> None:
+        """Joins the cluster, which may take until others can be asked, and serves from then on. May be cancelled.
+        Raises MembershipRefused."""
+        self._say(JOINING)
         self.membership.on_change(self._cluster_changed)
+        await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
         self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
@@ -113,7 +133,6 @@ class Node:
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
         for counting in (self.counting.near, self.counting.far):
             self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
-        return opened
 
     async def drain(self, grace_ms: float) -> None:
         """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
@@ -128,6 +147,7 @@ class Node:
         await self.stop(finish=finish)
 
     async def _drain(self) -> None:
+        self._recount()  # first of all: others deal its buckets from now on
         dealers = list(self._dealers.values())
         for dealer in dealers:
             dealer.stop_leasing()
@@ -150,6 +170,7 @@ class Node:
         self._say(self._state or "the broker has stopped")
         await self.tasks.cancel(FINISH_S if finish else 0.0)
         try:
+            await self.cluster.peers.close()
             await self.membership.stop()
         finally:
             await self.store.store.close()
@@ -176,11 +197,13 @@ class Node:
         """The topic's dealer."""
         return self._dealers[topic.uid]
 
-    def hint(self, topic: Topic, due_ms: int, turn: int = 0) -> None:
-        """A message of `topic` is due at `due_ms` now; the store said so in its `turn`, or did not say in which."""
-        dealer = self._dealers.get(topic.uid)
+    def hint(self, topic_uid: int, due_ms: int, turn: int = 0) -> bool:
+        """A message of the topic is due at `due_ms` now, in a bucket of ours; the store said so in its `turn`, or did
+        not say in which. Whether the topic has a dealer here."""
+        dealer = self._dealers.get(topic_uid)
         if dealer is not None:
             dealer.hint(due_ms, turn)
+        return dealer is not None
 
     def _store_took(self, took_ms: float) -> None:
         """A call on messages' way took so long: those of other topics may have waited behind it."""
@@ -212,6 +235,7 @@ class Node:
             random_bits=self._random_bits,
             tasks=self.tasks,
             buckets=self._buckets,
+            hosts=self.cluster.host,
             outboxes=self.outboxes,
         )
         dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {after.name}")
@@ -222,6 +246,7 @@ class Node:
             dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
             if dealer.task is not None:
                 dealer.task.cancel()
+        self.cluster.drop(topic)
         self.depths.pop(topic.uid, None)
         self.metrics.forget_topic(topic.name)
 
@@ -238,6 +263,7 @@ class Node:
         if Change.TOPICS in change:
             self.tasks.spawn(self._read_topics(), "catalog")
         if Change.MEMBERS in change:
+            self.cluster.peers.keep(self.membership.members())
             self._look_all()
 
     async def _read_topics(self) -> None:
@@ -277,7 +303,19 @@ class Node:
             for dealer in self._dealers.values():
                 dealer.clock_jumped(before_ms, after_ms)
         self.service.streams.abort_stalled(self.clock.monotonic_ms())
+        self._recount()
         self._measure()
+
+    def _recount(self) -> None:
+        """Tells the membership which healthy consumers are here: none, while this broker cannot deal."""
+        mono_ms = self.clock.monotonic_ms()
+        if not self.store.down:
+            self._store_down_since_ms = None
+        elif self._store_down_since_ms is None:
+            self._store_down_since_ms = mono_ms
+        since_ms = self._store_down_since_ms
+        cut_off = since_ms is not None and mono_ms - since_ms >= self.limits.withdraw_after_ms
+        self.cluster.recount(self._dealers.values(), mono_ms, serving=not self._state and not cut_off)
 
     async def _check_store(self) -> None:
         """While the store is down, asks whether it is back; a broker that comes back deals at once."""
@@ -288,6 +326,7 @@ class Node:
         except StoreUnavailable:
             return
         log.info("the store is back")
+        self._recount()
         self._look_all()
 
     async def _sweep(self) -> None:
@@ -308,6 +347,7 @@ class Node:
         self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
         self.metrics.gauge("timeline_outbox_bytes", self.outboxes.bytes)
+        self.metrics.gauge("timeline_cluster_brokers", len(self.membership.members()))
         confirmed = self.membership.state.standing is Standing.JOINED
         self.metrics.gauge("timeline_etcd_up", 1 if confirmed else 0)
         for dealer in self._dealers.values():

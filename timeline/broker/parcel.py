@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.columns import Bools, Int64, Ragged
-from timeline.model import Operation, Rows
-from timeline.storage_plugins.contract import Settles
+from timeline.model import PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
+from timeline.storage_plugins.contract import Leased, Settles
+from timeline.storage_plugins.payloads import is_pointer
 from timeline.wire.frames import AIM_BYTES, Deliver
 
 MESSAGE_OVERHEAD_BYTES = 80
@@ -19,12 +20,14 @@ MESSAGE_OVERHEAD_BYTES = 80
 @dataclass(slots=True)
 class Parcel:
     """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
-    lease ran out, and when the lease call returned."""
+    lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
+    have dealt it."""
 
     rows: Rows
     was_due_ms: Int64
     again: Bools
     leased_ms: int
+    stranded: bool = False
     _frame_bytes: int = -1
 
     def __len__(self) -> int:
@@ -32,14 +35,15 @@ class Parcel:
 
     def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Parcel:
         """The rows at `indexes`."""
-        return Parcel(self.rows.take(indexes), self.was_due_ms[indexes], self.again[indexes], self.leased_ms)
+        rows, was_due_ms = self.rows.take(indexes), self.was_due_ms[indexes]
+        return Parcel(rows, was_due_ms, self.again[indexes], self.leased_ms, self.stranded)
 
     def part(self, start: int, stop: int) -> Parcel:
         """The rows from `start` up to `stop`, on the same columns; itself when that is all."""
         if stop - start == len(self):
             return self
-        rows = slice(start, stop)
-        return Parcel(self.rows.part(start, stop), self.was_due_ms[rows], self.again[rows], self.leased_ms)
+        cut, rows = slice(start, stop), self.rows.part(start, stop)
+        return Parcel(rows, self.was_due_ms[cut], self.again[cut], self.leased_ms, self.stranded)
 
     def where(self, keep: Bools) -> Parcel:
         """The rows where `keep`; itself when that is all."""
@@ -123,3 +127,25 @@ def content_sizes(rows: Rows) -> Int64:
     if rows.payloads is None or rows.headers is None:
         return rows.payload_bytes.astype(np.int64)
     return rows.payloads.sizes + rows.headers.sizes if rows.headers.nbytes else rows.payloads.sizes
+
+
+def ran_out(leased: Leased) -> Bools:
+    """Which rows had a holder whose lease ran out."""
+    if not leased.prior_holders.nbytes:
+        return np.zeros(len(leased.rows), dtype=np.bool_)
+    return leased.prior_holders.sizes > 0
+
+
+def unsound_rows(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
+    """Whose payload cannot be what was put, by reason: the store says that it is `lost`, or it is not as long as it
+    was. Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
+    brought, too."""
+    assert rows.payloads is not None
+    differs: Bools = rows.payloads.sizes != rows.payload_bytes
+    if not lost and not differs.any():
+        return {}
+    gone, apart = np.zeros((2, len(rows)), dtype=np.bool_)
+    gone[list(lost)] = True
+    for at in np.flatnonzero(differs & ~gone).tolist():
+        apart[at] = is_pointer(rows.payloads[at])
+    return {PAYLOAD_GONE: gone, PAYLOAD_APART: apart, PAYLOAD_DAMAGED: differs & ~gone & ~apart}

@@ -251,6 +251,8 @@ class Roster:
         self._credited: list[bytes] = []
         """The ids of those that may be dealt to and have credit, in order."""
         self._aside: set[bytes] = set()
+        self.well: set[bytes] = set()
+        """The ids of those that are dealt to and were healthy when last looked at."""
 
     def join(self, consumer: Consumer) -> Consumer | None:
         """Adds it; answers the one that had its id, which is now off the roster."""
@@ -265,7 +267,14 @@ class Roster:
         if self.consumers.get(consumer.id) is consumer:
             del self.consumers[consumer.id]
             self._aside.discard(consumer.id)
+            self.well.discard(consumer.id)
             self._credit(consumer.id, False)
+
+    def recount(self, now_ms: float) -> bool:
+        """Looks at the health of all, at monotonic `now_ms`; whether others are well than were before."""
+        before = self.well
+        self.well = {id for id, one in self.consumers.items() if one.dealing and one.health(now_ms) is Health.HEALTHY}
+        return self.well != before
 
     def _changed(self, consumer: Consumer) -> None:
         if self.consumers.get(consumer.id) is consumer:

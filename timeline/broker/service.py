@@ -25,13 +25,15 @@ from timeline.broker.begun import Begun
 from timeline.broker.gateway import Gateway
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
+from timeline.broker.peer_channel import GrpcPeerChannel
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
 from timeline.clock import Clock
 from timeline.config import ServeConfig
+from timeline.errors import Invalid
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
-from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.storage_plugins.contract import Opened, Store, StoreUnavailable
 from timeline.sync import make_membership
 from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, TransportError
 
@@ -65,6 +67,8 @@ MOST_FILES = 1 << 20
 FILES_OF_OURS = 256
 """Descriptors that connections never get: for the store, logs and metrics."""
 RETRY_OPEN_S = 1.0
+JOIN_SOON_S = 2.0
+"""A broker that has not joined its cluster by then says so, and that its port is open."""
 
 
 class _ServerStream:
@@ -228,7 +232,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     server = grpc.aio.server(options=OPTIONS + _bounds(config))
     config = config.bound(_bind(server, config.listen))
     node = Node(
-        store=make_store(config.store),
+        store=_store_for(config),
         clock=Clock(),
         membership=make_membership(config.sync),
         random_bits=secrets.randbits,
@@ -244,6 +248,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         ),
         metrics=metrics,
         store_shown=shown(config.store),
+        make_peer=GrpcPeerChannel,
     )
     server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
     servicer = health.aio.HealthServicer()
@@ -276,6 +281,17 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     log.info("stopped")
 
 
+def _store_for(config: ServeConfig) -> Store:
+    """The store, which several brokers can share where there may be several. Raises Invalid."""
+    store = make_store(config.store)
+    if not config.sync.startswith("local://") and not store.capabilities.shared:
+        raise Invalid(
+            f"{shown(config.store)} is a store of one broker, and {config.sync.partition('://')[0]}:// is for several: "
+            "choose a store that they can share (postgresql://, mysql://, redis://, cassandra://), or --sync local://"
+        )
+    return store
+
+
 def _bind(server: Any, listen: str) -> int:
     """Opens `listen` for gRPC; the port. Raises OSError with the system's reason and `listen` as its file name.
 
@@ -289,16 +305,17 @@ def _bind(server: Any, listen: str) -> int:
 
 
 async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None]) -> bool:
-    """Starts the node, trying again while the store is out of reach; False when told to stop meanwhile. Announces once
-    the first try is over, so that a store that is refused never looks like a broker that serves."""
-    tries = 0
+    """Starts the node, trying again while the store is out of reach, waiting while its cluster is; False when told to
+    stop meanwhile. Announces once the first try is over, so that a broker that is refused never looks like one that
+    serves."""
+    said = False
     while not stopping.is_set():
         try:
-            await node.start()
+            opened = await node.open()
         except StoreUnavailable as trouble:
             log.warning("the store cannot be reached yet: %s", trouble)
-            tries += 1
-            if tries == 1:
+            if not said:
+                said = True
                 announce()
             node.store.down = trouble.reason
             try:
@@ -306,11 +323,35 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
             except TimeoutError:
                 continue
         else:
-            if tries == 0:
-                announce()
-            return True
+            if await _join(node, opened, stopping, announce if not said else None):
+                return True
+            break
     await node.stop()
     return False
+
+
+async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: Callable[[], None] | None) -> bool:
+    """Joins the cluster; False when told to stop meanwhile."""
+    joining = asyncio.ensure_future(node.join(opened))
+    told = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({joining, told}, timeout=JOIN_SOON_S, return_when=asyncio.FIRST_COMPLETED)
+        if not (joining.done() or told.done()):
+            log.warning("not ready yet: %s", node.not_ready)
+            if announce is not None:
+                announce()
+                announce = None
+            await asyncio.wait({joining, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            return False
+        await joining
+        if announce is not None:
+            announce()
+        return True
+    finally:
+        told.cancel()
+        joining.cancel()
+        await asyncio.gather(told, joining, return_exceptions=True)
 
 
 async def _watch_health(servicer: Any, node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from timeline.broker.admission import earliest, starts
+from timeline.broker.admission import Scheduled, perhaps_done, starts
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.tasks import Tasks
@@ -24,14 +24,14 @@ Waiting = tuple[Settles, "asyncio.Future[Answers]"]
 
 
 class Settling:
-    """The queue of settles of one broker, a lane a topic. `hint(topic, due_ms)` is told of what was released, or may
-    have been, whether or not its consumer still waits."""
+    """The queue of settles of one broker, a lane a topic. `scheduled(topic, ids, due_ms, which, 0)` is told of
+    what was released, or may have been, whether or not its consumer still waits."""
 
     def __init__(
         self, store: MeteredStore, now_ms: Callable[[], int],
-        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int], None],
+        limits: Limits, metrics: Metrics, tasks: Tasks, scheduled: Scheduled,
     ) -> None:  # fmt: skip
-        self._store, self._now_ms, self._hint = store, now_ms, hint
+        self._store, self._now_ms, self._scheduled = store, now_ms, scheduled
         self._limits, self._metrics, self._tasks = limits, metrics, tasks
         self._lanes: dict[int, deque[Waiting]] = {}
         self._waiting = self._bytes = 0
@@ -91,9 +91,8 @@ class Settling:
             answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
         dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
-        due_ms = earliest(answers, dues_ms, together.operation == Operation.RELEASE, unsure=True)
-        if due_ms is not None:
-            self._hint(topic, due_ms)
+        released = perhaps_done(answers) & (together.operation == Operation.RELEASE)
+        self._scheduled(topic, together.ids, dues_ms, released, 0)
         return answers
 
     async def idle(self) -> None:

@@ -51,6 +51,7 @@ def standing(node: Node, asked: Stand) -> Standing:
         topics=_loads(node, dealers),
         lateness=_lateness(node, asked.topic),
         consumers=_consumers(node, dealers, asked.limit),
+        sync=node.cluster.shown(),
     )
 
 
@@ -69,7 +70,16 @@ def _loads(node: Node, dealers: list[Dealer]) -> TopicLoads:
         credit=_longs([sum(one.open_credit(mono_ms) for one in roster) for roster in rosters]),
         delivered=_longs([dealer.lateness.delivered for dealer in dealers]),
         redelivered=_longs([dealer.lateness.redelivered for dealer in dealers]),
+        buckets=_longs([dealer.topic.settings.buckets for dealer in dealers]),
+        dealt=_longs([_dealt(node, dealer) for dealer in dealers]),
     )
+
+
+def _dealt(node: Node, dealer: Dealer) -> int:
+    """How many buckets of the topic are this broker's."""
+    many = dealer.topic.settings.buckets
+    mine = node.membership.buckets(dealer.topic.uid, many)
+    return many if mine is None else len(mine)
 
 
 def _lateness(node: Node, topic: str) -> LatenessCounts:

@@ -37,6 +37,7 @@ COMMANDS = {
     "why": ("timeline.cli.why", "Why one message was late, or is not delivered yet"),
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
     "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
+    "cluster": ("timeline.cli.cluster", "All brokers on one screen: load, clocks, who deals what"),
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
     "outbox": ("timeline.cli.outbox", "Send what a transaction added, once it has committed"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),

@@ -162,9 +162,9 @@ class Watcher:
             consumers=load.consumers,
             in_flight=load.in_flight,
             credit=load.credit,
-            p50_ms=_bound_ms(late, 0.5),
-            p99_ms=_bound_ms(late, 0.99),
-            max_ms=_bound_ms(late, 1.0),
+            p50_ms=bound_ms(late, 0.5),
+            p99_ms=bound_ms(late, 0.99),
+            max_ms=bound_ms(late, 1.0),
         )
 
     def _rate(self, name: str) -> float | None:
@@ -222,6 +222,8 @@ def added_up(standings: Standings) -> dict[str, TopicLoad]:
             load.credit + other.credit,
             load.delivered + other.delivered,
             load.redelivered + other.redelivered,
+            counted.buckets,
+            load.dealt + other.dealt,
         )
     return found
 
@@ -238,7 +240,8 @@ def _together(outlooks: list[Outlook], steps: int) -> tuple[int, ...]:
     return tuple(total)
 
 
-def _bound_ms(late: Lateness | None, share: float) -> float | None:
+def bound_ms(late: Lateness | None, share: float) -> float | None:
+    """The bound that `share` of the deliveries kept; None without deliveries, infinite past the last one."""
     bound = late.at_most(share) if late is not None else None
     if bound is None:
         return None

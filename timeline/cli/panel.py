@@ -45,9 +45,9 @@ def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | Non
     used = len(parts) + ROWS_ASIDE + (3 if glance.late else 1)
     topics, consumers, late = _shares(height, used, (len(glance.topics), len(glance.consumers), len(glance.late)))
     parts += [Text(""), _topics(_busiest(glance.topics, topics), glance.now_ms, width < NARROW)]
-    parts += _rest(len(glance.topics) - topics, "topic")
-    parts += [Text(""), _consumers(glance.consumers[:consumers])]
-    parts += _rest(len(glance.consumers) - consumers, "consumer")
+    parts += more(len(glance.topics) - topics, "topic")
+    parts += [Text(""), consumer_table(glance.consumers[:consumers])]
+    parts += more(len(glance.consumers) - consumers, "consumer")
     parts += [Text(""), _late(glance.late[:late], zone)]
     return Group(*parts)
 
@@ -119,21 +119,22 @@ WHOLE = ("DELIVERED", "STATE", "HEALTH")
 WIDE = ("NEXT DUE", "  p50", "IN HAND")
 
 
-def _table(*heads: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+def table(*heads: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines; the columns `right` are set flush right."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
     for head in heads:
         # Numbers stay whole; names and sentences give way.
         least = len(head) if head in right or head in WHOLE else 6
         justify: JustifyMethod = "right" if head in right else "left"
-        table.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis", min_width=least)
-    return table
+        made.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis", min_width=least)
+    return made
 
 
 def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
     numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", "  p50", "  p99", "MAX LATE"]
     if narrow:
         numbers = [head for head in numbers if head not in WIDE]
-    table = _table("TOPIC", "STATE", *numbers, right=numbers)
+    made = table("TOPIC", "STATE", *numbers, right=numbers)
     for one in topics:
         starved = one.due and (not one.consumers or not one.credit)
         cells: dict[str, RenderableType] = {
@@ -144,15 +145,15 @@ def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
             "CONSUMERS": Text(f"{one.consumers:,}", "bold yellow" if starved and not one.consumers else ""),
             "IN HAND": f"{one.in_flight:,}",
             "CREDIT": Text(f"{one.credit:,}", "bold yellow" if starved and one.consumers else ""),
-            "  p50": _bound(one.p50_ms),
-            "  p99": _bound(one.p99_ms),
-            "MAX LATE": _bound(one.max_ms),
+            "  p50": late_bound(one.p50_ms),
+            "  p99": late_bound(one.p99_ms),
+            "MAX LATE": late_bound(one.max_ms),
         }
         state = Text(one.state, "bold yellow" if one.state == "paused" else "")
-        table.add_row(Text(one.name, "bold"), state, *(cells[head] for head in numbers))
+        made.add_row(Text(one.name, "bold"), state, *(cells[head] for head in numbers))
     if not topics:
-        table.add_row(Text("none yet", QUIET))
-    return table
+        made.add_row(Text("none yet", QUIET))
+    return made
 
 
 def _busiest(topics: Sequence[TopicGlance], count: int) -> Sequence[TopicGlance]:
@@ -172,7 +173,8 @@ def _until(at_ms: int, now_ms: int) -> str:
     return "now" if at_ms <= now_ms else f"in {shown_lateness(at_ms - now_ms)}"
 
 
-def _bound(value_ms: float | None) -> Text:
+def late_bound(value_ms: float | None) -> Text:
+    """A bound of lateness that was kept, in its colour."""
     if value_ms is None:
         return Text("")
     if math.isinf(value_ms):
@@ -181,28 +183,33 @@ def _bound(value_ms: float | None) -> Text:
     return Text(f"≤ {shown_lateness(value_ms)}", style)
 
 
-def _consumers(consumers: Sequence[Connected]) -> Table:
+def consumer_table(consumers: Sequence[Connected], brokers: Sequence[str] = ()) -> Table:
+    """A line a consumer; `brokers`: where each is connected, when that is to be shown."""
     numbers = ("IN HAND", "CREDIT", "CREDIT MiB")
-    table = _table("CONSUMER", "TOPIC", "HEALTH", *numbers, right=numbers)
-    for one in consumers:
+    made = table("CONSUMER", "TOPIC", *(("BROKER",) if brokers else ()), "HEALTH", *numbers, right=numbers)
+    for at, one in enumerate(consumers):
         text, style = _HEALTH[one.health]
+        where = [Text(brokers[at])] if brokers else []
         mib = f"{one.credit_bytes / 1024**2:,.1f}"
-        table.add_row(Text(one.id), Text(one.topic), Text(text, style), f"{one.in_flight:,}", f"{one.credit:,}", mib)
+        made.add_row(
+            Text(one.id), Text(one.topic), *where, Text(text, style), f"{one.in_flight:,}", f"{one.credit:,}", mib
+        )
     if not consumers:
-        table.add_row(Text("nobody is connected", QUIET))
-    return table
+        made.add_row(Text("nobody is connected", QUIET))
+    return made
 
 
 def _late(late: Sequence[LateDelivery], zone: ZoneInfo | None) -> RenderableType:
     if not late:
         return Text("LATE  nothing was more than 50 ms late in the last ten minutes", QUIET)
-    table = _table("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY", right=("LATE BY",))
+    made = table("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY", right=("LATE BY",))
     for one in late:
         when = as_datetime(one.delivered_ms).astimezone(zone).strftime("%H:%M:%S")
         by = shown_lateness(one.delivered_ms - one.due_ms)
-        table.add_row(when, by, Text(one.topic), Text(one.id), Text(one.consumer), HAPPENED[one.cause])
-    return table
+        made.add_row(when, by, Text(one.topic), Text(one.id), Text(one.consumer), HAPPENED[one.cause])
+    return made
 
 
-def _rest(count: int, what: str) -> list[RenderableType]:
+def more(count: int, what: str) -> list[RenderableType]:
+    """A line that says how many there are besides."""
     return [Text(f"… and {count:,} {what}{'s' if count > 1 else ''} more", QUIET)] if count > 0 else []

@@ -16,6 +16,7 @@ from timeline.cli.app import REFUSED, Failed, package_version
 from timeline.cli.values import shown_bytes, shown_duration
 from timeline.errors import TimelineError
 from timeline.storage_plugins import shown
+from timeline.sync import MembershipRefused
 
 PLAIN = config.ServeConfig()
 
@@ -73,6 +74,8 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
 
     try:
         asyncio.run(run_broker(settings, package_version(), announce))
+    except MembershipRefused as refused:
+        raise Failed(REFUSED, str(refused)) from refused
     except OSError as refused:
         if refused.filename not in (settings.listen, settings.metrics):
             raise

@@ -80,7 +80,7 @@ async def _live(watcher: Watcher, screen: Console, every_s: float, zone: ZoneInf
     ended = asyncio.Event()
     # The first look comes before the screen is cleared: what goes wrong with it is said in the ordinary way.
     glance = await watcher.look(seconds_ahead(screen.width))
-    with _keys(ended), Live(console=screen, screen=True, auto_refresh=False) as live:
+    with keys(ended), Live(console=screen, screen=True, auto_refresh=False) as live:
         while True:
             live.update(picture(glance, screen.width, screen.height, zone, trouble), refresh=True)
             try:
@@ -94,7 +94,7 @@ async def _live(watcher: Watcher, screen: Console, every_s: float, zone: ZoneInf
 
 
 @contextmanager
-def _keys(ended: asyncio.Event) -> Iterator[None]:
+def keys(ended: asyncio.Event) -> Iterator[None]:
     """While inside, `ended` is set by the key q (or escape), without the return key."""
     loop = asyncio.get_running_loop()
     if not sys.stdin.isatty():

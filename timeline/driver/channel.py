@@ -28,6 +28,8 @@ BACKOFF_FIRST_MS = 25.0
 BACKOFF_CAP_MS = 2_000.0
 LEAVING_REST_MS = 3_000.0
 LEARNED_AT_MOST = 64
+PLACES_AT_MOST = 256
+"""Addresses kept, those that are no more included: connections to them may be in use."""
 LEAST_ATTEMPT_MS = 500.0
 
 _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
@@ -72,11 +74,12 @@ def refusal(fault: TransportError) -> TimelineError:
 
 @dataclass(slots=True)
 class _Place:
-    """An address and how it fares. `rest_until_ms`: monotonic; not tried before, while another can be.
-    `trouble`: what it last failed with."""
+    """An address and how it fares. `there`: it was given, or brokers still tell of it. `rest_until_ms`: monotonic; not
+    tried before, while another can be. `trouble`: what it last failed with."""
 
     address: str
     given: bool
+    there: bool = True
     transport: Transport | None = None
     failures: int = 0
     rest_until_ms: float = 0.0
@@ -147,7 +150,7 @@ class Channel:
     @property
     def known(self) -> list[str]:
         """All addresses, those that were given first."""
-        return list(self._places)
+        return [place.address for place in self._places.values() if place.there]
 
     @property
     def current(self) -> str:
@@ -157,7 +160,7 @@ class Channel:
     @property
     def several(self) -> bool:
         """Whether there is another address to go to."""
-        return len(self._places) > 1
+        return len(self.known) > 1
 
     @property
     def transports(self) -> list[Transport]:
@@ -165,14 +168,25 @@ class Channel:
         return [place.transport for place in self._places.values() if place.transport is not None]
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Addresses that a broker told of."""
-        for address in addresses:
-            if address not in self._places and len(self._places) < LEARNED_AT_MOST and _is_address(address):
+        """All brokers that there are, as one of them told. Of those learned before, whoever is not among them is tried
+        no more."""
+        told = [address for address in addresses if _is_address(address)][:LEARNED_AT_MOST]
+        if not told:
+            return
+        for address, place in list(self._places.items()):
+            place.there = place.given or address in told
+            if not place.there and place.transport is None:
+                del self._places[address]
+        for address in told:
+            if address not in self._places and len(self._places) < PLACES_AT_MOST:
                 self._places[address] = _Place(address, given=False)
+
+    def _place(self, address: str) -> _Place:
+        return self._places.setdefault(address, _Place(address, given=False, there=False))
 
     def failed(self, address: str, trouble: str) -> None:
         """`address` did not work: rest it, longer each time."""
-        place = self._places[address]
+        place = self._place(address)
         place.trouble = trouble
         backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
         place.failures += 1
@@ -182,16 +196,17 @@ class Channel:
     def leaving(self, address: str) -> None:
         """The broker at `address` is going: others first for a while."""
         rest_ms = LEAVING_REST_MS if self.several else BACKOFF_FIRST_MS
-        self._places[address].rest_until_ms = self.clock.monotonic_ms() + rest_ms
+        self._place(address).rest_until_ms = self.clock.monotonic_ms() + rest_ms
         self._leave(address)
 
     def worked(self, address: str) -> None:
         """`address` answered."""
-        place = self._places[address]
+        place = self._place(address)
         place.failures, place.rest_until_ms = 0, 0.0
         self._current = address
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises Closed after `close`."""
         if self._closed:
             raise Closed("the client was closed meanwhile")
 
@@ -201,16 +216,17 @@ class Channel:
 
     async def _pick(self, deadline: Deadline) -> _Place | None:
         """The address to try next, when its rest is over; None: not before the deadline. Raises Closed."""
-        self._check_open()
+        self.check_open()
         now_ms = self.clock.monotonic_ms()
         current = self._places.get(self._current)
         if current is not None and current.rest_until_ms <= now_ms:
             return current
-        rested = [place for place in self._places.values() if place.rest_until_ms <= now_ms]
+        there = [place for place in self._places.values() if place.there]
+        rested = [place for place in there if place.rest_until_ms <= now_ms]
         rested = [place for place in rested if place.given] or rested
         if rested:
             return rested[int(self.random.random() * len(rested)) % len(rested)]
-        soonest = min(self._places.values(), key=lambda place: place.rest_until_ms)
+        soonest = min(there, key=lambda place: place.rest_until_ms)
         wait_ms = soonest.rest_until_ms - now_ms
         if wait_ms >= deadline.left_ms:
             await _rest(max(0.0, deadline.left_ms))
@@ -220,8 +236,8 @@ class Channel:
 
     def transport(self, address: str) -> Transport:
         """The transport to `address`. Raises Closed."""
-        self._check_open()
-        place = self._places[address]
+        self.check_open()
+        place = self._place(address)
         if place.transport is None:
             place.transport = self.make(address)
         return place.transport
@@ -287,30 +303,6 @@ class Channel:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise Unavailable(self.unreached)
 
-    async def everyone(self, method: str, frame: bytes, deadline: Deadline) -> tuple[dict[str, bytes], dict[str, str]]:
-        """One frame to every known address, to all at once: who does not answer costs the others no time. Answers what
-        each said, and why the others said nothing, by address. Raises Invalid for a frame that is refused, Unavailable
-        when nobody answered, Closed."""
-        self._check_open()
-        addresses = self.known
-        told = await asyncio.gather(*(self._told(method, address, frame, deadline) for address in addresses))
-        silent = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, TransportError)}
-        for fault in silent.values():
-            if fault.fault is Fault.REFUSED_FRAME:
-                raise refusal(fault) from fault
-        if len(silent) == len(addresses):
-            self._check_open()
-            named = (_named(address, fault.reason) for address, fault in silent.items())
-            raise Unavailable(f"no broker answered: {'; '.join(named)}")
-        answers = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, bytes)}
-        return answers, {address: fault.reason for address, fault in silent.items()}
-
-    async def _told(self, method: str, address: str, frame: bytes, deadline: Deadline) -> bytes | TransportError:
-        try:
-            return await self.transport(address).unary(method, frame, max(0.001, deadline.left_ms / 1000.0))
-        except TransportError as fault:
-            return fault
-
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
         """One frame for many, from one broker; each may take as long as is left until `deadline` now. Raises
         TransportError when that breaks off: the caller knows from where to go on; Invalid or NotFound for what stays
@@ -348,10 +340,11 @@ class Channel:
 def _found(place: _Place) -> str:
     if not place.trouble:
         return f"{place.address} did not answer in time"
-    return _named(place.address, place.trouble)
+    return named_trouble(place.address, place.trouble)
 
 
-def _named(address: str, trouble: str) -> str:
+def named_trouble(address: str, trouble: str) -> str:
+    """What went wrong at `address`, which the sentence names."""
     return trouble if address in trouble else f"{address}: {trouble}"
 
 

@@ -27,6 +27,12 @@ class BrokerClock:
         self._low: float | None = None
         self._high: float | None = None
 
+    def another(self) -> None:
+        """Another broker is spoken to from now on: what is known of the one before says nothing of its clock."""
+        self._least.clear()
+        self._most.clear()
+        self._low = self._high = None
+
     def sent(self, sent_ms: float, now_ms: int, arrived_ms: float) -> None:
         """An answer came at `arrived_ms`."""
         # `now_ms` is rounded down: the answer may have been made up to one millisecond later.

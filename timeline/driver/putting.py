@@ -166,10 +166,16 @@ class Putting:
         return line.newest_sent_ms + GATHER_MS <= self._link.clock.monotonic_ms()
 
     def _frame(self, request: int, parcel: Parcel) -> Produce:
-        left_ms = parcel.sink.deadline_ms - self._link.clock.monotonic_ms()
+        # What a broker has not begun when it is given up it must not do behind another one's back.
+        left_ms = min(parcel.sink.deadline_ms - self._link.clock.monotonic_ms(), self._patience_ms)
         return Produce(
             request=request, topic=self._topic, group=self._group, timeout_ms=max(1, int(left_ms)), **parcel.columns
         )
+
+    @property
+    def _patience_ms(self) -> float:
+        """How long a broker may take to answer before it is given up: time is left for another one, where there is."""
+        return self._link.timeout_ms / (2 if self._link.channel.several else 1)
 
     async def _wait(self, state: _Conversation) -> None:
         """Until there is something to do. A broker that leaves a frame unanswered for too long is given up."""
@@ -177,8 +183,7 @@ class Putting:
         if oldest_ms is None:
             await self.line.work.wait()
             return
-        patience_ms = self._link.timeout_ms / (2 if self._link.channel.several else 1)
-        left_ms = oldest_ms + patience_ms - self._link.clock.monotonic_ms()
+        left_ms = oldest_ms + self._patience_ms - self._link.clock.monotonic_ms()
         if left_ms <= 0:
             state.fault = TransportError(Fault.DEADLINE, "no answer in time")
             state.over = True

@@ -10,6 +10,7 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Int64, Ragged
+from timeline.driver.cluster import ask_all
 from timeline.driver.link import Link
 from timeline.driver.message import encode_id, encode_tag
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
@@ -346,7 +347,7 @@ class Reading:
         if topic:
             check_topic_name(topic)
         frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
-        answers, unreachable = await self._link.channel.everyone("Late", frame, self._link.deadline(timeout))
+        answers, unreachable = await ask_all(self._link.channel, "Late", frame, self._link.deadline(timeout))
         found: dict[LateDelivery, None] = {}
         dropped = 0
         for data in answers.values():

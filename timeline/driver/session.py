@@ -287,6 +287,8 @@ class Session:
             if sent_ms is not None:
                 self._clock.sent(sent_ms, frame.now_ms, now_ms)
         elif isinstance(frame, Welcome):
+            if self.welcome is not None and self.welcome.broker != frame.broker:
+                self._clock.another()
             stream.welcome = self.welcome = frame
             self._welcomed_ms = now_ms
             self._clock.sent(stream.hello_ms, frame.now_ms, now_ms)

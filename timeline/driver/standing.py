@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from timeline.columns import Int64
+from timeline.driver.cluster import ask_all
 from timeline.driver.link import Link
 from timeline.driver.times import Duration
 from timeline.model import MAX_TIME_MS, check_topic_name
@@ -24,7 +26,8 @@ from timeline.wire import (
 class TopicLoad:
     """What a broker knows of a topic. `available`, `waiting`, `next_due_ms` (0: nothing is pending): as counted at
     `counted_ms`, every few seconds; 0: not yet. `consumers`, `in_flight`, `credit`: of those connected to it.
-    `delivered`, `redelivered`: since it started."""
+    `delivered`, `redelivered`: since it started. `buckets`: of the topic; `dealt`: how many of them it deals (both 0
+    where the broker is too old to say)."""
 
     topic: str
     available: int
@@ -36,6 +39,8 @@ class TopicLoad:
     credit: int
     delivered: int
     redelivered: int
+    buckets: int = 0
+    dealt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class Lateness:
 @dataclass(frozen=True, slots=True)
 class BrokerStanding:
     """How one broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages;
-    `store_ms`: the p99 of its leases there, 0 when not known. `lateness`: by topic, since it started."""
+    `store_ms`: the p99 of its leases there, 0 when not known. `lateness`: by topic, since it started. `sync`: how it
+    stands among the brokers of its cluster."""
 
     address: str
     broker: str
@@ -106,6 +112,7 @@ class BrokerStanding:
     topics: tuple[TopicLoad, ...]
     lateness: dict[str, Lateness]
     consumers: tuple[Connected, ...]
+    sync: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ class Overview:
         """
         self._link.check()
         frame = encode(Stand(check_topic_name(topic) if topic else "", consumers))
-        answers, unreachable = await self._link.channel.everyone("Stand", frame, self._link.deadline(timeout))
+        answers, unreachable = await ask_all(self._link.channel, "Stand", frame, self._link.deadline(timeout))
         found = (_standing(address, decode_as(data, Standing)) for address, data in answers.items())
         return Standings(tuple(found), unreachable)
 
@@ -148,14 +155,17 @@ def _standing(address: str, told: Standing) -> BrokerStanding:
         topics=_loads(told.topics),
         lateness=_lateness(told.lateness),
         consumers=_connected(told.consumers),
+        sync=told.sync,
     )
 
 
 def _loads(told: TopicLoads) -> tuple[TopicLoad, ...]:
-    columns = (
+    columns: tuple[Int64, ...] = (
         told.available, told.waiting, told.next_due_ms, told.counted_ms, told.consumers, told.in_flight, told.credit,
         told.delivered, told.redelivered,
     )  # fmt: skip
+    if told.buckets is not None and told.dealt is not None:
+        columns = (*columns, told.buckets, told.dealt)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(TopicLoad(name.decode(), *row) for name, row in zip(told.topics.tolist(), rows, strict=True))
 

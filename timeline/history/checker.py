@@ -22,7 +22,8 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | deal | see `rounds` | |
 | queue | what, most, bound: the most that a queue of a broker held, and may hold | |
 
-Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost.
+Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost; and
+`lingers`: where there are several brokers, the first sending may be done after the second one was answered.
 
 What is not certain is never held against anybody: an operation whose outcome is unknown may
 have happened or not, and at any time after it was invoked; operations that overlap may have happened in either order.

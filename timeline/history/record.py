@@ -41,8 +41,9 @@ class Event:
 
     @property
     def effect_until(self) -> float:
-        """Monotonic ms after which it can no longer take effect: never, when nobody knows whether it did."""
-        return inf if self.outcome == UNKNOWN else self.returned
+        """Monotonic ms after which it can no longer take effect: never, when nobody knows whether it did. Nor where its
+        result says `lingers`: it was sent to one broker, given up there, and answered by another one."""
+        return inf if self.outcome == UNKNOWN or self.result.get("lingers") else self.returned
 
     @property
     def happened(self) -> bool:

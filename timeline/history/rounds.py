@@ -3,6 +3,7 @@ for at once, and a round with credit left leaves nothing lying that is due.
 
 A `deal` line is a call of the store that leased, or found nothing to lease. It says when it began, `asked` (monotonic
 ms), and at which time of the broker, `now_ms`; of which `buckets` (None: all) and overdue by how much, `overdue_ms`;
+`brokers`: how many there are, where there is more than one;
 `granted`: holder → [messages, bytes] of credit, `dealt`: holder → [messages, bytes], `largest`: the size of the largest
 message that it leased. Its topic's `buckets` and `redelivery_backoff_ms` are told by the `topic` line.
 """
@@ -90,39 +91,49 @@ def _has_credit(event: Event, largest: int) -> bool:
 
 
 def _left(story: Story, rounds: Rounds, buckets: int, backoff_ms: int) -> Violation | None:
-    bucket = bucket_of(story.id.encode(), buckets)
+    bucket, bound_ms = bucket_of(story.id.encode(), buckets), story.declared.clock_bound_ms
     for stretch in story.course.stretches:
         standing = stretch.standing
         if standing is None or standing.dead:
             continue
         for at in range(bisect_right(rounds.begins, stretch.since), bisect_left(rounds.begins, stretch.until)):
             event = rounds.events[at]
-            if rounds.credit[at] and _passed_over(stretch, standing, bucket, backoff_ms, event):
+            if rounds.credit[at] and _passed_over(stretch, standing, bucket, backoff_ms, event, bound_ms):
                 late_ms = event.arguments["now_ms"] - standing.due_ms
                 sentence = f"a dealing round with credit left passed it over, {late_ms} ms after its due"
                 return story.violation("S12", sentence, stretch.by, event)
-        if not standing.holder and _not_looked_for(stretch, standing, rounds):
+        if not standing.holder and _not_looked_for(stretch, standing, rounds, bucket, bound_ms):
             sentence = f"nobody looked for it for {LOOKED_FOR_IN_MS:.0f} ms after its due, though there was credit"
             return story.violation("S12", sentence, stretch.by)
     return None
 
 
-def _passed_over(stretch: Stretch, standing: Standing, bucket: int, backoff_ms: int, event: Event) -> bool:
+def _passed_over(
+    stretch: Stretch, standing: Standing, bucket: int, backoff_ms: int, event: Event, bound_ms: float
+) -> bool:
     values = event.arguments
     if event.returned >= stretch.until or (values["buckets"] is not None and bucket not in values["buckets"]):
         return False
     rests_ms = max(backoff_ms if standing.holder else 0, values["overdue_ms"])
-    # A sweep may have removed what expired before the round came to it.
-    return standing.due_ms + rests_ms <= values["now_ms"] and not expires_by(standing, event.wall_ms)
+    # A sweep, perhaps another broker's, may have removed what expired before the round came to it, or the round did.
+    over_ms = max(values["now_ms"], event.wall_ms + bound_ms)
+    return standing.due_ms + rests_ms <= values["now_ms"] and not expires_by(standing, over_ms)
 
 
-def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds) -> bool:
-    """Whether the last round before had credit left, and none came when this was due."""
+def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds, bucket: int, bound_ms: float) -> bool:
+    """Whether the last round before that was for its bucket had credit left, and none came when this was due. A sweep
+    of what others should deal is for no bucket."""
     assert stretch.by is not None
-    due = max(stretch.since, standing.due_ms - stretch.by.wall_ms + stretch.by.invoked)
+    due = max(stretch.since, standing.due_ms - stretch.by.wall_ms + stretch.by.invoked + bound_ms)
     until = due + LOOKED_FOR_IN_MS
     if until >= min(stretch.until, rounds.calm_until) or expires_by(standing, standing.due_ms + LOOKED_FOR_IN_MS):
         return False
     following = bisect_left(rounds.begins, due)
-    last_had_credit = following > 0 and rounds.credit[following - 1]
-    return last_had_credit and (following == len(rounds.begins) or rounds.begins[following] > until)
+    before = [at for at in range(following) if _is_for(rounds.events[at], bucket)]
+    in_time = range(following, bisect_right(rounds.begins, until))
+    return bool(before) and rounds.credit[before[-1]] and not any(_is_for(rounds.events[at], bucket) for at in in_time)
+
+
+def _is_for(event: Event, bucket: int) -> bool:
+    values = event.arguments
+    return not values["overdue_ms"] and (values["buckets"] is None or bucket in values["buckets"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -115,22 +115,25 @@ def _uneven(event: Event, counts: dict[str, int], able: list[str], when: str) ->
 @dataclass(slots=True)
 class _Present:
     """A consumer on its topic since `since`: what it was leased and has not settled. `lapsed`: a lease of it ran out,
-    so that it may have been set aside."""
+    so that it may have been set aside. `broker`: the one that granted it something last."""
 
     topic: str
     since: float
     unsettled: set[Token] = field(default_factory=set)
     lapsed: bool = False
+    broker: str = ""
 
 
 SETTLED_IN_MS = 500.0
 """How long after it began a consumer is certainly connected, where nothing is wrong."""
 
 
-def left_out(events: Iterable[Event]) -> Iterator[Violation]:
+def left_out(events: Sequence[Event]) -> Iterator[Violation]:
     """Where a dealing round passed over a consumer that certainly had credit: one with nothing in flight, none of whose
-    leases ever ran out. Told by the store's side, and only until the first fault."""
+    leases ever ran out. Told by the store's side, and only until the first fault. Where several brokers deal, each
+    passes over those of the others: a consumer counts with the one that dealt to it last."""
     present: dict[str, _Present] = {}
+    several = any(event.operation == "deal" and event.arguments.get("brokers", 1) > 1 for event in events)
     for _, event in _by_time(events):
         values, kind = event.arguments, event.operation
         if kind == "fault":
@@ -143,8 +146,13 @@ def left_out(events: Iterable[Event]) -> Iterator[Violation]:
             one.unsettled.discard((values["id"], values["birth"], values["version"]))
         elif kind == "commit" and values["kind"] in ("lease", "relet"):
             _leased(present, values)
-        elif kind == "deal" and _dealt_something(event):
-            yield from _passed_over(present, event)
+        elif kind == "deal":
+            for id in values["granted"]:
+                if id in present:
+                    present[id].broker = values.get("broker", "")
+            if _dealt_something(event):
+                here = {id: one for id, one in present.items() if not several or one.broker == values.get("broker", "")}
+                yield from _passed_over(here, event)
 
 
 def _by_time(events: Iterable[Event]) -> list[tuple[float, Event]]:

@@ -41,7 +41,7 @@ from timeline.wire.frames import (
     TagMutated,
     Welcome,
 )
-from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
+from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags
 from timeline.wire.ranges import Body
 from timeline.wire.refusals import WireError
 from timeline.wire.verify import find_body
@@ -211,7 +211,6 @@ def _settle(body: Body) -> Settle:
 
 
 def _welcome(body: Body) -> Welcome:
-    addresses = body.judged("brokers", lambda column: judge_texts(column, "an address", 1, 1024))
     return Welcome(
         broker=body.sentence("broker"),
         now_ms=body.time("now_ms"),
@@ -219,7 +218,7 @@ def _welcome(body: Body) -> Welcome:
         max_lease_ms=body.duration("max_lease_ms"),
         max_payload_bytes=body.number("max_payload_bytes", 0, MAX_PAYLOAD_BYTES),
         heartbeat_ms=body.duration("heartbeat_ms"),
-        brokers=tuple(address.decode() for address in addresses),
+        brokers=body.addresses("brokers"),
     )
 
 

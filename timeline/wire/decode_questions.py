@@ -34,6 +34,8 @@ from timeline.wire.frames import (
     Forecasted,
     Frame,
     Health,
+    Hint,
+    Hinted,
     Late,
     LateList,
     LatenessCounts,
@@ -216,7 +218,16 @@ def _pong(body: Body) -> Pong:
         body.reading("answered_ms"),
         body.sentence("broker"),
         body.sentence("version"),
+        body.addresses("brokers"),
     )
+
+
+def _hint(body: Body) -> Hint:
+    return Hint(body.sentence("broker"), body.int64("topic_uid", 0), body.times("due_ms"))
+
+
+def _hinted(body: Body) -> Hinted:
+    return Hinted(body.tally("known"))
 
 
 def _stand(body: Body) -> Stand:
@@ -233,6 +244,8 @@ def _topic_loads(part: Body) -> TopicLoads:
             name: part.int64(name, 0, MAX_COUNT)
             for name in ("available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered")
         },
+        buckets=part.optional_counts("buckets"),
+        dealt=part.optional_counts("dealt"),
     )
 
 
@@ -268,6 +281,7 @@ def _standing(body: Body) -> Standing:
             late.judged("topics", _judge_topic_names), late.times("up_to_ms"), late.int64("counts", 0, MAX_COUNT)
         ),
         consumers=_consumers(body.part("consumers", "Consumers")),
+        sync=body.sentence("sync"),
     )
 
 
@@ -284,4 +298,6 @@ QUESTION_READERS: dict[str, Callable[[Body], Frame]] = {
     "Pong": _pong,
     "Stand": _stand,
     "Standing": _standing,
+    "Hint": _hint,
+    "Hinted": _hinted,
 }

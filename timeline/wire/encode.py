@@ -10,7 +10,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.model import MAX_REASON_BYTES, Answers, State, TopicSettings
-from timeline.wire.frames import Frame, Leaving, Scan, Standing, TagMutated, TopicList, Topics, Welcome
+from timeline.wire.frames import Frame, Leaving, Pong, Scan, Standing, TagMutated, TopicList, Topics, Welcome
 from timeline.wire.generated import layout
 from timeline.wire.refusals import WireError
 from timeline.wire.write import Get, write_frame
@@ -110,14 +110,19 @@ def _topic_list(frame: TopicList) -> dict[str, Any]:
     }
 
 
+def _with_brokers(frame: Welcome | Pong) -> dict[str, Any]:
+    return _fields(frame, brokers=Ragged.of([address.encode() for address in frame.brokers]))
+
+
 _ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
     Answers: _answers,
     TagMutated: _tag_mutated,
     Topics: _topics,
     TopicList: _topic_list,
     Leaving: lambda frame: _fields(frame, text=_cut(frame.text)),
-    Standing: lambda frame: _fields(frame, trouble=_cut(frame.trouble), store=_cut(frame.store)),
+    Standing: lambda frame: _fields(frame, trouble=_cut(frame.trouble), store=_cut(frame.store), sync=_cut(frame.sync)),
     Scan: lambda frame: _fields(frame, states=bytes(_STATES[state] for state in frame.states)),
-    Welcome: lambda frame: _fields(frame, brokers=Ragged.of([address.encode() for address in frame.brokers])),
+    Welcome: _with_brokers,
+    Pong: _with_brokers,
 }
 _BODY_NAMES = frozenset(layout.BODIES.values())

@@ -21,6 +21,8 @@ from timeline.wire.questions import (
     Forecast,
     Forecasted,
     Health,
+    Hint,
+    Hinted,
     Late,
     LateList,
     LatenessCounts,
@@ -37,7 +39,7 @@ from timeline.wire.questions import (
 )
 
 MAJOR = 1
-MINOR = 1
+MINOR = 2
 """Version of this wire. Frames of a newer minor are read (what is not known in them is passed over); another major is
 refused with a sentence."""
 
@@ -52,6 +54,7 @@ METHODS = {
     "Late": "unary_unary",
     "Ping": "unary_unary",
     "Stand": "unary_unary",
+    "Hint": "unary_unary",
 }
 """gRPC methods of `SERVICE`; requests and responses are frames."""
 
@@ -324,6 +327,8 @@ Frame: TypeAlias = (
     | Pong
     | Stand
     | Standing
+    | Hint
+    | Hinted
 )
 
 __all__ = [
@@ -344,6 +349,8 @@ __all__ = [
     "Frame",
     "Health",
     "Hello",
+    "Hint",
+    "Hinted",
     "Late",
     "LateList",
     "LatenessCounts",

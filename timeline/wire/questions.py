@@ -148,7 +148,8 @@ class Stand:
 class TopicLoads:
     """What a broker knows of n topics. `available`, `waiting`, `next_due_ms` (0: none): as the store counted them at
     `counted_ms` (0: not yet). `consumers`, `in_flight`, `credit`: of those connected here. `delivered`, `redelivered`:
-    since it started."""
+    since it started. `buckets`: of the topic; `dealt`: how many of them this broker
+    deals (None: a broker before 1.2)."""
 
     topics: Ragged
     available: Int64
@@ -160,6 +161,8 @@ class TopicLoads:
     credit: Int64
     delivered: Int64
     redelivered: Int64
+    buckets: Int64 | None = None
+    dealt: Int64 | None = None
 
 
 @dataclass(slots=True)
@@ -187,7 +190,8 @@ class Consumers:
 @dataclass(slots=True)
 class Standing:
     """How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages,
-    without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet."""
+    without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet. `sync`: how it knows
+    of the others, and what is wrong with that now."""
 
     broker: str
     version: str
@@ -199,6 +203,7 @@ class Standing:
     topics: TopicLoads
     lateness: LatenessCounts
     consumers: Consumers
+    sync: str = ""
 
 
 @dataclass(slots=True)
@@ -211,10 +216,29 @@ class Ping:
 @dataclass(slots=True)
 class Pong:
     """Four readings make an offset: `sent_ms` as in the Ping, `received_ms` and `answered_ms` on the broker's clock;
-    the client adds its own time of arrival."""
+    the client adds its own time of arrival. `brokers`: addresses of all of the cluster, this
+    one's too (may be empty)."""
 
     sent_ms: float
     received_ms: float
     answered_ms: float
     broker: str
     version: str
+    brokers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Hint:
+    """Broker to broker: messages of topics, each by its uid, come due anew in buckets that the receiver deals; of each
+    the earliest. `broker`: who says so."""
+
+    broker: str
+    topic_uid: Int64
+    due_ms: Int64
+
+
+@dataclass(slots=True)
+class Hinted:
+    """Of how many of the topics the receiver has a dealer."""
+
+    known: int = 0

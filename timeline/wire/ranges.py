@@ -23,7 +23,7 @@ from timeline.model import (
     check_topic_name,
 )
 from timeline.wire.frames import MAX_COUNT
-from timeline.wire.judging import is_utf8, within
+from timeline.wire.judging import is_utf8, judge_texts, within
 from timeline.wire.verify import Data, Place, Table
 
 MAX_INT64 = 2**63 - 1
@@ -171,6 +171,13 @@ class Body(Table):
             self._blame(field, judge(column))
         return column
 
+    def addresses(self, field: str) -> tuple[str, ...]:
+        """Where brokers are: a column by itself."""
+        return tuple(
+            address.decode()
+            for address in self.judged(field, lambda column: judge_texts(column, "an address", 1, 1024))
+        )
+
     def _blame(self, field: str, bad: dict[int, str]) -> None:
         for index, sentence in bad.items():
             raise self.refusal(field, f"is bad at {index}: {sentence}")
@@ -187,6 +194,9 @@ class Body(Table):
 
     def times(self, field: str) -> Int64:
         return self.int64(field, 0, MAX_TIME_MS)
+
+    def optional_counts(self, field: str) -> Int64 | None:
+        return self.int64(field, 0, MAX_COUNT) if field in self.places else None
 
     def optional_int64(self, field: str) -> Int64 | None:
         return self.int64(field) if field in self.places else None

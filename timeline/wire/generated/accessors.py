@@ -168,6 +168,8 @@ class Body(object):
     Pong = 24
     Stand = 25
     Standing = 26
+    Hint = 27
+    Hinted = 28
 
 
 # One answer per message of a call.
@@ -5410,12 +5412,71 @@ class Pong(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
-def PongStart(builder): builder.StartObject(5)
+    # Addresses of all brokers of the cluster, this one's too, as it knows them now; may be empty. Since 1.2.
+    # Pong
+    def BrokersOffsets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # Pong
+    def BrokersOffsetsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # Pong
+    def BrokersOffsetsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Pong
+    def BrokersOffsetsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        return o == 0
+
+    # Pong
+    def Brokers(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # Pong
+    def BrokersAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # Pong
+    def BrokersLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Pong
+    def BrokersIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        return o == 0
+
+def PongStart(builder): builder.StartObject(7)
 def PongAddSentMs(builder, sentMs): builder.PrependFloat64Slot(0, sentMs, 0.0)
 def PongAddReceivedMs(builder, receivedMs): builder.PrependFloat64Slot(1, receivedMs, 0.0)
 def PongAddAnsweredMs(builder, answeredMs): builder.PrependFloat64Slot(2, answeredMs, 0.0)
 def PongAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
 def PongAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
+def PongAddBrokersOffsets(builder, brokersOffsets): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(brokersOffsets), 0)
+def PongStartBrokersOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def PongAddBrokers(builder, brokers): builder.PrependUOffsetTRelativeSlot(6, flatbuffers.number_types.UOffsetTFlags.py_type(brokers), 0)
+def PongStartBrokersVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def PongEnd(builder): return builder.EndObject()
 
 
@@ -5789,7 +5850,62 @@ class TopicLoads(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
         return o == 0
 
-def TopicLoadsStart(builder): builder.StartObject(11)
+    # Since 1.2, optional. How many buckets the topic has, and how many of them this broker deals.
+    # TopicLoads
+    def Buckets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicLoads
+    def BucketsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicLoads
+    def BucketsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicLoads
+    def BucketsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        return o == 0
+
+    # TopicLoads
+    def Dealt(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicLoads
+    def DealtAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicLoads
+    def DealtLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicLoads
+    def DealtIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        return o == 0
+
+def TopicLoadsStart(builder): builder.StartObject(13)
 def TopicLoadsAddTopicsOffsets(builder, topicsOffsets): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topicsOffsets), 0)
 def TopicLoadsStartTopicsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def TopicLoadsAddTopics(builder, topics): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(topics), 0)
@@ -5812,6 +5928,10 @@ def TopicLoadsAddDelivered(builder, delivered): builder.PrependUOffsetTRelativeS
 def TopicLoadsStartDeliveredVector(builder, numElems): return builder.StartVector(8, numElems, 8)
 def TopicLoadsAddRedelivered(builder, redelivered): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(redelivered), 0)
 def TopicLoadsStartRedeliveredVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicLoadsAddBuckets(builder, buckets): builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(buckets), 0)
+def TopicLoadsStartBucketsVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicLoadsAddDealt(builder, dealt): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(dealt), 0)
+def TopicLoadsStartDealtVector(builder, numElems): return builder.StartVector(8, numElems, 8)
 def TopicLoadsEnd(builder): return builder.EndObject()
 
 
@@ -6222,7 +6342,8 @@ def ConsumersEnd(builder): return builder.EndObject()
 
 
 # How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages, without
-# secrets; `store_ms`: how long the store's leases take, 99 of 100; 0: not known yet.
+# secrets; `store_ms`: how long the store's leases take, 99 of 100; 0: not known yet. `sync`, since 1.2: how this
+# broker knows of the others, without secrets, and what is wrong with that now, if anything.
 class Standing(object):
     __slots__ = ['_tab']
 
@@ -6324,7 +6445,14 @@ class Standing(object):
             return obj
         return None
 
-def StandingStart(builder): builder.StartObject(10)
+    # Standing
+    def Sync(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def StandingStart(builder): builder.StartObject(11)
 def StandingAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
 def StandingAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
 def StandingAddNowMs(builder, nowMs): builder.PrependInt64Slot(2, nowMs, 0)
@@ -6335,10 +6463,144 @@ def StandingAddStoreMs(builder, storeMs): builder.PrependFloat64Slot(6, storeMs,
 def StandingAddTopics(builder, topics): builder.PrependUOffsetTRelativeSlot(7, flatbuffers.number_types.UOffsetTFlags.py_type(topics), 0)
 def StandingAddLateness(builder, lateness): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(lateness), 0)
 def StandingAddConsumers(builder, consumers): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(consumers), 0)
+def StandingAddSync(builder, sync): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(sync), 0)
 def StandingEnd(builder): return builder.EndObject()
 
 
-# The root. This is version 1.1; `major` is always written.
+# Broker to broker, since 1.2; clients never send it. Messages of n topics were put, moved, released or revived through
+# the sender, in buckets that it believes the receiver deals: of each topic the earliest due of them. The receiver looks
+# for what is due then. Nothing rests on it: what a lost hint told of is found by the receiver's slow poll and sweep,
+# and a wrong one costs a look.
+class Hint(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Hint()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsHint(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def HintBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
+
+    # Hint
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # The sender's name.
+    # Hint
+    def Broker(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # A topic that the receiver does not know is passed over.
+    # Hint
+    def TopicUid(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Hint
+    def TopicUidAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Hint
+    def TopicUidLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Hint
+    def TopicUidIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        return o == 0
+
+    # Hint
+    def DueMs(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Hint
+    def DueMsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Hint
+    def DueMsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Hint
+    def DueMsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        return o == 0
+
+def HintStart(builder): builder.StartObject(3)
+def HintAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
+def HintAddTopicUid(builder, topicUid): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(topicUid), 0)
+def HintStartTopicUidVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def HintAddDueMs(builder, dueMs): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(dueMs), 0)
+def HintStartDueMsVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def HintEnd(builder): return builder.EndObject()
+
+
+# Answer to Hint: of how many of the topics the receiver has a dealer.
+class Hinted(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Hinted()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsHinted(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def HintedBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
+
+    # Hinted
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Hinted
+    def Known(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+def HintedStart(builder): builder.StartObject(1)
+def HintedAddKnown(builder, known): builder.PrependInt64Slot(0, known, 0)
+def HintedEnd(builder): return builder.EndObject()
+
+
+# The root. This is version 1.2; `major` is always written.
 class Frame(object):
     __slots__ = ['_tab']
 

@@ -14,6 +14,7 @@ METHODS: dict[str, str] = {
     'Late': 'unary_unary',
     'Ping': 'unary_unary',
     'Stand': 'unary_unary',
+    'Hint': 'unary_unary',
 }
 
 # number in the union: table
@@ -44,6 +45,8 @@ BODIES: dict[int, str] = {
     24: 'Pong',
     25: 'Stand',
     26: 'Standing',
+    27: 'Hint',
+    28: 'Hinted',
 }
 
 # enum: name: number (a bit_flags enum: its bit)
@@ -143,6 +146,14 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('room_messages', 'long', 24, 0),
         ('room_bytes', 'long', 26, 0),
     ),
+    'Hint': (
+        ('broker', 'string', 4, 0),
+        ('topic_uid', '[long]', 6, 0),
+        ('due_ms', '[long]', 8, 0),
+    ),
+    'Hinted': (
+        ('known', 'long', 4, 0),
+    ),
     'Late': (
         ('since_ms', 'long', 4, 0),
         ('topic', 'string', 6, 0),
@@ -213,6 +224,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('answered_ms', 'double', 8, 0.0),
         ('broker', 'string', 10, 0),
         ('version', 'string', 12, 0),
+        ('brokers_offsets', '[uint]', 14, 0),
+        ('brokers', '[ubyte]', 16, 0),
     ),
     'Produce': (
         ('request', 'ulong', 4, 0),
@@ -317,6 +330,7 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('topics', 'TopicLoads', 18, 0),
         ('lateness', 'LatenessCounts', 20, 0),
         ('consumers', 'Consumers', 22, 0),
+        ('sync', 'string', 24, 0),
     ),
     'TagMutated': (
         ('status', '[ubyte]', 4, 0),
@@ -360,6 +374,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('credit', '[long]', 20, 0),
         ('delivered', '[long]', 22, 0),
         ('redelivered', '[long]', 24, 0),
+        ('buckets', '[long]', 26, 0),
+        ('dealt', '[long]', 28, 0),
     ),
     'Topics': (
         ('action', 'ubyte', 4, 0),

@@ -1,0 +1,131 @@
+"""Hints to other brokers: they gather, they are bounded, and who does not answer costs nobody anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+from timeline.broker.limits import Limits
+from timeline.broker.peers import Peers
+from timeline.broker.tasks import Tasks
+from timeline.metrics import Metrics
+from timeline.sync import Member
+from timeline.wire import Fault, Hint, Hinted, TransportError, decode_as, encode
+
+B2, B3 = Member("b2", "b2:9000"), Member("b3", "b3:9000")
+
+
+class Way:
+    """A way to a broker that hears, or does not, when the test lets it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.heard: list[dict[int, int]] = []
+        self.deaf = self.closed = False
+        self.let = asyncio.Event()
+        self.let.set()
+        self.asked = asyncio.Event()
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        hint = decode_as(frame, Hint)
+        assert (method, hint.broker) == ("Hint", "b1") and timeout_s > 0
+        self.asked.set()
+        await self.let.wait()
+        if self.deaf:
+            raise TransportError(Fault.BROKEN, "nobody there")
+        self.heard.append(dict(zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)))
+        return encode(Hinted(len(hint.topic_uid)))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Scene:
+    def __init__(self, waiting: int = 10) -> None:
+        self.ways: dict[str, Way] = {}
+        self.metrics = Metrics()
+        self.tasks = Tasks(lambda name, error: None)
+        limits = Limits(hints_waiting=waiting, hint_pace_ms=0, hint_rest_ms=0)
+        self.peers = Peers("b1", self._make, limits, self.metrics, self.tasks)
+
+    def _make(self, address: str) -> Way:
+        way = self.ways[address] = Way(address)
+        return way
+
+    def counted(self, outcome: str) -> float:
+        return self.metrics.registry.get_sample_value("timeline_hints_total", {"outcome": outcome}) or 0.0
+
+    async def told(self) -> None:
+        """Lets tasks run until nothing is under way."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+async def test_hints_gather_while_a_call_is_under_way_and_the_earliest_stands_for_all() -> None:
+    scene = Scene()
+    scene.peers.tell(B2, 1, 500)
+    way = scene.ways["b2:9000"]
+    way.let.clear()
+    await way.asked.wait()
+    for uid, due_ms in ((1, 900), (1, 400), (2, 700), (1, 600)):
+        scene.peers.tell(B2, uid, due_ms)
+    way.let.set()
+    await scene.told()
+    assert way.heard == [{1: 500}, {1: 400, 2: 700}]
+    assert (scene.counted("sent"), scene.counted("dropped")) == (3.0, 0.0)
+    await scene.tasks.cancel()
+
+
+async def test_a_broker_that_does_not_answer_holds_up_no_other_and_its_hints_are_dropped() -> None:
+    scene = Scene()
+    scene.peers.tell(B2, 1, 500)
+    scene.ways["b2:9000"].let.clear()
+    scene.peers.tell(B3, 1, 500)
+    await scene.told()
+    assert scene.ways["b3:9000"].heard == [{1: 500}]
+    scene.ways["b2:9000"].deaf = True
+    scene.ways["b2:9000"].let.set()
+    await scene.told()
+    assert scene.counted("dropped") == 1.0
+    scene.ways["b2:9000"].deaf = False
+    scene.peers.tell(B2, 1, 600)
+    await scene.told()
+    assert scene.ways["b2:9000"].heard == [{1: 600}]
+    await scene.tasks.cancel()
+
+
+async def test_no_more_topics_wait_than_may() -> None:
+    scene = Scene(waiting=3)
+    scene.peers.tell(B2, 0, 1)
+    way = scene.ways["b2:9000"]
+    way.let.clear()
+    await way.asked.wait()
+    for uid in range(1, 6):
+        scene.peers.tell(B2, uid, 500)
+    scene.peers.tell(B2, 1, 400)  # it waits already
+    assert scene.counted("dropped") == 2.0
+    way.let.set()
+    await scene.told()
+    assert way.heard[1:] == [{1: 400, 2: 500, 3: 500}]
+    await scene.tasks.cancel()
+
+
+async def test_who_is_gone_or_has_moved_is_parted_with() -> None:
+    scene = Scene()
+    scene.peers.tell(B2, 1, 500)
+    scene.peers.tell(B3, 1, 500)
+    await scene.told()
+    scene.peers.keep([B3])
+    scene.peers.tell(Member("b3", "elsewhere:9000"), 1, 600)
+    await scene.told()
+    assert scene.ways["b2:9000"].closed and scene.ways["b3:9000"].closed
+    assert scene.ways["elsewhere:9000"].heard == [{1: 600}]
+    await scene.peers.close()
+    assert scene.ways["elsewhere:9000"].closed
+    await scene.tasks.cancel()
+
+
+async def test_without_a_way_to_others_hints_are_counted_as_dropped() -> None:
+    metrics = Metrics()
+    peers = Peers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
+    peers.tell(B2, 1, 500)
+    assert metrics.registry.get_sample_value("timeline_hints_total", {"outcome": "dropped"}) == 1.0

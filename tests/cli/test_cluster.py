@@ -1,0 +1,90 @@
+"""`timeline cluster`: what it makes of brokers' answers, and that it asks them."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tests.cli.conftest import Call
+from timeline.cli.cluster import ClusterLook, picture, put_together
+from timeline.driver.reading import PingAnswer
+from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.wire import Health
+
+NOW_MS = 1_774_767_600_000
+BOUNDS = (1, 10, None)
+
+
+def standing(name: str, consumers: int, dealt: int, trouble: str = "") -> BrokerStanding:
+    load = TopicLoad("departures", 3, 1_000, NOW_MS, NOW_MS, consumers, 7, 93, 500, 1, 64, dealt)
+    connected = tuple(
+        Connected("departures", f"{name}-{at}", Health.HEALTHY, 93, 1 << 20, 7) for at in range(consumers)
+    )
+    late = {"departures": Lateness(BOUNDS, (98, 2, 0)), "others": Lateness(BOUNDS, (0, 0, 1))}
+    return BrokerStanding(
+        f"{name}:9000", name, "0.1.0", NOW_MS, NOW_MS - 60_000, trouble, "redis://", 1.5, (load,), late, connected,
+        "joined, 3 brokers",
+    )  # fmt: skip
+
+
+def ping(name: str, offset_ms: float) -> PingAnswer:
+    return PingAnswer(name, "0.1.0", f"{name}:9000", 1.0, offset_ms, 0.5)
+
+
+def look() -> ClusterLook:
+    brokers = (standing("b2", 2, 43), standing("b1", 1, 21), standing("b3", 0, 64, "the store is down: gone"))
+    pings = [ping("b2", 10.0), ping("b1", 900.0), None]
+    return put_together(Standings(brokers, {"b4:9000": "nobody listens"}), pings)
+
+
+def drawn(width: int = 160) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=width, highlight=False).print(picture(look()))
+    return screen.getvalue()
+
+
+def test_a_line_a_broker_a_line_a_topic_and_who_is_connected_where() -> None:
+    lines = [line.split() for line in drawn().splitlines()]
+    text = drawn()
+    (b1,) = [line for line in lines if line[:2] == ["b1", "b1:9000"]]
+    assert " ".join(b1[3:]) == "60 s +445.0 ± 0.5 ms 1 7 93 ≤ 1 ms ≤ 10 ms > 1h joined, 3 brokers"
+    assert [line[0] for line in lines if line and line[0] in ("b1", "b2", "b3")] == ["b1", "b2", "b3"]
+    (topic,) = [" ".join(line) for line in lines if line[:1] == ["departures"]]
+    assert topic == "departures 64 21 for 1 43 for 2 0 for 0"  # who has no consumer deals nothing
+    assert "b3: the store is down: gone" in text and "b4:9000: nobody listens" in text
+    assert ["b2-1", "departures", "b2", "healthy", "7", "93", "1.0"] in lines
+
+
+def test_as_json() -> None:
+    told = look().as_json()
+    assert [one["broker"] for one in told["brokers"]] == ["b1", "b2", "b3"]
+    assert [one["clock_ms"] for one in told["brokers"]] == [445.0, -445.0, None]
+    assert told["brokers"][0]["lateness_ms"] == {"p50": 1, "p99": 10, "max": None}
+    assert told["brokers"][2]["trouble"] == "the store is down: gone"
+    assert told["assignment"] == [
+        {
+            "topic": "departures",
+            "buckets": 64,
+            "brokers": {
+                "b1": {"buckets": 21, "consumers": 1},
+                "b2": {"buckets": 43, "consumers": 2},
+                "b3": {"buckets": 0, "consumers": 0},
+            },
+        }
+    ]
+    assert {(one["id"], one["broker"]) for one in told["consumers"]} == {("b1-0", "b1"), ("b2-0", "b2"), ("b2-1", "b2")}
+    assert told["unreachable"] == {"b4:9000": "nobody listens"}
+
+
+def test_a_broker_alone_is_a_cluster_of_one(tell: Call, topic: str) -> None:
+    done = tell("cluster", "--json")
+    (told,) = done.json
+    (one,) = told["brokers"]
+    assert done.code == 0 and one["sync"] == "joined, 1 broker" and one["clock_ms"] == 0.0
+    assert topic in {each["topic"] for each in told["assignment"]}
+    assert "timeline cluster" in tell("cluster").out
+
+
+def test_nobody_there(call: Call) -> None:
+    assert call("cluster", "--address", "127.0.0.1:1").code == 3

@@ -1,0 +1,53 @@
+"""Brokers of a cluster with one mistake each, everything else being the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.simulation.planted_brokers import instead
+from timeline.broker.consuming import ConsumeStream, Token, _tokens
+from timeline.broker.dealer import Dealer
+from timeline.broker.parcel import Parcel
+from timeline.broker.peers import Peers
+from timeline.broker.roster import Consumer
+from timeline.clock import Clock
+from timeline.model import Rows, Topic
+from timeline.sync.view import View
+
+
+def leaves_a_bucket_to_nobody() -> Any:
+    """The last of each broker's buckets is nobody's."""
+    buckets = View.buckets
+
+    def fewer(view: View, topic_uid: int, many: int) -> Sequence[int] | None:
+        mine = buckets(view, topic_uid, many)
+        return mine[:-1] if mine else mine
+
+    return instead(View, "buckets", fewer)
+
+
+def tells_nobody() -> Any:
+    """A broker that keeps to itself what comes due in others' buckets."""
+    return instead(Peers, "tell", lambda peers, member, topic_uid, due_ms: None)
+
+
+def shares_a_token() -> Any:
+    """Whoever takes a consumer's id over gets what it holds under the very tokens that it has."""
+
+    async def as_it_is(
+        stream: ConsumeStream, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic
+    ) -> set[Token]:
+        again = np.ones(len(rows), dtype=np.bool_)
+        dealer.give_again(consumer, Parcel(rows, rows.scheduled_ms, again, stream._node.clock.now_ms()))
+        return _tokens(rows)
+
+    return instead(ConsumeStream, "_relet", as_it_is)
+
+
+def follows_every_step() -> Any:
+    """A clock that goes wherever the wall clock goes, at once."""
+    observe = Clock.observe
+    return instead(Clock, "observe", lambda clock, confirmed=False: observe(clock, True))

@@ -1,0 +1,52 @@
+"""gRPC from one broker to another: single calls, each with its deadline. Like `service.py`, of the broker's shell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from timeline.wire import MAX_FRAME_BYTES, SERVICE, Fault, TransportError
+
+OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+class GrpcPeerChannel:
+    """The way to the broker at `address`. Connects on first use, and again by itself; a call while nobody is there
+    fails at once."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel: Any = None
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one. Raises TransportError(BROKEN): it may have arrived."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        try:
+            answer: bytes = await self._channel.unary_unary(f"/{SERVICE}/{method}")(frame, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise TransportError(Fault.BROKEN, f"{self.address}: {error.details() or error.code()}") from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            task = asyncio.current_task()
+            if isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            raise TransportError(Fault.BROKEN, f"{self.address}: the connection was closed") from over
+        return answer
+
+    async def close(self) -> None:
+        """Ends the connection and the calls on it."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
