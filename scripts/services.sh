@@ -15,6 +15,7 @@ postgres postgresql
 redis-server redis-server
 mariadbd mariadb-server
 redis-cli redis-tools
+faketime faketime
 etcd etcd-server
 etcdctl etcd-client
 openssl openssl

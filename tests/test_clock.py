@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.clock import ALONE_MS, SLEW, STEP_MS, Clock
+from timeline.clock import ALONE_MS, SLEW, STEP_MS, Clock, Verdict
 
 LOOK_MS = 250.0
 HOUR_MS = 3_600_000.0
@@ -29,11 +29,11 @@ class Machine:
         self.mono_ms += ms
         self.wall_ms += ms * (1 + self.drift)
 
-    def watch(self, ms: float, confirmed: bool = False) -> Iterator[float]:
+    def watch(self, ms: float, verdict: Verdict = Verdict.OPEN) -> Iterator[float]:
         """`ms` pass, with a look every 250 ms; how far the wall is ahead of our time after each."""
         for _ in range(round(ms / LOOK_MS)):
             self.passes(LOOK_MS)
-            self.clock.observe(confirmed)
+            self.clock.observe(lambda _: verdict)
             yield self.wall_ms - self.clock.now()
 
 
@@ -69,8 +69,38 @@ def test_what_was_being_slewed_away_rests_while_a_step_stands(difference_ms: flo
 def test_a_confirmed_step_is_followed_at_once(step_ms: float) -> None:
     machine = Machine()
     machine.wall_ms += step_ms
-    assert list(machine.watch(LOOK_MS, confirmed=True)) == pytest.approx([0.0], abs=GRAIN_MS)
+    assert list(machine.watch(LOOK_MS, Verdict.CONFIRMED)) == pytest.approx([0.0], abs=GRAIN_MS)
     assert machine.clock.step_ms == 0
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+def test_a_step_that_others_deny_is_not_followed_and_begins_anew_once_nobody_does(step_ms: float) -> None:
+    machine = Machine()
+    machine.wall_ms += step_ms
+    assert list(machine.watch(3 * ALONE_MS, Verdict.DENIED)) == pytest.approx([step_ms] * 720, abs=GRAIN_MS)
+    assert machine.clock.step_ms == pytest.approx(step_ms, abs=GRAIN_MS)
+    assert list(machine.watch(ALONE_MS - LOOK_MS))[-1] == pytest.approx(step_ms, abs=GRAIN_MS)
+    assert list(machine.watch(LOOK_MS)) == pytest.approx([0.0], abs=GRAIN_MS)
+
+
+def test_the_verdict_is_asked_of_the_very_step_that_is_followed() -> None:
+    """A second jump on top of one that was confirmed is another one."""
+    machine = Machine()
+    asked: list[float] = []
+
+    def judge(step_ms: float) -> Verdict:
+        asked.append(step_ms)
+        return Verdict.CONFIRMED if step_ms < HOUR_MS / 2 else Verdict.OPEN
+
+    machine.wall_ms += 2_000
+    machine.wall_ms += HOUR_MS
+    machine.clock.observe(judge)
+    assert asked == pytest.approx([HOUR_MS + 2_000], abs=GRAIN_MS)
+    assert machine.clock.step_ms == pytest.approx(HOUR_MS + 2_000, abs=GRAIN_MS)
+    machine.wall_ms -= HOUR_MS
+    machine.clock.observe(judge)
+    assert machine.clock.step_ms == 0
+    assert machine.wall_ms - machine.clock.now() == pytest.approx(0.0, abs=GRAIN_MS)
 
 
 def test_a_step_that_is_taken_back_leaves_no_trace() -> None:

@@ -2,15 +2,18 @@
 
 `Clock.now_ms` is the wall clock at start carried on by the monotonic clock and slewed towards the wall, so it neither
 jumps nor runs back by itself. A jump of the wall clock by more than 500 ms is noticed by `observe` and followed only
-when somebody confirms it, or, alone, when it has stood for 60 s: a step makes nothing early.
+when others confirm it, or, where nobody can say, when it has stood for 60 s: a step makes nothing early.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 
 STEP_MS = 500.0
+WARN_MS, CRITICAL_MS = 50.0, 500.0
+"""From so much on a clock that is off another one is worth a warning, and no broker may lease by it."""
 ALONE_MS = 60_000.0
 SLEW = 0.005
 """Share of elapsed time by which a small difference is corrected: 5 ms a second."""
@@ -18,6 +21,19 @@ CLOSE_MS = 0.05
 """Two clocks read within this are read at one instant."""
 LOOKS = 4
 """So often both clocks are read at most, when something comes between."""
+
+
+class Verdict(Enum):
+    """What others say of a jump of the wall clock: it is right, our time is, or nobody can say."""
+
+    CONFIRMED = auto()
+    DENIED = auto()
+    OPEN = auto()
+
+
+def nobody(step_ms: float) -> Verdict:
+    """The verdict where there is nobody to ask."""
+    return Verdict.OPEN
 
 
 class Clock:
@@ -41,7 +57,11 @@ class Clock:
 
     def now(self) -> float:
         """Milliseconds UTC."""
-        return self._start_ms + self._at(self.monotonic_ms())
+        return self.now_at(self.monotonic_ms())
+
+    def now_at(self, mono_ms: float) -> float:
+        """What `now` is at monotonic `mono_ms`, no earlier than the last look."""
+        return self._start_ms + self._at(mono_ms)
 
     def now_ms(self) -> int:
         """Milliseconds UTC, rounded down: nothing is early."""
@@ -56,10 +76,10 @@ class Clock:
         """By how much the wall clock stands ahead of ours after a jump not followed yet; 0 when there is none."""
         return self._observed_step_ms
 
-    def observe(self, confirmed: bool = False) -> float:
-        """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `confirmed`: the
-        store's clock or a majority of (itself, peers) agrees with the wall. Answers the difference in ms (wall − ours)
-        that was found; 0 where there may be none, because the process was held up between the two clocks."""
+    def observe(self, judge: Callable[[float], Verdict] = nobody) -> float:
+        """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `judge` is asked
+        what others say of a jump that put the wall so many ms ahead of our time. Answers the difference in ms
+        (wall − ours) that was found; 0 where there may be none, because the process was held up between the clocks."""
         wall_ms, mono_ms, apart_ms = self._look()
         ours_ms = self._at(mono_ms)
         difference_ms = wall_ms - self._start_ms - ours_ms
@@ -72,10 +92,11 @@ class Clock:
             return difference_ms
         self._rebase(ours_ms, mono_ms)
         moved_ms = abs(difference_ms - self._observed_step_ms)
-        if self._stepped_since_ms is None or moved_ms > STEP_MS:
+        verdict = judge(difference_ms)
+        if self._stepped_since_ms is None or moved_ms > STEP_MS or verdict is Verdict.DENIED:
             self._stepped_since_ms = mono_ms
         self._observed_step_ms = difference_ms
-        if confirmed or mono_ms - self._stepped_since_ms >= ALONE_MS:
+        if verdict is Verdict.CONFIRMED or mono_ms - self._stepped_since_ms >= ALONE_MS:
             self._stepped_since_ms, self._observed_step_ms = None, 0.0
             self._rebase(ours_ms + difference_ms, mono_ms)
         return difference_ms

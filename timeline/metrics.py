@@ -107,6 +107,21 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "timeline_etcd_up": ("gauge", "1 while etcd confirms what this broker believes; always with local://", ()),
     "timeline_clock_step_seconds": ("gauge", "Jump of the wall clock noticed and not followed yet", ()),
+    "timeline_clock_offset_seconds": (
+        "gauge",
+        "By how much another clock is ahead of this broker's, by kind: broker, store, client (the worst consumer)",
+        ("kind", "peer"),
+    ),
+    "timeline_clock_error_seconds": ("gauge", "By how much that offset may be wrong, either way", ("kind", "peer")),
+    "timeline_clock_median_offset_seconds": (
+        "gauge",
+        "By how much the median of all clocks that are known is ahead of this broker's",
+        (),
+    ),
+    "timeline_clock_median_error_seconds": ("gauge", "By how much that may be wrong, either way", ()),
+    "timeline_clocks_compared": ("gauge", "Clocks that the median is of, this broker's and the store's among them", ()),
+    "timeline_quarantined": ("gauge", "1 while this broker leases nothing because its clock is wrong", ()),
+    "timeline_clients_adrift": ("gauge", "Consumers whose clocks are 50 ms off this broker's, or more", ()),
     "timeline_cluster_brokers": ("gauge", "Brokers that this one believes to be there, itself too", ()),
     "timeline_hints_total": (
         "counter",
@@ -280,6 +295,10 @@ class Metrics:
         _, help, labels = CATALOG[name]
         gauge = self._gauges[name] = Gauge(name, help, labels, registry=self.registry)
         return gauge
+
+    def forget(self, name: str, *labels: str) -> None:
+        """Drops one series of a gauge."""
+        self._gauges[name].remove(*labels)
 
     def store_call(self, call: str, outcome: str, took_ms: float) -> None:
         """One store call ended."""

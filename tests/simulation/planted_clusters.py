@@ -13,7 +13,7 @@ from timeline.broker.dealer import Dealer
 from timeline.broker.parcel import Parcel
 from timeline.broker.peers import Peers
 from timeline.broker.roster import Consumer
-from timeline.clock import Clock
+from timeline.clock import Clock, Verdict
 from timeline.model import Rows, Topic
 from timeline.sync.view import View
 
@@ -50,4 +50,4 @@ def shares_a_token() -> Any:
 def follows_every_step() -> Any:
     """A clock that goes wherever the wall clock goes, at once."""
     observe = Clock.observe
-    return instead(Clock, "observe", lambda clock, confirmed=False: observe(clock, True))
+    return instead(Clock, "observe", lambda clock, judge=None: observe(clock, lambda step_ms: Verdict.CONFIRMED))

@@ -56,6 +56,7 @@ MOST = {
 }
 LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1}
 WHOLE_64 = {"request", "session", "echo", "op", "birth", "last_op", "payload_sum"}
+DIFFERENCES = {"ahead_ms", "error_ms", "step_ms"}
 DURATIONS = {
     "timeout_ms",
     "retry_after_ms",
@@ -163,6 +164,8 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
         return True
     if isinstance(value, enum.IntEnum):
         return value in type(value)
+    if isinstance(value, float) and name in DIFFERENCES:
+        return math.isfinite(value) and abs(value) <= YEAR_9999_MS
     if isinstance(value, float):
         return math.isfinite(value) and 0 <= value <= YEAR_9999_MS
     if isinstance(value, int):

@@ -259,4 +259,6 @@ SAMPLES: list[frames.Frame] = [
     frames.Hinted(),
     frames.Pong(1.5, 2.5, 3.5, "b1", "0.1.0", ("b1:9000", "b2:9000")),
     clustered_standing(),
+    frames.Credit(0, 0, 9, -3.25, 0.5),
+    frames.Pong(1.5, 2.5, 3.5, "b1", "0.1.0", ("b1:9000",), -3_600_000.25),
 ]

@@ -39,6 +39,7 @@ uids = st.integers(0, 2**63 - 1)
 versions = st.sampled_from([1, 2, 2**63 - 1]) | st.integers(1, 2**63 - 1)
 whole32 = st.sampled_from([0, 1, 2**32 - 1]) | st.integers(0, 2**32 - 1)
 clock_readings = st.floats(0, MAX_TIME_MS)
+differences = st.just(-1.0) | st.floats(-MAX_TIME_MS, MAX_TIME_MS)
 
 any_character = st.characters(codec="utf-8")
 characters = st.characters(codec="utf-8", exclude_characters="\0")
@@ -359,7 +360,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         frames.TagMutated, st.dictionaries(st.integers(0, 255), counts, max_size=5), cursors, times, times
     ),
     frames.Hello: hellos(),
-    frames.Credit: st.builds(frames.Credit, counts, counts, whole64),
+    frames.Credit: st.builds(frames.Credit, counts, counts, whole64, differences, differences),
     frames.Settle: settles(),
     frames.Welcome: welcomes,
     frames.Deliver: delivers(),
@@ -383,7 +384,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     frames.Late: st.builds(frames.Late, times, topics | st.just(""), ids | st.just(b""), st.integers(1, MAX_BATCH)),
     frames.LateList: late_lists(),
     frames.Ping: st.builds(frames.Ping, clock_readings),
-    frames.Pong: st.builds(frames.Pong, *[clock_readings] * 3, texts(0, 1024), texts(0, 1024), addresses),
+    frames.Pong: st.builds(frames.Pong, *[clock_readings] * 3, texts(0, 1024), texts(0, 1024), addresses, differences),
     frames.Stand: st.builds(frames.Stand, topics | st.just(""), st.integers(1, MAX_BATCH)),
     frames.Standing: st.builds(
         frames.Standing,

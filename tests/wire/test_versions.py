@@ -64,14 +64,14 @@ def built(kind: int, minor: int, body: Callable[[flatbuffers.Builder], int]) -> 
 
 
 def credit_with_more(builder: flatbuffers.Builder) -> int:
-    """A Credit that has a number, a text and a vector after the fields of 1.0."""
+    """A Credit that has a number, a text and a vector after the fields of 1.2."""
     text = builder.CreateString("more")
     vector = builder.CreateNumpyVector(np.arange(5, dtype=np.int64))
-    builder.StartObject(6)
+    builder.StartObject(8)
     builder.PrependUint64Slot(2, 9, 0)
-    builder.PrependUint8Slot(3, 1, 0)
-    builder.PrependUOffsetTRelativeSlot(4, text, 0)
-    builder.PrependUOffsetTRelativeSlot(5, vector, 0)
+    builder.PrependUint8Slot(5, 1, 0)
+    builder.PrependUOffsetTRelativeSlot(6, text, 0)
+    builder.PrependUOffsetTRelativeSlot(7, vector, 0)
     builder.PrependInt64Slot(0, 5, 0)
     made: int = builder.EndObject()
     return made
@@ -158,7 +158,10 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
     require_service("flatc")
     grown = SCHEMA.read_text(encoding="utf-8")
     for old, new in (
-        ("  echo:ulong;\n}", "  echo:ulong;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }"),
+        (
+            "  error_ms:double = -1;\n}",
+            "  error_ms:double = -1;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
+        ),
         ("Stand, Standing, Hint, Hinted\n", "Stand, Standing, Hint, Hinted, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE }", "{ IN, EXPIRES_IN, MOVE, QUIET }"),
     ):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from timeline.broker.admission import admit_settles
+from timeline.broker.drift import Offset
 from timeline.broker.parcel import Parcel, content_sizes
 from timeline.broker.roster import Consumer, grants_for
 from timeline.broker.streams import first_frame
@@ -201,6 +202,8 @@ class ConsumeStream:
                 continue  # of a newer minor: not for us
             if isinstance(frame, Credit):
                 consumer.add_credit(frame.messages, frame.bytes)
+                if frame.error_ms >= 0:
+                    consumer.clock = Offset.about(frame.ahead_ms, frame.error_ms)
                 if not frame.messages and not frame.bytes:
                     consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):

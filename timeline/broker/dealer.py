@@ -74,8 +74,8 @@ class Dealer:
         self._retry_ms = self._retry_at_ms = 0.0
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
         self._swept = False
-        self._stranded_until_ms = 0.0
-        self._fruitless_until_ms, self._leasing = 0.0, True
+        self._stranded_until_ms = self._fruitless_until_ms = 0.0
+        self._stopped: Cause | None = None
         self._hindrances = Hindrances(clock.now_ms())
         self.lateness = Lateness(self._hindrances, late, metrics, limits)
         self.task: asyncio.Task[None] | None = None
@@ -178,8 +178,8 @@ class Dealer:
 
     def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
         """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
-        if not self._leasing or self.topic.settings.paused:
-            return Cause.PAUSED, float(self._limits.sweep_every_ms)
+        if self._stopped is not None or self.topic.settings.paused:
+            return self._stopped or Cause.PAUSED, float(self._limits.sweep_every_ms)
         if mono_ms < self._retry_at_ms:
             return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
@@ -318,7 +318,7 @@ class Dealer:
     def give(self, consumer: Consumer, parcel: Parcel) -> None:
         """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone, or the topic was
         stopped or paused since it was leased."""
-        if consumer.gone or not self._leasing or self.topic.settings.paused:
+        if consumer.gone or self._stopped is not None or self.topic.settings.paused:
             consumer.refund(parcel)
             self.back.unseen([parcel])
             return
@@ -375,11 +375,17 @@ class Dealer:
         self.back.unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
-    def stop_leasing(self) -> None:
-        """Leases no more and hands back what was leased ahead (drain)."""
-        self._leasing = False
+    def stop_leasing(self, cause: Cause = Cause.PAUSED) -> None:
+        """Leases no more and hands back what was leased ahead. `cause`: what is then to blame for lateness."""
+        self._stopped = self._stopped if self._stopped is Cause.PAUSED else cause  # a drain never ends
         self._free_held()
         self._wake.set()
+
+    def lease_again(self, cause: Cause) -> None:
+        """The end of `stop_leasing` for `cause`."""
+        if self._stopped is cause:
+            self._stopped = None
+            self.look()
 
     def _free_held(self) -> None:
         """What was leased ahead of its time goes back, and the credit that it took."""

@@ -341,9 +341,10 @@ class Gateway:
         return TopicList(Status.OK.code, "", (topic,))
 
     def _ping(self, ping: Ping) -> Pong:
-        now = self._node.clock.now()
-        node = self._node
-        return Pong(ping.sent_ms, now, node.clock.now(), node.name, node.version, node.cluster.addresses())
+        node, clock = self._node, self._node.clock
+        now = clock.now()
+        names = node.name, node.version, node.cluster.addresses()
+        return Pong(ping.sent_ms, now, clock.now(), *names, clock.step_ms)
 
 
 def _fault_of(trouble: StoreError) -> TransportError:

@@ -84,6 +84,14 @@ class Limits:
     withdraw_after_ms: int = 2_000
     """A broker whose store is down for so long deals nothing as far as the others are told: its buckets move."""
     observe_every_ms: int = 250
+    clocks_every_ms: int = 1_000
+    """How often the clocks of others are measured."""
+    clock_answer_ms: int = 1_000
+    """One that does not answer for so long is left out."""
+    clocks_measured: int = 64
+    """Brokers, at once."""
+    peers: int = 256
+    """Connections to other brokers."""
     check_every_ms: int = 1_000
     drain_streams_ms: int = 2_000
     """How long a draining broker goes on reading settles from streams that were told to leave."""

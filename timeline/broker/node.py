@@ -21,6 +21,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.peers import PeerFactory
 from timeline.broker.producing import ProduceStream
+from timeline.broker.quarantine import watched
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
@@ -81,6 +82,7 @@ class Node:
         self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, told)
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
+        self.clocks = watched(self, store)
         self.service = Gateway(self)
         self.counting = Counting(self)
         self.traces = Traces(name)
@@ -94,8 +96,8 @@ class Node:
         """Why it does not serve, in words; empty while it does."""
         if self._state == JOINING and self.membership.state.reason:
             return f"{JOINING}: {self.membership.state.reason}"
-        if self._state:
-            return self._state
+        if self._state or self.clocks.quarantined:
+            return self._state or self.clocks.quarantined
         return f"the store is down: {self.store.down}" if self.store.down else ""
 
     def _say(self, state: str) -> None:
@@ -125,9 +127,11 @@ class Node:
         self._say(JOINING)
         self.membership.on_change(self._cluster_changed)
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
+        await self.clocks.measure()  # before it leases anything by a clock that may be wrong
         self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
+        self.tasks.spawn(self._every(self.limits.clocks_every_ms, self.clocks.measure), "clocks of others")
         self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
@@ -147,7 +151,7 @@ class Node:
         await self.stop(finish=finish)
 
     async def _drain(self) -> None:
-        self._recount()  # first of all: others deal its buckets from now on
+        self.recount()  # first of all: others deal its buckets from now on
         dealers = list(self._dealers.values())
         for dealer in dealers:
             dealer.stop_leasing()
@@ -238,6 +242,8 @@ class Node:
             hosts=self.cluster.host,
             outboxes=self.outboxes,
         )
+        if self.clocks.quarantined:
+            dealer.stop_leasing(Cause.CLOCK)
         dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {after.name}")
 
     def _drop_dealer(self, topic: Topic) -> None:
@@ -296,17 +302,17 @@ class Node:
     def _observe(self) -> None:
         """Looks at the wall clock, at consumers that stopped reading, and at whatever needs no store to be measured."""
         before_ms = self.clock.now_ms()
-        self.clock.observe()
+        self.clocks.look()
         after_ms = self.clock.now_ms()
         if abs(after_ms - before_ms) > self.limits.late_ms:
             log.warning("the clock jumped by %d ms: what came due in between is late by it", after_ms - before_ms)
             for dealer in self._dealers.values():
                 dealer.clock_jumped(before_ms, after_ms)
         self.service.streams.abort_stalled(self.clock.monotonic_ms())
-        self._recount()
+        self.recount()
         self._measure()
 
-    def _recount(self) -> None:
+    def recount(self) -> None:
         """Tells the membership which healthy consumers are here: none, while this broker cannot deal."""
         mono_ms = self.clock.monotonic_ms()
         if not self.store.down:
@@ -315,7 +321,8 @@ class Node:
             self._store_down_since_ms = mono_ms
         since_ms = self._store_down_since_ms
         cut_off = since_ms is not None and mono_ms - since_ms >= self.limits.withdraw_after_ms
-        self.cluster.recount(self._dealers.values(), mono_ms, serving=not self._state and not cut_off)
+        serving = not (self._state or cut_off or self.clocks.quarantined)
+        self.cluster.recount(self._dealers.values(), mono_ms, serving)
 
     async def _check_store(self) -> None:
         """While the store is down, asks whether it is back; a broker that comes back deals at once."""
@@ -326,11 +333,13 @@ class Node:
         except StoreUnavailable:
             return
         log.info("the store is back")
-        self._recount()
+        self.recount()
         self._look_all()
 
     async def _sweep(self) -> None:
         """Removes what is over, topic by topic."""
+        if self.clocks.quarantined:
+            return  # what is over by a wrong clock may not be
         for dealer in list(self._dealers.values()):
             topic, more = dealer.topic, True
             while more:

@@ -1,4 +1,5 @@
-"""Hints to the other brokers: what comes due anew in buckets that they deal. Nothing rests on them, so nobody waits.
+"""The other brokers, one connection to each, and hints to them: what comes due anew in buckets that they deal. Nothing
+rests on hints, so nobody waits for them.
 
 Hints of a topic gather while a call to a broker is under way, the earliest due standing for all: a peer that learns of
 one due finds out by its own round what else there is. A call that fails drops what it carried, and the next one comes
@@ -38,7 +39,7 @@ PeerFactory = Callable[[str], PeerChannel]
 
 
 class Peer:
-    """Another broker, as one that hints are sent to."""
+    """Another broker, and the connection to it, over which it is asked and hints are sent."""
 
     def __init__(self, peers: Peers, member: Member, channel: PeerChannel) -> None:
         self._peers, self.member, self.channel = peers, member, channel
@@ -109,16 +110,21 @@ class Peers:
 
     def tell(self, member: Member, topic_uid: int, due_ms: int) -> None:
         """Something of the topic is due at `due_ms` in a bucket that `member` deals. Returns at once."""
+        peer = self.peer(member)
+        if peer is None:
+            self.count("dropped", 1)
+        else:
+            peer.tell(topic_uid, due_ms)
+
+    def peer(self, member: Member) -> Peer | None:
+        """`member`, and the one connection to it; None where there is no way, or there are as many as there may be."""
         peer = self._peers.get(member.name)
         if peer is not None and peer.member.address != member.address:
             self._part(self._peers.pop(member.name))
             peer = None
-        if peer is None:
-            if self._make is None or not member.address:
-                self.count("dropped", 1)
-                return
+        if peer is None and self._make and member.address and len(self._peers) < self.limits.peers:
             peer = self._peers[member.name] = Peer(self, member, self._make(member.address))
-        peer.tell(topic_uid, due_ms)
+        return peer
 
     def keep(self, members: Collection[Member]) -> None:
         """Forgets those that are not among `members`."""

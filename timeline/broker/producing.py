@@ -86,11 +86,11 @@ class ProduceStream:
             self._bytes -= size
             self._freed.set()
 
-    async def leave(self, text: str) -> None:
+    async def leave(self, text: str, reason: LeavingReason = LeavingReason.DRAINING) -> None:
         """Tells the producer to go elsewhere; what is under way is still answered."""
         if not self._leaving:
             self._leaving = True
-            await self._send(Leaving(LeavingReason.DRAINING, text))
+            await self._send(Leaving(reason, text))
 
     async def _send(self, frame: Produced | Leaving) -> None:
         async with self._sending:

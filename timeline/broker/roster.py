@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from timeline.broker.drift import Offset
 from timeline.broker.limits import Limits
 from timeline.broker.parcel import Parcel
 from timeline.storage_plugins.contract import Grant
@@ -51,8 +52,8 @@ class Outboxes:
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
     credit at that mark means nothing is in flight. `wake`: its dealer; `changed`: its roster, told when it has credit,
-    or has none any more, or is set aside. `dealing`: it may be dealt to (what it held before was looked up). `gone`:
-    nothing may be pushed to it any more."""
+    or has none any more, or is set aside. `dealing`: it may be dealt to (what it held before was looked up). `clock`:
+    how far its own is ahead of ours, as it says. `gone`: nothing may be pushed to it any more."""
 
     id: bytes
     session: int
@@ -76,6 +77,7 @@ class Consumer:
     set_aside_until_ms: float = 0.0
     dealing: bool = False
     leaving: Leaving | None = None
+    clock: Offset | None = None
     gone: bool = False
     finished: bool = False
     _ready: asyncio.Event = field(default_factory=asyncio.Event)

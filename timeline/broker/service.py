@@ -269,7 +269,7 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         watching = asyncio.ensure_future(_watch_health(servicer, node))
         try:
             if await _open(node, stopping, opened):
-                log.info("ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
+                log.info(node.not_ready or "ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
                 await stopping.wait()
                 log.info("draining", extra={"grace_ms": config.grace_ms})
                 await node.drain(config.grace_ms)

@@ -17,12 +17,12 @@ from rich.text import Text
 import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import client_command
-from timeline.cli.findings import CLOCK_BAD_MS, CLOCK_WARN_MS
 from timeline.cli.glance import bound_ms
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import QUIET, consumer_table, late_bound, more, table
 from timeline.cli.top import keys
 from timeline.cli.values import iso, shown_lateness
+from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings
 from timeline.driver.times import duration_ms
@@ -252,7 +252,7 @@ def _clock(one: BrokerLine) -> Text:
     if one.clock_ms is None:
         return Text("?", "bold red")
     sure_ms = abs(one.clock_ms) - one.clock_error_ms
-    style = "bold red" if sure_ms >= CLOCK_BAD_MS else "bold yellow" if sure_ms >= CLOCK_WARN_MS else ""
+    style = "bold red" if sure_ms >= CRITICAL_MS else "bold yellow" if sure_ms >= WARN_MS else ""
     return Text(f"{one.clock_ms:+.1f} ± {one.clock_error_ms:.1f} ms", style)
 
 

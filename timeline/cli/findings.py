@@ -13,7 +13,7 @@ from typing import Any
 from timeline.broker.ports import check_free
 from timeline.cli.app import package_version
 from timeline.cli.values import shown_lateness
-from timeline.clock import Clock
+from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.config import ServeConfig
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Standings
@@ -22,8 +22,6 @@ from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import Health
 
-CLOCK_WARN_MS = 50.0
-CLOCK_BAD_MS = 500.0
 STORE_SLOW_MS = 50.0
 DISK_LOW_BYTES = 1024**3
 DURABLE = "'timeline serve --store sqlite:///timeline.db' keeps them"
@@ -77,9 +75,9 @@ def _clock(ping: PingAnswer) -> Finding:
     off, about = shown_lateness(abs(offset_ms)), shown_lateness(error_ms)
     said = f"the broker's is {off} {ahead} this machine's, give or take {about}"
     sure_ms = abs(offset_ms) - error_ms
-    if sure_ms < CLOCK_WARN_MS:
+    if sure_ms < WARN_MS:
         return Finding("clock", GOOD, said)
-    verdict = BAD if sure_ms >= CLOCK_BAD_MS else WARNING
+    verdict = BAD if sure_ms >= CRITICAL_MS else WARNING
     return Finding("clock", verdict, said, "set both clocks by chrony or ntpd: due times are read on the broker's")
 
 

@@ -10,6 +10,7 @@ import os
 from timeline.clock import Clock
 from timeline.driver.channel import Channel, Deadline
 from timeline.driver.ids import Ids, Randomness
+from timeline.driver.offset import Drift
 from timeline.driver.times import Duration, duration_ms
 from timeline.errors import Closed, Invalid
 
@@ -27,6 +28,7 @@ class Link:
         self.random = random
         self.ids = Ids(clock, random)
         self.timeout_ms = timeout_ms
+        self.drift = Drift()
         self.epoch = 0
         self.closed = False
         self._pid = os.getpid()

@@ -7,8 +7,12 @@ arrived. The end of a lease is placed by the earliest moment that it can mean, s
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
+from timeline.clock import WARN_MS
+
+log = logging.getLogger("timeline.driver")
 WINDOW_MS = 60_000.0
 SAMPLES = 64
 
@@ -74,3 +78,31 @@ class BrokerClock:
     def difference_ms(self) -> float | None:
         """The best single estimate of (monotonic − broker's time); None before anything is known."""
         return self._high
+
+    def ahead(self, clock_ms: float, mono_ms: float) -> tuple[float, float] | None:
+        """By how much a clock that says `clock_ms` at monotonic `mono_ms` is ahead of the broker's (negative:
+        behind), and by how much that may be wrong; None before anything is known."""
+        if self._low is None or self._high is None:
+            return None
+        return clock_ms - mono_ms + (self._low + self._high) / 2, (self._high - self._low) / 2
+
+
+class Drift:
+    """What is known of this machine's clock against its brokers'. Says in the log when it is off by 50 ms and more, and
+    when it is not any more, each once."""
+
+    def __init__(self) -> None:
+        self._off = False
+
+    def note(self, broker: str, ahead_ms: float, error_ms: float) -> None:
+        """It is ahead of the broker's clock by so much, give or take the other."""
+        sure_ms = abs(ahead_ms) - error_ms
+        if self._off == (sure_ms >= (WARN_MS / 2 if self._off else WARN_MS)):
+            return
+        self._off = not self._off
+        said = f"{abs(ahead_ms) / 1000:,.3f} s (give or take {error_ms / 1000:,.3f} s) "
+        said += f"{'ahead of' if ahead_ms >= 0 else 'behind'} broker {broker}'s"
+        if self._off:
+            log.warning("this machine's clock is %s: set it by chrony or ntpd; due times count by the broker's", said)
+        else:
+            log.info("this machine's clock is set: now %s", said)

@@ -367,8 +367,10 @@ class Reading:
         pong = decode_as(data, Pong)
         round_trip_ms = (arrived_ms - sent_ms) - (pong.answered_ms - pong.received_ms)
         offset_ms = ((pong.received_ms - sent_ms) + (pong.answered_ms - arrived_ms)) / 2
+        error_ms = abs(round_trip_ms) / 2
+        self._link.drift.note(pong.broker, -offset_ms, error_ms)
         address = self._link.channel.current
-        return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, abs(round_trip_ms) / 2)
+        return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)
 
 
 def _late(told: LateList, since_ms: int) -> list[LateDelivery]:

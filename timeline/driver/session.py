@@ -209,7 +209,8 @@ class Session:
             stream.echoes.pop(next(iter(stream.echoes)))
         stream.beat_ms = now_ms
         self._link.clock.observe()
-        await stream.stream.send(encode(Credit(echo=self._echo)))
+        ahead_ms, error_ms = self._clock.ahead(self._link.clock.now_at(now_ms), now_ms) or (0.0, -1.0)
+        await stream.stream.send(encode(Credit(echo=self._echo, ahead_ms=ahead_ms, error_ms=error_ms)))
 
     async def _keep_time(self) -> None:
         """Leases that ended, buffers to extend, deadlines of what nobody waits for: whether or not a broker is
@@ -285,13 +286,13 @@ class Session:
         elif isinstance(frame, Beat):
             sent_ms = stream.echoes.pop(frame.echo, None)
             if sent_ms is not None:
-                self._clock.sent(sent_ms, frame.now_ms, now_ms)
+                self._timed(sent_ms, frame.now_ms, now_ms)
         elif isinstance(frame, Welcome):
             if self.welcome is not None and self.welcome.broker != frame.broker:
                 self._clock.another()
             stream.welcome = self.welcome = frame
             self._welcomed_ms = now_ms
-            self._clock.sent(stream.hello_ms, frame.now_ms, now_ms)
+            self._timed(stream.hello_ms, frame.now_ms, now_ms)
             self._link.channel.worked(stream.address)
             self._link.channel.learn(frame.brokers)
             self._talking = True
@@ -299,6 +300,13 @@ class Session:
         elif isinstance(frame, Leaving):
             stream.leaving, stream.leave_by_ms = frame, now_ms + PARTING_MS
             self.desk.line.work.set()
+
+    def _timed(self, sent_ms: float, broker_ms: int, now_ms: float) -> None:
+        """The broker said its time: ours may be wrong."""
+        self._clock.sent(sent_ms, broker_ms, now_ms)
+        ahead = self._clock.ahead(self._link.clock.now_at(now_ms), now_ms)
+        if ahead is not None and self.welcome is not None:
+            self._link.drift.note(self.welcome.broker, *ahead)
 
     def _deliver(self, frame: Deliver, now_ms: float) -> None:
         ends = self._clock.monotonic_ms(0.0) + frame.lease_until_ms.astype(np.float64)

@@ -191,7 +191,13 @@ def _hello(body: Body) -> Hello:
 
 
 def _credit(body: Body) -> Credit:
-    return Credit(body.tally("messages"), body.tally("bytes"), body.whole("echo"))
+    return Credit(
+        body.tally("messages"),
+        body.tally("bytes"),
+        body.whole("echo"),
+        body.difference("ahead_ms"),
+        body.difference("error_ms"),
+    )
 
 
 def _settle(body: Body) -> Settle:

@@ -219,6 +219,7 @@ def _pong(body: Body) -> Pong:
         body.sentence("broker"),
         body.sentence("version"),
         body.addresses("brokers"),
+        body.difference("step_ms"),
     )
 
 

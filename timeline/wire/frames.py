@@ -198,11 +198,14 @@ class Hello:
 @dataclass(slots=True)
 class Credit:
     """More credit, up a Consume stream; adds up. With nothing in it, a heartbeat: answered by Beat. Consumers send one
-    at least every `Welcome.heartbeat_ms`. `echo` comes back in the Beat."""
+    at least every `Welcome.heartbeat_ms`. `echo` comes back in the Beat. `ahead_ms`: by how much the consumer's clock
+    is ahead of the broker's, give or take `error_ms` (below 0: it does not know)."""
 
     messages: int = 0
     bytes: int = 0
     echo: int = 0
+    ahead_ms: float = 0.0
+    error_ms: float = -1.0
 
 
 @dataclass(slots=True)

@@ -217,7 +217,7 @@ class Ping:
 class Pong:
     """Four readings make an offset: `sent_ms` as in the Ping, `received_ms` and `answered_ms` on the broker's clock;
     the client adds its own time of arrival. `brokers`: addresses of all of the cluster, this
-    one's too (may be empty)."""
+    one's too (may be empty). `step_ms`: by how much its wall clock has jumped, not followed yet."""
 
     sent_ms: float
     received_ms: float
@@ -225,6 +225,7 @@ class Pong:
     broker: str
     version: str
     brokers: tuple[str, ...] = ()
+    step_ms: float = 0.0
 
 
 @dataclass(slots=True)

@@ -75,6 +75,13 @@ class Body(Table):
             raise self.refusal(field, f"is {value}; a clock reads 0 to {MAX_TIME_MS}")
         return value
 
+    def difference(self, field: str) -> float:
+        """What two clocks are apart, either way."""
+        value = self.real(field)
+        if not (math.isfinite(value) and abs(value) <= MAX_TIME_MS):
+            raise self.refusal(field, f"is {value}; clocks are apart by {MAX_TIME_MS} at most")
+        return value
+
     def choice(self, field: str, allowed: Collection[int]) -> int:
         value = self.whole(field)
         if value not in allowed:

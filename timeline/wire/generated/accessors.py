@@ -1740,10 +1740,28 @@ class Credit(object):
             return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
         return 0
 
-def CreditStart(builder): builder.StartObject(3)
+    # Since 1.2. By how much the client's clock is ahead of the broker's (negative: behind), and by how much that may be
+    # wrong, as the client knows from the times of Welcome and Beat; an error below 0: it does not know.
+    # Credit
+    def AheadMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # Credit
+    def ErrorMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return -1.0
+
+def CreditStart(builder): builder.StartObject(5)
 def CreditAddMessages(builder, messages): builder.PrependInt64Slot(0, messages, 0)
 def CreditAddBytes(builder, bytes): builder.PrependInt64Slot(1, bytes, 0)
 def CreditAddEcho(builder, echo): builder.PrependUint64Slot(2, echo, 0)
+def CreditAddAheadMs(builder, aheadMs): builder.PrependFloat64Slot(3, aheadMs, 0.0)
+def CreditAddErrorMs(builder, errorMs): builder.PrependFloat64Slot(4, errorMs, -1.0)
 def CreditEnd(builder): return builder.EndObject()
 
 
@@ -5467,7 +5485,16 @@ class Pong(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
         return o == 0
 
-def PongStart(builder): builder.StartObject(7)
+    # By how much the broker's wall clock has jumped ahead of the clock it goes by, until that is confirmed or taken back;
+    # negative: back. Since 1.2.
+    # Pong
+    def StepMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+def PongStart(builder): builder.StartObject(8)
 def PongAddSentMs(builder, sentMs): builder.PrependFloat64Slot(0, sentMs, 0.0)
 def PongAddReceivedMs(builder, receivedMs): builder.PrependFloat64Slot(1, receivedMs, 0.0)
 def PongAddAnsweredMs(builder, answeredMs): builder.PrependFloat64Slot(2, answeredMs, 0.0)
@@ -5477,6 +5504,7 @@ def PongAddBrokersOffsets(builder, brokersOffsets): builder.PrependUOffsetTRelat
 def PongStartBrokersOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def PongAddBrokers(builder, brokers): builder.PrependUOffsetTRelativeSlot(6, flatbuffers.number_types.UOffsetTFlags.py_type(brokers), 0)
 def PongStartBrokersVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def PongAddStepMs(builder, stepMs): builder.PrependFloat64Slot(7, stepMs, 0.0)
 def PongEnd(builder): return builder.EndObject()
 
 

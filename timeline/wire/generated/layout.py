@@ -94,6 +94,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('messages', 'long', 4, 0),
         ('bytes', 'long', 6, 0),
         ('echo', 'ulong', 8, 0),
+        ('ahead_ms', 'double', 10, 0.0),
+        ('error_ms', 'double', 12, -1.0),
     ),
     'Deliver': (
         ('leased_ms', 'long', 4, 0),
@@ -226,6 +228,7 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('version', 'string', 12, 0),
         ('brokers_offsets', '[uint]', 14, 0),
         ('brokers', '[ubyte]', 16, 0),
+        ('step_ms', 'double', 18, 0.0),
     ),
     'Produce': (
         ('request', 'ulong', 4, 0),
