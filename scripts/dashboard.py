@@ -239,8 +239,15 @@ BOARD: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Membership",
             "short",
-            "Whether each of them reaches etcd.",
-            ((f"timeline_etcd_up{{{OF}}}", "{{instance}} reaches etcd"),),
+            "Brokers that each of them sees, and whether it reaches etcd.",
+            (
+                (f"timeline_cluster_brokers{{{OF}}}", "{{instance}} sees"),
+                (f"timeline_etcd_up{{{OF}}}", "{{instance}} reaches etcd"),
+                (
+                    f"sum by (outcome) (rate(timeline_hints_total{{{OF}}}[$__rate_interval]))",
+                    "hints {{outcome}} a second",
+                ),
+            ),
         ),
         Panel(
             "Buckets dealt",
@@ -249,10 +256,33 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             ((f"sum by (instance) (timeline_buckets{{{ON}}})", "{{instance}}"),),
         ),
         Panel(
-            "Clocks in doubt",
+            "Clocks, against the median",
             "s",
-            "Jumps of the wall clock that are not followed yet.",
-            ((f"timeline_clock_step_seconds{{{OF}}}", "{{instance}} jump"),),
+            "Of each broker, and by how much that may be wrong. From 50 ms it warns, from 500 ms it steps aside.",
+            (
+                (f"timeline_clock_median_offset_seconds{{{OF}}}", "{{instance}}"),
+                (f"timeline_clock_median_error_seconds{{{OF}}}", "{{instance}} ±"),
+                (f"timeline_clocks_compared{{{OF}}}", "{{instance}}: clocks compared"),
+            ),
+        ),
+        Panel(
+            "Clocks, one against another",
+            "s",
+            "By how much another clock is ahead of a broker's; of its consumers the one that is worst.",
+            (
+                (f"timeline_clock_offset_seconds{{{OF}}}", "{{instance}} {{kind}} {{peer}}"),
+                (f"timeline_clock_error_seconds{{{OF}}}", "{{instance}} {{kind}} {{peer}} ±"),
+            ),
+        ),
+        Panel(
+            "Clocks in doubt",
+            "short",
+            "Brokers in quarantine, and jumps of the wall clock that are not followed yet, in seconds.",
+            (
+                (f"timeline_quarantined{{{OF}}}", "{{instance}} in quarantine"),
+                (f"timeline_clock_step_seconds{{{OF}}}", "{{instance}} jump"),
+                (f"timeline_clients_adrift{{{OF}}}", "{{instance}} consumers adrift"),
+            ),
         ),
         Panel(
             "Bugs",
