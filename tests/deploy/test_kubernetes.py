@@ -11,14 +11,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from scripts import prometheus_rule
 from tests.deploy.composed import instruction
-from tests.deploy.files import DEPLOY, unknown_in
+from tests.deploy.files import DEPLOY, rules, unknown_in
 from timeline import config
 
 FOLDER = DEPLOY / "kubernetes"
 VERSION = "1.29"
 """Of the schemas; what is used here has not changed since 1.23."""
-OF_OPERATORS = {"ServiceMonitor"}
+OF_OPERATORS = {"PrometheusRule", "ServiceMonitor"}
 """Kinds that are no part of Kubernetes: their own operator's schema is not published as a package."""
 
 
@@ -72,6 +73,15 @@ def test_the_monitor_scrapes_a_port_that_is_there() -> None:
     ports = {port["name"]: port["targetPort"] for port in one("Service")["spec"]["ports"]}
     assert ports[endpoint["port"]] in {port["name"] for port in container()["ports"]}
     assert monitor["spec"]["jobLabel"] in one("Service")["metadata"]["labels"]
+
+
+def test_the_operator_gets_the_rules_that_ship() -> None:
+    written = (FOLDER / "rules.yaml").read_text(encoding="utf-8")
+    assert written == prometheus_rule.text(), "run scripts/prometheus_rule.py"
+    told = one("PrometheusRule")
+    assert told["apiVersion"] == "monitoring.coreos.com/v1"
+    given = [rule.get("alert") or rule["record"] for group in told["spec"]["groups"] for rule in group["rules"]]
+    assert sorted(given) == sorted(rule.name for rule in rules())
 
 
 def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() -> None:
