@@ -41,7 +41,7 @@ def cluster(wall: WallClock) -> Iterator[Composed]:
 
 @pytest.fixture(scope="session")
 def prometheus(cluster: Composed) -> Iterator[PrometheusServer]:
-    """Scrapes both brokers four times a second, with the rules that ship."""
+    """Scrapes both brokers each second, with the rules that ship."""
     server = PrometheusServer(cluster.folder / "hurried").start()
     try:
         server.scrape(*(f"{cluster.hosts[name]}:9001" for name in ("broker-1", "broker-2")))

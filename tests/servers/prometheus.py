@@ -16,7 +16,7 @@ import yaml
 from tests.servers.process import Server
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules"
-HURRY = "250ms"
+HURRY = "1s"
 """How often it scrapes and reckons here."""
 
 
