@@ -1,4 +1,4 @@
-"""One cluster as compose.yaml starts it, and one Prometheus in a hurry beside it, for all tests of this folder."""
+"""One cluster as compose.yaml starts it, and one Prometheus in a hurry beside it, for the tests of test_cluster.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.prometheus import PrometheusServer
 from tests.services import require_service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wall() -> Iterator[WallClock]:
     """The clock that broker-2 reads."""
     require_service("faketime")
@@ -22,7 +22,7 @@ def wall() -> Iterator[WallClock]:
         yield WallClock(Path(folder))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(wall: WallClock) -> Iterator[Composed]:
     """Three etcd, Redis, two brokers, Prometheus: all that deploy/compose/redis.env asks for, but Grafana."""
     for service in ("etcd", "redis", "prometheus"):
@@ -39,7 +39,7 @@ def cluster(wall: WallClock) -> Iterator[Composed]:
             composed.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prometheus(cluster: Composed) -> Iterator[PrometheusServer]:
     """Scrapes both brokers each second, with the rules that ship."""
     server = PrometheusServer(cluster.folder / "hurried").start()
