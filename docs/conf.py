@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(np|npt|numpy|typing|Self|Any|TypeAlias|Indexes|Int64|UInt8|UInt32|Bools)(\..*)?"),
     ("py:.*", r"(enum|IntEnum|StrEnum|T|Callable|Link|Load|Run|Background|Closing)(\..*)?"),
     ("py:.*", r"timeline\.(clock|wire|columns|driver)\..*"),
-    ("py:.*", r"optional|ScanPage|Rows|Answers|Clock|Randomness|TransportFactory|Protocol"),
+    ("py:.*", r"optional|ScanPage|Rows|Answers|Clock|Randomness|os.PathLike|TransportFactory|Protocol"),
 ]
 suppress_warnings = ["myst.header"]
 

@@ -285,6 +285,28 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Callers refused",
+            "ops",
+            "For who called, by cause. A burst is a client that was forgotten, or somebody who tries.",
+            (
+                (
+                    f"sum by (instance, cause) (rate(timeline_access_refused_total{{{OF}}}[$__rate_interval])) > 0",
+                    "{{instance}} {{cause}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Certificates",
+            "s",
+            "How long those of brokers are good for. Below two weeks nobody renews them.",
+            (
+                (
+                    f"(timeline_certificate_expires_timestamp_seconds{{{OF}}} > 0) - time()",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
             "Bugs",
             "short",
             "Background tasks that ended by an error. The log has the trace.",

@@ -28,7 +28,14 @@ EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich"
 NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlite3"}
 CORE = ("leases", "model.py", "columns.py", "errors.py", "broker", "wire")
 # The broker's shell: it meets the network, the process and the clock so that the rest need not.
-SHELL = {"broker/service.py", "broker/serve.py", "broker/peer_channel.py"}
+SHELL = {
+    "broker/service.py",
+    "broker/serve.py",
+    "broker/calls.py",
+    "broker/certificates.py",
+    "broker/health.py",
+    "broker/peer_channel.py",
+}
 
 
 def _modules(folder: Path) -> list[Path]:

@@ -25,7 +25,14 @@ MIB = 1024 * 1024
 PREFIX = "TIMELINE_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("json", "text")
-NOT_OF_SERVE = ("TIMELINE_ADDRESS", "TIMELINE_CONFIG", "TIMELINE_OUTBOX", "TIMELINE_REQUIRE_SERVICES")
+NOT_OF_SERVE = (
+    "TIMELINE_ADDRESS",
+    "TIMELINE_CONFIG",
+    "TIMELINE_OUTBOX",
+    "TIMELINE_REQUIRE_SERVICES",
+    "TIMELINE_TLS",
+    "TIMELINE_TOKEN",
+)
 """TIMELINE_* variables that somebody else reads."""
 
 _MOST_S = 1e12
@@ -33,6 +40,7 @@ _MOST_S = 1e12
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _WILDCARDS = ("0.0.0.0", "::", "")
+_SWITCHES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 MAX_FILE_BYTES = MIB
 """A configuration file that is larger is none."""
 _MAX_DIGITS = 30
@@ -69,6 +77,23 @@ class ServeConfig:
     """Scans under way at once."""
     metrics_topics: int = 200
     """Topics that metrics show by name; the rest are summed."""
+    tls_cert: str = ""
+    """File with the certificate of this broker, PEM, the chain behind it; with it the port speaks TLS. Read again when
+    it changes, like the three that follow."""
+    tls_key: str = ""
+    """File with its key."""
+    client_ca: str = ""
+    """File with the authorities whose clients are let in: with it whoever connects has to show a certificate."""
+    tokens: str = ""
+    """File of tokens (`timeline token create`): with it whoever calls has to show one."""
+    insecure: bool = False
+    """Listen beyond this machine without TLS, or without asking who calls."""
+    tls_ca: str = ""
+    """File with the authorities that signed other brokers' certificates; empty: those that this machine trusts."""
+    token_file: str = ""
+    """File with the token, right `broker`, that this broker shows to others."""
+    workers: int = 1
+    """So many equal brokers as processes behind `listen`."""
 
     def check(self) -> ServeConfig:
         """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
@@ -86,12 +111,21 @@ class ServeConfig:
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
         _check_choice("log_level", self.log_level, LOG_LEVELS)
         _check_choice("log_format", self.log_format, LOG_FORMATS)
+        self._check_security()
         for field, (low, high) in _RANGES.items():
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise Invalid(f"{field} must be a whole number from {low} to {high}, not {value!r:.80}")
         named = dataclasses.replace(self, name=name)
         return named.bound(port) if port else named
+
+    def _check_security(self) -> None:
+        if not isinstance(self.insecure, bool):
+            raise Invalid(f"insecure must be true or false, not {self.insecure!r:.80}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise Invalid("tls_cert and tls_key belong together: give both, or neither")
+        if self.client_ca and not self.tls_cert:
+            raise Invalid("client_ca asks clients for certificates, which takes TLS: give tls_cert and tls_key, too")
 
     def bound(self, port: int) -> ServeConfig:
         """The same, listening on `port` (which the system chose when `listen` asked for port 0)."""
@@ -113,6 +147,7 @@ _RANGES = {
     "max_streams_per_peer": (1, 1_000_000),
     "max_scans": (1, 10_000),
     "metrics_topics": (0, 100_000),
+    "workers": (1, 64),
 }
 
 
@@ -135,6 +170,14 @@ def is_host(name: str) -> bool:
         return False
     labels = encoded.removesuffix(b".").split(b".")
     return name.isprintable() and len(encoded) <= 253 and all(1 <= len(label) <= 63 for label in labels)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def is_ipv6(text: str) -> bool:
@@ -220,7 +263,17 @@ def parse_count(value: object) -> int:
     raise Invalid(f"a whole number is needed, such as 1000, not {value!r:.80}")
 
 
+def parse_switch(value: object) -> bool:
+    """True or false, as such or as text. Raises Invalid."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _SWITCHES:
+        return _SWITCHES[value.strip().lower()]
+    raise Invalid(f"true or false is needed, not {value!r:.80}")
+
+
 _PARSERS: dict[str, Callable[[object], object]] = {
+    "insecure": parse_switch,
     "grace": parse_duration_ms,
     "max_inflight_bytes": parse_bytes,
     "max_outbox_bytes": parse_bytes,
@@ -228,6 +281,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "max_streams_per_peer": parse_count,
     "max_scans": parse_count,
     "metrics_topics": parse_count,
+    "workers": parse_count,
 }
 _FIELDS = {"grace": "grace_ms"}
 SETTINGS = tuple(

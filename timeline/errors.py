@@ -63,10 +63,10 @@ class Fenced(TimelineError):
 
 
 class Forbidden(TimelineError):
-    """The message belongs to another producer group."""
+    """The message belongs to another producer group, or the token that the call came with has not the right."""
 
     code = "FORBIDDEN"
-    advice = "the message belongs to another producer group: use a producer of that group"
+    advice = "it belongs to another producer group, or your token has not the right: use a producer of that group"
 
 
 class Invalid(TimelineError, ValueError):

@@ -23,7 +23,9 @@ TOPICS_SHOWN = 200
 LEASE_ENDS = ("acked", "released", "buried", "unseen", "ran_out")
 BURIALS = ("consumer", "max_deliveries")
 """Causes that are shown from the start; others once they occur."""
-NOT_ALWAYS_KNOWN = frozenset({"timeline_store_free_bytes", "timeline_store_size_bytes"})
+NOT_ALWAYS_KNOWN = frozenset(
+    {"timeline_store_free_bytes", "timeline_store_size_bytes", "timeline_certificate_expires_timestamp_seconds"}
+)
 """Gauges that are absent until somebody knows their value."""
 
 CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -100,6 +102,16 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "timeline_outbox_bytes": ("gauge", "Payload bytes waiting to be pushed to consumers", ()),
     "timeline_throttled_total": ("counter", "Messages answered THROTTLED, by what was full", ("bound",)),
     "timeline_frames_refused_total": ("counter", "Frames that failed verification", ("method",)),
+    "timeline_access_refused_total": (
+        "counter",
+        "Calls refused for who called, by cause, and long calls that ended for it",
+        ("cause",),
+    ),
+    "timeline_certificate_expires_timestamp_seconds": (
+        "gauge",
+        "When the certificate of this broker expires, Unix time",
+        (),
+    ),
     "timeline_task_crashes_total": (
         "counter",
         "Background tasks that ended by an error (a bug: see the log)",

@@ -12,8 +12,9 @@ import pytest
 
 from tests.broker.link import Link, broker
 from tests.faults.hostile import hello
+from timeline.broker.calls import Handlers
 from timeline.broker.limits import Limits
-from timeline.broker.service import OPTIONS, _Handlers
+from timeline.broker.service import OPTIONS
 from timeline.columns import Ragged
 from timeline.wire import SERVICE, Scan, encode
 
@@ -28,7 +29,7 @@ async def served() -> AsyncIterator[tuple[Link, Any]]:
     async with broker(limits=limits) as link:
         server = grpc.aio.server(options=OPTIONS)
         service = link.node.service
-        server.add_generic_rpc_handlers((_Handlers(service, limits.stall_ms),))
+        server.add_generic_rpc_handlers((Handlers(service, limits.stall_ms),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

@@ -289,7 +289,7 @@ def test_serve_on_a_port_of_another_program(call: Call, tmp_path: Path, option: 
 
 
 def test_serve_on_an_address_of_another_machine(call: Call) -> None:
-    done = call("serve", "--store", "memory://", "--metrics", "off", "--listen", "192.0.2.1:9000")
+    done = call("serve", "--store", "memory://", "--metrics", "off", "--listen", "192.0.2.1:9000", "--insecure")
     assert (done.code, done.out) == (4, "")
     assert "192.0.2.1:9000: that is no address of this machine" in done.err and len(done.err.splitlines()) == 1
 

@@ -50,7 +50,7 @@ def test_a_choice_starts_the_cluster_and_that_store_alone(store: str) -> None:
     chosen = services(env_file(store))
     assert set(chosen) == CLUSTER | {store}
     for name in ("broker-1", "broker-2"):
-        told = {name: value for name, value in chosen[name]["environment"].items() if name != "TIMELINE_INSECURE"}
+        told = chosen[name]["environment"]
         settings = config.load({}, told)
         assert settings.store.startswith(f"{store}://") and settings.name == name
         make_store(settings.store)  # refuses a URL that cannot be meant

@@ -86,7 +86,7 @@ def test_the_operator_gets_the_rules_that_ship() -> None:
 
 def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() -> None:
     told = {entry["name"]: entry.get("value", "") for entry in container()["env"]}
-    known = {config.PREFIX + name.upper() for name in config.SETTINGS} | {"TIMELINE_INSECURE"}
+    known = {config.PREFIX + name.upper() for name in config.SETTINGS}
     assert {name for name in told if name.startswith(config.PREFIX)} <= known
     _, listen = config.split_address(told["TIMELINE_LISTEN"])
     _, metrics = config.split_address(told["TIMELINE_METRICS"])

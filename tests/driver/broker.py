@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
+from timeline.broker.calls import Handlers
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.service import OPTIONS, _Handlers
+from timeline.broker.service import OPTIONS
 from timeline.clock import Clock
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import Store
@@ -46,7 +47,7 @@ class Broker:
             version="test",
             limits=self.limits,
         )
-        self._server.add_generic_rpc_handlers((_Handlers(self.node.service, self.node.limits.stall_ms),))
+        self._server.add_generic_rpc_handlers((Handlers(self.node.service, self.node.limits.stall_ms),))
         await self.node.start()
         await self._server.start()
 

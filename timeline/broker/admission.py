@@ -201,6 +201,16 @@ def take_settles(settles: Settles, at: Indexes) -> Settles:
     )
 
 
+def forbidden(count: int, judged: Judgement, why: str) -> Answers:
+    """FORBIDDEN for a whole frame, but for what is refused by itself before that is asked."""
+    answers = Answers.blank(count, Status.FORBIDDEN)
+    if count:
+        answers.details[0] = why
+    for index, (status, sentence) in judged.items():
+        answers.status[index], answers.details[index] = status.code, sentence
+    return answers
+
+
 def refused(count: int, status: Status, why: str) -> Answers:
     """The same refusal for a whole frame."""
     answers = Answers.blank(count, status)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from timeline.broker.access import ANYBODY, Caller, Deed
 from timeline.broker.admission import admit_settles
 from timeline.broker.drift import Offset
 from timeline.broker.parcel import Parcel, content_sizes
@@ -50,8 +51,8 @@ Token = tuple[bytes, int, int]
 class ConsumeStream:
     """Serves one consumer's stream on one topic."""
 
-    def __init__(self, node: Node, stream: Stream, peer: str) -> None:
-        self._node, self._stream, self._peer = node, stream, peer
+    def __init__(self, node: Node, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
+        self._node, self._stream, self._peer, self._caller = node, stream, peer, caller
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._consumer: Consumer | None = None
@@ -73,6 +74,9 @@ class ConsumeStream:
         if data is None:
             return
         hello = decode_as(data, Hello)
+        why = self._caller.refusal(Deed.CONSUME, hello.topic)
+        if why:
+            raise TransportError(Fault.FORBIDDEN, why)
         topic = await self._node.topic(hello.topic)
         if topic is None:
             raise TransportError(Fault.NO_TOPIC, f"there is no topic {hello.topic!r}: create it first")
@@ -108,8 +112,14 @@ class ConsumeStream:
         id = hello.consumer.encode()
         if not 1 <= len(id) <= MAX_HOLDER_BYTES:
             raise Invalid(f"a consumer's id is 1 to {MAX_HOLDER_BYTES} bytes")
+        bearer = self._caller.identity.name
+        there = dealer.roster.consumers.get(id)
+        if there is not None and there.bearer != bearer:
+            # Whatever session it shows: a session id is no secret, a token is.
+            raise TransportError(Fault.FORBIDDEN, f"consumer {hello.consumer!r:.80} is connected with another token")
         return Consumer(
             id=id,
+            bearer=bearer,
             session=hello.session,
             lease_ms=hello.lease_ms or settings.lease_ms,
             credit_messages=hello.credit_messages,

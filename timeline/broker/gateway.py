@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from timeline.broker.admission import admit_mutations, perhaps_done, refused
+from timeline.broker.access import ANYBODY, Caller, Deed
+from timeline.broker.admission import admit_mutations, forbidden, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
+from timeline.broker.owners import note_operator, owners
 from timeline.broker.producing import ProduceStream
 from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
@@ -55,6 +57,7 @@ from timeline.wire import (
     WireVersionError,
     decode,
     encode,
+    judge_mutate,
 )
 
 if TYPE_CHECKING:
@@ -77,12 +80,12 @@ class Gateway:
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
 
-    async def unary(self, method: str, frame: bytes) -> bytes:
-        """One frame for one."""
+    async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY) -> bytes:
+        """One frame for one. `caller` (here and below): who asks, and what he may do."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
         if method == "Stand":
-            return encode(standing(self._node, self._decoded(method, frame, Stand)))
+            return encode(standing(self._node, self._decoded(method, frame, Stand), caller.sees))
         if method != "Late":  # when the store is down, people ask why
             self._check_ready()
         if method == "Hint":
@@ -92,7 +95,7 @@ class Gateway:
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog.
-        call = asyncio.get_running_loop().create_task(self._call(method, frame))
+        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller))
         self._under_way[call] = len(frame)
         call.add_done_callback(self._under_way.pop)
         return await asyncio.shield(call)
@@ -109,25 +112,26 @@ class Gateway:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes) -> bytes:
+    async def _call(self, method: str, frame: bytes, caller: Caller) -> bytes:
         try:
-            return await self._answer(method, frame)
+            return await self._answer(method, frame, caller)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
 
-    async def _answer(self, method: str, data: bytes) -> bytes:
+    async def _answer(self, method: str, data: bytes, caller: Caller) -> bytes:
         if method == "Mutate":
             mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
-            answer = self._mutate_tag(mutation) if isinstance(mutation, MutateTag) else self._mutate(mutation)
-            return encode(await answer)
+            if isinstance(mutation, MutateTag):
+                return encode(await self._mutate_tag(mutation, caller))
+            return encode(await self._mutate(mutation, caller))
         if method == "Forecast":
-            return encode(await self._forecast(self._decoded(method, data, Forecast)))
+            return encode(await self._forecast(self._decoded(method, data, Forecast), caller))
         if method == "Topics":
-            return encode(await self._topics(self._decoded(method, data, Topics)))
+            return encode(await self._topics(self._decoded(method, data, Topics), caller))
         if method == "Late":
-            return encode(await self._late(self._decoded(method, data, Late)))
+            return encode(await self._late(self._decoded(method, data, Late), caller))
         raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
 
     def _check_ready(self) -> None:
@@ -149,14 +153,18 @@ class Gateway:
         fault = Fault.WRONG_VERSION if isinstance(bad, WireVersionError) else Fault.REFUSED_FRAME
         return TransportError(fault, bad.reason)
 
-    async def stream(self, method: str, stream: Stream, peer: str) -> None:
+    async def stream(self, method: str, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
         """Serves a two-way stream until either side ends it."""
         self._check_ready()
         if method not in ("Produce", "Consume"):
             raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
         producing = method == "Produce"
         with self.streams.admit(peer):
-            served = ProduceStream(self._node, stream) if producing else ConsumeStream(self._node, stream, peer)
+            served: ProduceStream | ConsumeStream
+            if producing:
+                served = ProduceStream(self._node, stream, caller)
+            else:
+                served = ConsumeStream(self._node, stream, peer, caller)
             with self.streams.serving(served):
                 await self._serve(method, served)
 
@@ -170,7 +178,7 @@ class Gateway:
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
 
-    async def unary_stream(self, method: str, frame: bytes) -> AsyncGenerator[bytes, None]:
+    async def unary_stream(self, method: str, frame: bytes, caller: Caller = ANYBODY) -> AsyncGenerator[bytes, None]:
         """One frame for many: Scan."""
         self._check_ready()
         if method != "Scan":
@@ -182,25 +190,34 @@ class Gateway:
             )
         self._scans += 1
         try:
-            async for page in self._scan(self._decoded(method, frame, Scan)):
+            async for page in self._scan(self._decoded(method, frame, Scan), caller):
                 yield encode(page)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         finally:
             self._scans -= 1
 
-    async def _topic(self, name: str) -> Topic:
+    async def _topic(self, name: str, caller: Caller, deed: Deed) -> Topic:
+        """The topic, where `caller` may do `deed` on it: what is there is nobody else's to know."""
+        _check(caller.refusal(deed, name))
         topic = await self._node.topic(name)
         if topic is None:
             raise TransportError(Fault.NO_TOPIC, f"there is no topic {name!r}: create it first")
         return topic
 
-    async def _mutate(self, asked: Mutate) -> Mutated:
+    async def _mutate(self, asked: Mutate, caller: Caller) -> Mutated:
         node, count = self._node, len(asked.op)
+        why = caller.change_refusal(asked.topic, asked.group)
+        if why:
+            denied = forbidden(count, judge_mutate(asked), why)
+            node.count(asked.operation, denied.status)
+            return Mutated(denied)
         topic = await node.topic(asked.topic)
         if topic is None:
             return Mutated(refused(count, Status.NOT_FOUND, f"there is no topic {asked.topic!r}: create it first"))
         refusals, mutations = admit_mutations(asked, topic, node.clock.now())
+        if caller.as_operator:
+            mutations.groups = await owners(node, topic, mutations, caller)
         answers: Answers | None = None
         if len(mutations):
             try:
@@ -216,9 +233,12 @@ class Gateway:
         waits = bool((whole.status == Status.UNAVAILABLE.code).any())
         return Mutated(whole, node.limits.throttle_ms if waits else 0)
 
-    async def _mutate_tag(self, asked: MutateTag) -> TagMutated:
+    async def _mutate_tag(self, asked: MutateTag, caller: Caller) -> TagMutated:
         node = self._node
-        topic = await self._topic(asked.topic)
+        _check(caller.change_refusal(asked.topic, asked.group))
+        topic = await self._topic(asked.topic, caller, Deed.SEE)
+        if caller.as_operator:
+            note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
         if not asked.tag:
             raise Invalid("a tag must not be empty: an empty one would mean every message")
         now_ms = node.clock.now_ms()
@@ -256,9 +276,9 @@ class Gateway:
             node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
         return TagMutated(step.counts, step.cursor or b"", mutation.started_ms, at_ms)
 
-    async def _scan(self, asked: Scan) -> AsyncIterator[ScanPage]:
+    async def _scan(self, asked: Scan, caller: Caller) -> AsyncIterator[ScanPage]:
         node = self._node
-        topic = await self._topic(asked.topic)
+        topic = await self._topic(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
         where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
         cursor, left = asked.cursor, asked.limit
         while True:
@@ -275,9 +295,12 @@ class Gateway:
             if not cursor or (asked.limit and left <= 0):
                 return
 
-    async def _late(self, asked: Late) -> LateList:
+    async def _late(self, asked: Late, caller: Caller) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()
-        topics = {dealer.topic.uid: dealer.topic.name for dealer in node.dealers}
+        if asked.topic:
+            _check(caller.refusal(Deed.SEE, asked.topic))
+        names = {dealer.topic.uid: dealer.topic.name for dealer in node.dealers}
+        topics = {uid: name for uid, name in names.items() if caller.sees(name)}
         if asked.topic:
             topics = {uid: name for uid, name in topics.items() if name == asked.topic}
         late = node.late.since(asked.since_ms, topics, asked.id, asked.limit)
@@ -300,9 +323,9 @@ class Gateway:
             if now_ms - due_ms > node.limits.late_ms
         ]
 
-    async def _forecast(self, asked: Forecast) -> Forecasted:
+    async def _forecast(self, asked: Forecast, caller: Caller) -> Forecasted:
         node = self._node
-        topic = await self._topic(asked.topic)
+        topic = await self._topic(asked.topic, caller, Deed.SEE)
         if asked.step_ms < 1 or asked.window_ms < 1:
             raise Invalid("window and step must be at least 1 ms")
         steps = -(-asked.window_ms // asked.step_ms)
@@ -317,13 +340,16 @@ class Gateway:
         exact = node.store.store.capabilities.exact_counts
         return Forecasted(edges, counted[1:], int(counted[0]), exact)
 
-    async def _topics(self, asked: Topics) -> TopicList:
+    async def _topics(self, asked: Topics, caller: Caller) -> TopicList:
         catalog, missing = self._node.catalog, f"there is no topic {asked.name!r}"
         before = catalog.known(asked.name)
         try:
             if asked.action is TopicAction.LIST:
                 await catalog.refresh()
-                return TopicList(Status.OK.code, "", tuple(catalog.all()))
+                return TopicList(Status.OK.code, "", tuple(topic for topic in catalog.all() if caller.sees(topic.name)))
+            why = caller.refusal(Deed.GOVERN, asked.name)
+            if why:
+                return TopicList(Status.FORBIDDEN.code, why, ())
             if asked.action is TopicAction.CREATE:
                 topic: Topic | None = await catalog.create(asked.name, asked.settings)
             elif asked.action is TopicAction.UPDATE:
@@ -345,6 +371,12 @@ class Gateway:
         now = clock.now()
         names = node.name, node.version, node.cluster.addresses()
         return Pong(ping.sent_ms, now, clock.now(), *names, clock.step_ms)
+
+
+def _check(why: str) -> None:
+    """Raises TransportError(FORBIDDEN) for a refusal."""
+    if why:
+        raise TransportError(Fault.FORBIDDEN, why)
 
 
 def _fault_of(trouble: StoreError) -> TransportError:

@@ -1,12 +1,15 @@
 """Structured logs: one line an event, as text for people or JSON for machines; what is beside the sentence is kept as
-fields (`extra=`)."""
+fields (`extra=`). What would be secret in a token is cut out, wherever it stands."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+
+from timeline.broker.tokens import without_secrets
 
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -28,7 +31,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return without_secrets(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class TextLines(logging.Formatter):
@@ -38,12 +41,23 @@ class TextLines(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         text = f"{time} {record.levelname.lower():7} {record.getMessage()}{fields}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return without_secrets(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
-def set_up(level: str, format: str) -> None:
-    """Sends the package's logs to standard error, and what it stands on has to warn of. `format`: "json" or "text"."""
+def _named(broker: str) -> Callable[[logging.LogRecord], bool]:
+    def name(record: logging.LogRecord) -> bool:
+        record.broker = getattr(record, "broker", broker)
+        return True
+
+    return name
+
+
+def set_up(level: str, format: str, broker: str = "") -> None:
+    """Sends the package's logs to standard error, and what it stands on has to warn of. `format`: "json" or "text".
+    `broker`: a field of each line, where several write to one standard error."""
     handler = logging.StreamHandler(sys.stderr)
+    if broker:
+        handler.addFilter(_named(broker))
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     for name, least in (("timeline", level.upper()), ("asyncio", "WARNING"), ("grpc", "WARNING")):
         logger = logging.getLogger(name)

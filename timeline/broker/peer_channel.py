@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from timeline.credentials import PLAIN, Credentials, Shown
+from timeline.errors import Invalid
 from timeline.wire import MAX_FRAME_BYTES, SERVICE, Fault, TransportError
 
 OPTIONS = [
@@ -23,19 +25,21 @@ OPTIONS = [
 
 
 class GrpcPeerChannel:
-    """The way to the broker at `address`. Connects on first use, and again by itself; a call while nobody is there
-    fails at once."""
+    """The way to the broker at `address`, as whom `credentials` say. Connects on first use, and again by itself; a call
+    while nobody is there fails at once."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
+        self._credentials, self._shown = credentials, Shown(credentials)
         self._channel: Any = None
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one. Raises TransportError(BROKEN): it may have arrived."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            self._channel = self._opened()
         try:
-            answer: bytes = await self._channel.unary_unary(f"/{SERVICE}/{method}")(frame, timeout=timeout_s)
+            call = self._channel.unary_unary(f"/{SERVICE}/{method}")
+            answer: bytes = await call(frame, timeout=timeout_s, metadata=self._shown.metadata())
         except grpc.aio.AioRpcError as error:
             raise TransportError(Fault.BROKEN, f"{self.address}: {error.details() or error.code()}") from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
@@ -44,6 +48,12 @@ class GrpcPeerChannel:
                 raise
             raise TransportError(Fault.BROKEN, f"{self.address}: the connection was closed") from over
         return answer
+
+    def _opened(self) -> Any:
+        try:
+            return self._credentials.channel(self.address, OPTIONS)
+        except Invalid as bad:  # a file that was there when this broker began
+            raise TransportError(Fault.BROKEN, f"{self.address}: {bad.reason}") from bad
 
     async def close(self) -> None:
         """Ends the connection and the calls on it."""

@@ -7,9 +7,10 @@ import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from timeline.broker.admission import admit_puts, refused
+from timeline.broker.access import ANYBODY, Caller, Deed
+from timeline.broker.admission import admit_puts, forbidden, refused
 from timeline.broker.streams import first_frame
-from timeline.model import Answers, Operation, Status
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (
     Leaving,
@@ -21,6 +22,7 @@ from timeline.wire import (
     UnknownFrame,
     decode_as,
     encode,
+    judge_produce,
 )
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ class ProduceStream:
     """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
     than `stream_bytes` are under way, so that a flood waits in its own socket."""
 
-    def __init__(self, node: Node, stream: Stream) -> None:
+    def __init__(self, node: Node, stream: Stream, caller: Caller = ANYBODY) -> None:
         self._node = node
+        self._caller = caller
         self._stream = stream
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._bytes = 0
@@ -77,7 +80,7 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce, size: int) -> None:
         try:
-            answers, request = await put(self._node, frame), frame.request
+            answers, request = await put(self._node, frame, self._caller), frame.request
             del frame  # its payloads must not wait for a producer who does not read
             wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
             await self._send(Produced(request, answers, wait_ms))
@@ -104,10 +107,15 @@ def _asks_to_wait(answers: Answers) -> bool:
     return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
 
 
-async def put(node: Node, frame: Produce) -> Answers:
-    """Puts a frame's messages; a definite answer each."""
+async def put(node: Node, frame: Produce, caller: Caller = ANYBODY) -> Answers:
+    """Puts a frame's messages as `caller`; a definite answer each."""
     count = len(frame.birth)
     started_ms = node.clock.monotonic_ms()
+    why = caller.refusal(Deed.PUT, frame.topic, frame.group)
+    if why:
+        denied = forbidden(count, judge_produce(frame, MAX_PAYLOAD_BYTES), why)
+        node.count(Operation.PUT, denied.status)
+        return denied
     if node.not_ready:
         return refused(count, Status.UNAVAILABLE, node.not_ready)
     try:

@@ -65,6 +65,8 @@ class Consumer:
     heard_ms: float
     wake: Callable[[], None]
     outboxes: Outboxes
+    bearer: str = ""
+    """Whose token its stream came with: while it is here, nobody else takes its id."""
     changed: Callable[[Consumer], None] = lambda _: None
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
     outbox_bytes: int = 0

@@ -6,6 +6,7 @@ The only module of the broker that knows gRPC, sockets, signals and randomness.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import gc
 import logging
@@ -14,45 +15,42 @@ import resource
 import secrets
 import signal
 from collections.abc import Callable
-from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from timeline.broker import logs
-from timeline.broker.begun import Begun
-from timeline.broker.gateway import Gateway
+from timeline.broker.calls import Handlers
+from timeline.broker.certificates import Certificates
+from timeline.broker.gatekeeper import LOOK_EVERY_S, Gatekeeper
+from timeline.broker.health import Health
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.peer_channel import GrpcPeerChannel
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
+from timeline.broker.worker import Worker
 from timeline.clock import Clock
-from timeline.config import ServeConfig
+from timeline.config import ServeConfig, joined, split_address
+from timeline.credentials import Credentials
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import Opened, Store, StoreUnavailable
 from timeline.sync import make_membership
-from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, TransportError
+from timeline.wire import MAX_FRAME_BYTES, SERVICE
 
 log = logging.getLogger("timeline.broker")
 
-STATUS_OF = {
-    Fault.REFUSED_FRAME: grpc.StatusCode.INVALID_ARGUMENT,
-    Fault.WRONG_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
-    Fault.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Fault.NOT_READY: grpc.StatusCode.UNAVAILABLE,
-    Fault.NO_TOPIC: grpc.StatusCode.NOT_FOUND,
-    Fault.BROKEN: grpc.StatusCode.ABORTED,
-    Fault.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-NOT_READY_TRAILER = (("timeline-not-ready", "1"),)
+REUSE = "grpc.so_reuseport"
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    ("grpc.so_reuseport", 0),
+    (REUSE, 0),
+    # Who has said nothing for so long, in TLS or without, is hung up on; until then a connection is all that he has.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # A window that stays as it is: one that grows with what arrives let a flood of puts take hundreds of MiB unread.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 2 * 1024 * 1024),
@@ -71,137 +69,6 @@ JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
 
-class _ServerStream:
-    """A two-way gRPC call as a `wire.Stream`.
-
-    gRPC goes on with a write whose caller was cancelled, and sends no status beside it: the call would neither go on
-    nor end. So a write goes on by itself, and whoever ends the call waits for it (`let_go`).
-    """
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._task = asyncio.current_task()
-        self._writing: Begun | None = None
-        self.closed = self.given_up = False
-
-    async def send(self, frame: bytes) -> None:
-        self._writing = Begun(self._context.write(frame))
-        try:
-            await self._writing.wait()
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
-            raise TransportError(Fault.BROKEN, str(over)) from over
-
-    async def receive(self) -> bytes | None:
-        try:
-            data = await self._context.read()
-        except (grpc.RpcError, grpc.aio.BaseError) as over:
-            raise TransportError(Fault.BROKEN, str(over)) from over
-        return None if data is grpc.aio.EOF else data
-
-    @property
-    def writing(self) -> bool:
-        """Whether gRPC holds something that the peer has not taken."""
-        return self._writing is not None and not self._writing.over
-
-    async def let_go(self) -> None:
-        """Returns when gRPC holds nothing more: the peer has taken it, or has ended the call or its connection. There
-        is no way to break a call off from here, `abort` neither: it waits behind what is being written."""
-        if self._writing is not None:
-            try:
-                await self._writing.wait()
-            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                pass  # taken or not, it is over
-
-    async def close(self) -> None:
-        """Ends the call in order: its handler stops where it stands and answers OK."""
-        self.closed = True
-        self._stop()
-
-    def cancel(self) -> None:
-        """Its handler stops where it stands; should the peer ever read on, it is told why."""
-        self.given_up = True
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """All methods of the service, bytes in and bytes out."""
-
-    def __init__(self, service: Gateway, stall_ms: int) -> None:
-        self._service, self._stall_s = service, stall_ms / 1000.0
-        self._stalled = TransportError(Fault.DEADLINE, f"what was sent here was not taken for {stall_ms} ms")
-        kinds = {
-            "unary_unary": (grpc.unary_unary_rpc_method_handler, self._unary),
-            "unary_stream": (grpc.unary_stream_rpc_method_handler, self._unary_stream),
-            "stream_stream": (grpc.stream_stream_rpc_method_handler, self._stream),
-        }
-        self._handlers = {}
-        for method, kind in METHODS.items():
-            make, serve = kinds[kind]
-            self._handlers[f"/{SERVICE}/{method}"] = make(serve(method))
-
-    def service(self, details: Any) -> Any:
-        return self._handlers.get(details.method)
-
-    def _unary(self, method: str) -> Callable[[bytes, Any], Any]:
-        async def serve(frame: bytes, context: Any) -> bytes:
-            try:
-                return await self._service.unary(method, frame)
-            except TransportError as fault:
-                await _abort(context, fault)
-                raise AssertionError("abort raises") from fault
-
-        return serve
-
-    def _unary_stream(self, method: str) -> Callable[[bytes, Any], Any]:
-        async def serve(frame: bytes, context: Any) -> None:
-            stream = _ServerStream(context)
-            try:
-                async with aclosing(self._service.unary_stream(method, frame)) as pages:
-                    async for page in pages:
-                        async with asyncio.timeout(self._stall_s):
-                            await stream.send(page)
-            except TimeoutError:
-                log.info("a scan of %s does not take its pages: it ends", context.peer())
-                await self._refuse(context, stream, self._stalled)
-            except TransportError as fault:
-                await self._refuse(context, stream, fault)
-
-        return serve
-
-    def _stream(self, method: str) -> Callable[[Any, Any], Any]:
-        async def serve(_: Any, context: Any) -> None:
-            stream = _ServerStream(context)
-            try:
-                await self._service.stream(method, stream, context.peer())
-            except TransportError as fault:
-                await self._refuse(context, stream, fault)
-            except asyncio.CancelledError:
-                if stream.given_up:
-                    await self._refuse(context, stream, self._stalled)
-                elif not stream.closed:
-                    raise
-
-        return serve
-
-    async def _refuse(self, context: Any, stream: _ServerStream, fault: TransportError) -> None:
-        """Ends a call with its reason, once gRPC holds nothing of it; until then it counts as a stream."""
-        if fault.fault is Fault.BROKEN:
-            return  # there is nobody to hear it
-        if stream.writing:
-            with self._service.streams.kept(context.peer()):
-                await stream.let_go()
-        await _abort(context, fault)
-
-
-async def _abort(context: Any, fault: TransportError) -> None:
-    trailers = NOT_READY_TRAILER if fault.fault is Fault.NOT_READY else ()
-    await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)
-
-
 def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
     """gRPC's own bounds. It accepts connections as far as descriptors go, and hands every call on to be answered: by
     itself it would break calls off, without a reason, where some thousands come at once."""
@@ -216,25 +83,43 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
     ]
 
 
-async def serve(config: ServeConfig, version: str, announce: Callable[[str, str], None] | None = None) -> None:
+async def serve(
+    config: ServeConfig,
+    version: str,
+    announce: Callable[[str, str], None] | None = None,
+    worker: Worker | None = None,
+) -> None:
     """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
-    called with the addresses of gRPC and of metrics once the port is open.
+    called with the addresses of gRPC and of metrics once the port is open. `worker`: this process is one of several
+    behind the port, and has one of its own, too, which it advertises.
 
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
     cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
     """
-    logs.set_up(config.log_level, config.log_format)
+    logs.set_up(config.log_level, config.log_format, config.name if worker is not None else "")
     metrics = Metrics(config.metrics_topics)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = grpc.aio.server(options=OPTIONS + _bounds(config))
-    config = config.bound(_bind(server, config.listen))
+    server = grpc.aio.server(options=_options(config, shared=worker is not None))
+    clock = Clock()
+    gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
+    certificates = None
+    if config.tls_cert:
+        certificates = Certificates(config.tls_cert, config.tls_key, config.client_ca, clock.now_ms)
+    peers = Credentials(
+        tls=bool(config.tls_cert),
+        ca=config.tls_ca,
+        cert=config.tls_cert,
+        key=config.tls_key,
+        token_file=config.token_file,
+    ).check()
+    config = _listening(server, config, certificates, shared=worker is not None)
     node = Node(
         store=_store_for(config),
-        clock=Clock(),
-        membership=make_membership(config.sync),
+        clock=clock,
+        membership=worker.membership if worker is not None else make_membership(config.sync),
         random_bits=secrets.randbits,
         name=config.name,
         address=config.advertise,
@@ -248,13 +133,15 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
         ),
         metrics=metrics,
         store_shown=shown(config.store),
-        make_peer=GrpcPeerChannel,
+        make_peer=partial(GrpcPeerChannel, credentials=peers),
     )
-    server.add_generic_rpc_handlers((_Handlers(node.service, node.limits.stall_ms),))
-    servicer = health.aio.HealthServicer()
+    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
+    servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     probes = Probes(config.metrics, node)
     try:
+        if worker is not None:
+            await worker.start(stopping.set)
         probes_at = probes.start()
         await server.start()
 
@@ -264,9 +151,12 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
             gc.collect()
             gc.freeze()
             if announce is not None:
-                announce(config.listen, probes_at)
+                announce(config.advertise if worker is not None else config.listen, probes_at)
 
-        watching = asyncio.ensure_future(_watch_health(servicer, node))
+        watching = [
+            asyncio.ensure_future(_watch_health(servicer, node)),
+            asyncio.ensure_future(_watch_files(gate, certificates, metrics)),
+        ]
         try:
             if await _open(node, stopping, opened):
                 log.info(node.not_ready or "ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
@@ -274,10 +164,13 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
                 log.info("draining", extra={"grace_ms": config.grace_ms})
                 await node.drain(config.grace_ms)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await server.stop(1.0)
     finally:
         probes.stop()
+        if worker is not None:
+            await worker.stop()
     log.info("stopped")
 
 
@@ -292,13 +185,30 @@ def _store_for(config: ServeConfig) -> Store:
     return store
 
 
-def _bind(server: Any, listen: str) -> int:
-    """Opens `listen` for gRPC; the port. Raises OSError with the system's reason and `listen` as its file name.
+def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:
+    """gRPC's. `shared`: other processes listen on the same port."""
+    return [*(option for option in OPTIONS if option[0] != REUSE), (REUSE, int(shared)), *_bounds(config)]
 
-    gRPC neither says why a port cannot be had nor keeps its own words off standard error: so it is asked for before.
-    """
-    check_free(listen)
+
+def _listening(server: Any, config: ServeConfig, certificates: Certificates | None, shared: bool) -> ServeConfig:
+    """Opens `listen`, and where that is shared a port of our own, too; the settings with the ports that we have. Raises
+    OSError with the system's reason and the address as its file name."""
+    if not shared:
+        check_free(config.listen)
+        return config.bound(_bind(server, config.listen, certificates))
+    config = config.bound(_bind(server, config.listen, certificates))
+    host, _ = split_address(config.listen)
+    reached, _ = split_address(config.advertise)
+    own = _bind(server, joined(host, 0), certificates)
+    return dataclasses.replace(config, advertise=joined(reached, own))
+
+
+def _bind(server: Any, listen: str, certificates: Certificates | None) -> int:
+    """The port. gRPC neither says why one cannot be had nor keeps its own words off standard error: so whoever needs it
+    alone asks before (`check_free`)."""
     try:
+        if certificates is not None:
+            return int(server.add_secure_port(listen, certificates.credentials()))
         return int(server.add_insecure_port(listen))
     except RuntimeError as taken:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), listen) from taken
@@ -366,3 +276,18 @@ async def _watch_health(servicer: Any, node: Node) -> None:
             for name in ("", SERVICE):
                 await servicer.set(name, now)
         await node.readiness.wait()
+
+
+async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metrics: Metrics) -> None:
+    """Looks whether the tokens or the certificate have changed, again and again."""
+    while True:
+        try:
+            gate.look()
+            if certificates is not None:
+                certificates.look()
+                expires_s = certificates.loaded.expires_ms / 1000.0
+                metrics.gauge("timeline_certificate_expires_timestamp_seconds", expires_s)
+        except Exception:
+            log.exception("the tokens or the certificate could not be looked at; once more soon")
+            metrics.count("timeline_task_crashes_total", "files")
+        await asyncio.sleep(LOOK_EVERY_S)

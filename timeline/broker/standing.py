@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,13 @@ class Depth:
     counted_ms: int = 0
 
 
-def standing(node: Node, asked: Stand) -> Standing:
-    """How `node` stands now, without asking its store."""
-    dealers = [dealer for dealer in node.dealers if not asked.topic or dealer.topic.name == asked.topic][:MAX_BATCH]
+def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
+    """How `node` stands now, without asking its store; of topics that `sees` permits."""
+    dealers = [
+        dealer
+        for dealer in node.dealers
+        if (not asked.topic or dealer.topic.name == asked.topic) and sees(dealer.topic.name)
+    ][:MAX_BATCH]
     return Standing(
         broker=node.name,
         version=node.version,
@@ -49,7 +54,7 @@ def standing(node: Node, asked: Stand) -> Standing:
         store=node.store_shown,
         store_ms=node.store.lease_p99_ms or 0.0,
         topics=_loads(node, dealers),
-        lateness=_lateness(node, asked.topic),
+        lateness=_lateness(node, asked.topic, sees),
         consumers=_consumers(node, dealers, asked.limit),
         sync=node.cluster.shown(),
     )
@@ -82,12 +87,12 @@ def _dealt(node: Node, dealer: Dealer) -> int:
     return many if mine is None else len(mine)
 
 
-def _lateness(node: Node, topic: str) -> LatenessCounts:
+def _lateness(node: Node, topic: str, sees: Callable[[str], bool]) -> LatenessCounts:
     """The histogram of lateness; topics past those that metrics show by name are summed under the name they have
     there."""
     histogram = node.metrics.lateness
     bounds_ms = [round(bound_s * 1000) for bound_s in histogram.bounds_s.tolist()] + [MAX_TIME_MS]
-    found = {name: counts for name, counts in histogram.counts.items() if not topic or name == topic}
+    found = {name: counts for name, counts in histogram.counts.items() if (not topic or name == topic) and sees(name)}
     return LatenessCounts(
         topics=Ragged.of([name.encode() for name in found for _ in bounds_ms]),
         up_to_ms=_longs(bounds_ms * len(found)),

@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from timeline.errors import Closed, Exists, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
@@ -38,6 +38,7 @@ COMMANDS = {
     "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
     "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
     "cluster": ("timeline.cli.cluster", "All brokers on one screen: load, clocks, who deals what"),
+    "token": ("timeline.cli.token", "Who may do what: create, list and revoke tokens"),
     "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
     "outbox": ("timeline.cli.outbox", "Send what a transaction added, once it has committed"),
     "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
@@ -174,8 +175,8 @@ def explain(error: TimelineError) -> str:
     said = error.reason or error.advice
     about = f" {error.id!r}" if error.id is not None else ""
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
-    # What NOT_FOUND and EXISTS advise is about a message; without an id it is a topic that they speak of.
-    fits = error.id is not None or not isinstance(error, Exists | NotFound)
+    # What NOT_FOUND, EXISTS and FORBIDDEN advise is about a message; without an id they speak of a topic, or of a call.
+    fits = error.id is not None or not isinstance(error, Exists | Forbidden | NotFound)
     if not error.reason or not fits or error.advice in said or isinstance(error, Invalid):
         return f"{code}{said}".replace("\n", " ")
     known, _, todo = error.advice.partition(": ")

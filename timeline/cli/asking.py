@@ -15,6 +15,7 @@ import click
 
 import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
+from timeline.cli.identity import connected, credential_options, credentials_of_options
 from timeline.driver.channel import parse_addresses
 from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
@@ -32,8 +33,8 @@ group_option = click.option(
 
 
 def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every command that talks to a broker takes, --address, --timeout, --json, and turns the three errors
-    that anybody may meet into the sentence that mends them."""
+    """Adds what every command that talks to a broker takes, --address, --timeout, --json and who we are, and turns the
+    three errors that anybody may meet into the sentence that mends them."""
 
     @functools.wraps(function)
     def asking(**given: Any) -> Any:
@@ -68,14 +69,16 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
     ):
         asking = option(asking)
-    return asking
+    return credential_options(asking)
 
 
 def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """For shell completion: the topics that begin with `begun`, when a broker answers soon enough."""
 
     async def ask() -> list[str]:
-        async with timeline.connect(context.params.get("address") or DEFAULT_ADDRESS, timeout=COMPLETION_WAIT) as tl:
+        address = context.params.get("address") or DEFAULT_ADDRESS
+        said = credentials_of_options(context.params)
+        async with timeline.Timeline(address, COMPLETION_WAIT, credentials=said) as tl:
             return [each.name for each in await tl.topics() if each.name.startswith(begun)]
 
     try:
@@ -169,7 +172,7 @@ async def _explain_missing(address: str, timeout: str, topic: str, error: NotFou
     if not topic:
         return  # one of all topics, dropped meanwhile
     try:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             await check_topic(tl, topic)
     except Failed as missing:
         raise missing from error

@@ -10,6 +10,7 @@ import click
 import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
+from timeline.cli.identity import connected, operator_option
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import tell_counts, tell_receipts
 from timeline.cli.values import due_of
@@ -29,6 +30,7 @@ from timeline.errors import Invalid
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
 @group_option
+@operator_option
 @client_command
 def move(
     topic: str,
@@ -68,7 +70,7 @@ def move(
         when = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
                 total = None if dry_run else await _how_many(producer, tag)
                 with Progress("moved", total) as progress:
@@ -91,6 +93,7 @@ def move(
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
 @group_option
+@operator_option
 @client_command
 def cancel(
     topic: str,
@@ -115,7 +118,7 @@ def cancel(
     _check_selection(ids, tag, if_version, dry_run)
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
                 total = None if dry_run else await _how_many(producer, tag)
                 with Progress("cancelled", total) as progress:

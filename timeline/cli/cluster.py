@@ -18,6 +18,7 @@ import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import client_command
 from timeline.cli.glance import bound_ms
+from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import QUIET, consumer_table, late_bound, more, table
 from timeline.cli.top import keys
@@ -134,7 +135,7 @@ def cluster(watch: bool, every: str, address: str, timeout: str, as_json: bool) 
     every_s = duration_ms(every, "--every", least_ms=1) / 1000
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             screen = console()
             if watch and not as_json and screen.is_terminal:
                 await _live(tl, timeout, every_s)
@@ -162,7 +163,7 @@ async def look_at(tl: timeline.Timeline, timeout: str) -> ClusterLook:
 async def _ping(address: str, timeout: str) -> PingAnswer | None:
     """What the clock of the broker at `address` says; None when it has gone."""
     try:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             return await tl.ping()
     except TimelineError:
         return None

@@ -13,6 +13,7 @@ import click
 import timeline
 from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
 from timeline.cli.asking import client_command, topic_names
+from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, plain, print_json, shown_payload
 from timeline.cli.values import iso, shown_lateness, shown_time
 from timeline.driver.times import duration_ms
@@ -77,7 +78,7 @@ def consume(
 
     async def work() -> int:
         async with (
-            timeline.connect(address, timeout=timeout) as tl,
+            connected(address, timeout) as tl,
             tl.consumer(topic, **settings) as consumer,
         ):
             return await _until_told(consumer, taker)

@@ -10,6 +10,7 @@ import click
 import timeline
 from timeline.cli.app import Suggesting, awaited, complain
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
+from timeline.cli.identity import connected, operator_option
 from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress, counted
 from timeline.cli.read import entry_json
@@ -45,7 +46,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
     """
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             with Progress("read") as progress:
                 entries = [entry async for entry in counted(tl.dead(topic), progress)]
         if as_json:
@@ -71,6 +72,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 @click.option("--in", "in_", metavar="DURATION", help="The same from now.  [now]")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
 @group_option
+@operator_option
 @client_command
 def revive(
     topic: str,
@@ -96,7 +98,7 @@ def revive(
     when: dict[str, Any] = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             chosen = await _all_dead(tl, topic, group) if everything else list(ids)
             receipts = await _in_chunks(lambda ids: producer.revive(ids, **when), chosen, "revived")
             await check_receipts(tl, topic, receipts)
@@ -111,6 +113,7 @@ def revive(
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
 @group_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@operator_option
 @client_command
 def purge(
     topic: str, ids: tuple[str, ...], everything: bool, group: str, yes: bool, address: str, timeout: str, as_json: bool
@@ -126,11 +129,11 @@ def purge(
     chosen = list(ids)
 
     async def look() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             chosen.extend(await _all_dead(tl, topic, group))
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             receipts = await _in_chunks(producer.purge, chosen, "purged")
             await check_receipts(tl, topic, receipts)
         return _told(receipts, topic, as_json, "purged")

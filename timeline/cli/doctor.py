@@ -14,6 +14,7 @@ from timeline import config
 from timeline.cli.app import DONE, SOME_FAILED, awaited, package_version
 from timeline.cli.asking import client_command, nobody_there
 from timeline.cli.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
+from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.driver.reading import PingAnswer
 from timeline.errors import Invalid, TimelineError
@@ -70,7 +71,7 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
         yield Finding("configuration", BAD, bad.reason, "mend it: 'timeline serve' refuses it with these words")
     else:
         yield Finding("configuration", GOOD, _shown(settings, file))
-    async with timeline.connect(address, timeout=timeout) as tl:
+    async with connected(address, timeout) as tl:
         try:
             standings = await tl.standing()
         except TimelineError as trouble:
@@ -96,7 +97,7 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
 
 async def _ping(address: str, timeout: str) -> PingAnswer:
     """The round trip to this very broker."""
-    async with timeline.connect(address, timeout=timeout) as tl:
+    async with connected(address, timeout) as tl:
         return await tl.ping()
 
 

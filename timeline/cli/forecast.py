@@ -15,6 +15,7 @@ import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.chart import columns, nice_step_ms, widened
+from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.values import iso, shown_duration, zone_of
 from timeline.driver.reading import MAX_STEPS
@@ -69,7 +70,7 @@ def forecast(
         raise Invalid(f"--window has more than {MAX_STEPS} steps of --step {step}: make the step longer")
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             load = await load_ahead(tl, topic, window_ms, step_ms)
         if as_json:
             print_json(_json(topic, load, step_ms))

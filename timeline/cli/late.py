@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-import timeline
 from timeline.cli.app import DONE, SOME_FAILED, awaited, complain
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.cli.identity import connected
 from timeline.cli.output import print_json, print_table
 from timeline.cli.values import iso, shown_lateness, shown_time, zone_of
 from timeline.driver.reading import LateDelivery
@@ -38,7 +38,7 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
     duration_ms(since, "--since", least_ms=1)
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             if topic is not None:
                 await check_topic(tl, topic)
             report = await tl.late(since, topic=topic or "", limit=limit)

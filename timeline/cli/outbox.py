@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain
+from timeline.cli.identity import connected, credential_options
 from timeline.cli.output import confirm, plain, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import iso, shown_time
@@ -95,6 +95,7 @@ def print_ddl(dialect: str, table: str) -> int:
     metavar="HOST:PORT",
     help="The broker, or several with commas; TIMELINE_ADDRESS.",
 )
+@credential_options
 def relay(
     url: str, table: str, as_json: bool, every: str, batch: int, once: bool, metrics: str, timeout: str, address: str
 ) -> int:
@@ -125,7 +126,7 @@ def relay(
             measured, close = figures.serve(metrics)
         teller = _Teller(figures, as_json)
         try:
-            async with timeline.connect(address, timeout=timeout) as tl:
+            async with connected(address, timeout) as tl:
                 made = Relay(found, tl, teller, every_ms, batch)
                 # Elsewhere nobody hears signals.
                 here = threading.current_thread() is threading.main_thread()

@@ -14,6 +14,7 @@ import click
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain
 from timeline.cli.asking import check_topic, client_command, topic_names
+from timeline.cli.identity import connected
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
@@ -77,13 +78,13 @@ def produce(
     }
 
     async def one(content: bytes) -> int:
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
         return tell_receipts([receipt], as_json, "put")
 
     async def many() -> int:
         failed = 0
-        async with timeline.connect(address, timeout=timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             # Else each line would be refused by itself, with the same words.
             await check_topic(tl, topic)
             with Progress("put") as progress:

@@ -14,6 +14,7 @@ from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.earliest import bound_ms, earliest
 from timeline.cli.follow import follow as changing
 from timeline.cli.follow import tell_json, tell_lines
+from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.progress import Progress, counted
 from timeline.cli.values import iso, parse_time, shown_duration, shown_time, zone_of
@@ -43,7 +44,7 @@ def show(topic: str, id: str, tz: str | None, address: str, timeout: str, as_jso
     zone = zone_of(tz)
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             entry = await tl.get(topic, id)
             if entry is None:
                 raise Failed(REFUSED, _gone(await check_topic(tl, topic), id))
@@ -140,7 +141,7 @@ def ls(
     every_s = duration_ms(every, "--every", least_ms=1) / 1000
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
 
             def look(before_ms: int | None = None) -> AsyncIterator[timeline.StoredMessage]:
                 within = due if before_ms is None else (None, before_ms)

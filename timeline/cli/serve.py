@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import json
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-import timeline
 from timeline import config
-from timeline.cli.app import REFUSED, Failed, package_version
+from timeline.cli.app import REFUSED, Failed
 from timeline.cli.values import shown_bytes, shown_duration
-from timeline.errors import TimelineError
-from timeline.storage_plugins import shown
-from timeline.sync import MembershipRefused
 
 PLAIN = config.ServeConfig()
 
@@ -42,9 +35,18 @@ def setting(option: str, takes: str, does: str, default: object) -> Callable[[An
 @setting("--max-streams-per-peer", "COUNT", "The same from one host.", PLAIN.max_streams_per_peer)
 @setting("--max-scans", "COUNT", "Scans under way at once.", PLAIN.max_scans)
 @setting("--metrics-topics", "COUNT", "Topics that metrics name; the rest are summed.", PLAIN.metrics_topics)
+@setting("--tls-cert", "FILE", "Certificate of this broker, PEM: the port speaks TLS.", "none")
+@setting("--tls-key", "FILE", "The certificate's key, PEM.", "none")
+@setting("--client-ca", "FILE", "Authorities whose clients are let in (mutual TLS).", "anybody's")
+@setting("--tokens", "FILE", "Tokens, one of which each caller has to show.", "none asked for")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without TLS or tokens.")
+@setting("--tls-ca", "FILE", "Authorities that signed other brokers' certificates.", "this machine's")
+@setting("--token-file", "FILE", "The token that this broker shows to others.", "none")
+@setting("--workers", "COUNT", "Equal brokers as processes behind one port.", PLAIN.workers)
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
-def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
+@click.option("--worker", "as_worker", is_flag=True, hidden=True)
+def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None) -> int:
     """Run a broker until SIGTERM, then drain it and end.
 
     Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
@@ -53,67 +55,37 @@ def serve(file: str | None, as_json: bool, **flags: str | None) -> int:
 
     \b
     Example:
-      timeline serve --store sqlite:////var/lib/timeline/timeline.db --listen 0.0.0.0:9000
+      timeline serve --store sqlite:////var/lib/timeline/timeline.db
+      timeline serve --listen 0.0.0.0:9000 --tls-cert broker.pem --tls-key broker.key --tokens tokens.json
     """
-    settings = config.load(flags, file=file)
+    settings = config.ServeConfig() if as_worker else config.load(flags, file=file)
+    exposed = exposure(settings)
+    if exposed:
+        raise Failed(REFUSED, exposed)
     try:
-        from timeline.broker.service import serve as run_broker
+        from timeline.cli.serving import run_alone, run_worker, run_workers
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("timeline"):
             raise
         raise Failed(
             REFUSED, f"serving needs {missing.name}, which is not installed: pip install 'timeline[server]'"
         ) from missing
-
-    def announce(listen: str, metrics: str) -> None:
-        if as_json:
-            click.echo(json.dumps({"listen": listen, "metrics": metrics, "store": shown(settings.store)}))
-        else:
-            measured = "without metrics" if metrics == "off" else f"metrics on {metrics}"
-            click.echo(f"timeline {package_version()} serves {shown(settings.store)} on {listen}, {measured}")
-
-    try:
-        asyncio.run(run_broker(settings, package_version(), announce))
-    except MembershipRefused as refused:
-        raise Failed(REFUSED, str(refused)) from refused
-    except OSError as refused:
-        if refused.filename not in (settings.listen, settings.metrics):
-            raise
-        raise Failed(REFUSED, asyncio.run(_cannot_listen(refused, settings))) from refused
-    return 0
+    if as_worker:
+        return run_worker()
+    return run_alone(settings, as_json) if settings.workers == 1 else run_workers(settings, as_json)
 
 
-async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
-    """Why an address cannot be had, who has it, and what to do."""
-    address = str(refused.filename)
-    of_metrics = address == settings.metrics != settings.listen
-    option = "--metrics HOST:PORT, or --metrics off" if of_metrics else "--listen HOST:PORT"
-    if refused.errno != errno.EADDRINUSE:
-        why = (refused.strerror or "it cannot be had").lower()
-        if refused.errno == errno.EADDRNOTAVAIL:
-            why = "that is no address of this machine (0.0.0.0 is all it has)"
-        return f"cannot {'serve metrics' if of_metrics else 'listen'} on {address}: {why}. Choose another: {option}."
-    if of_metrics:
-        who = "another broker of this machine may have it"
-    else:
-        who = (
-            await _who_serves(address)
-            or f"another program has it ('ss -ltnp' or 'lsof -i :{_port(address)}' says which)"
-        )
-    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}."
-
-
-def _port(address: str) -> int:
-    return config.split_address(address)[1]
-
-
-async def _who_serves(address: str) -> str:
-    """Which broker answers at a taken address, in words; empty when none does."""
-    host, port = config.split_address(address)
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    try:
-        async with timeline.connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", timeout="1s") as tl:
-            answer = await tl.ping()
-    except TimelineError:
+def exposure(settings: config.ServeConfig) -> str:
+    """Why this broker would be open to whoever reaches it, with what mends that; empty when it is not, or shall be."""
+    host, _ = config.split_address(settings.listen)
+    missing = []
+    if not settings.tls_cert:
+        missing.append("TLS (--tls-cert, --tls-key)")
+    if not settings.tokens and not settings.client_ca:
+        missing.append("asking who calls (--tokens, or --client-ca)")
+    if settings.insecure or config.is_loopback(host) or not missing:
         return ""
-    return f"the broker {answer.broker} (timeline {answer.version}) serves there already"
+    return (
+        f"other machines reach {settings.listen}, and there is no {' and no '.join(missing)}. Give what is missing, "
+        "listen on 127.0.0.1, or say --insecure where the network itself keeps strangers out."
+    )

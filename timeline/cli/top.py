@@ -15,10 +15,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.glance import Glance, Watcher
+from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import picture, seconds_ahead
 from timeline.cli.values import zone_of
@@ -53,7 +53,7 @@ def top(topic: str | None, every: str, once: bool, tz: str | None, address: str,
     every_s = duration_ms(every, "--every", least_ms=1) / 1000
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             if topic is not None:
                 await check_topic(tl, topic)
             screen = console()

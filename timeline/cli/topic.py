@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-import timeline
 from timeline.cli.app import Suggesting, awaited
 from timeline.cli.asking import check_topic, client_command, topic_names
+from timeline.cli.identity import connected
 from timeline.cli.output import confirm, print_fields, print_json, print_table
 from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
 from timeline.config import parse_bytes
@@ -124,7 +124,7 @@ def create(name: str, address: str, timeout: str, as_json: bool, **given: str | 
     settings = parse_settings(given)
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             _told(await tl.create_topic(name, **settings), as_json, "created")
 
     return awaited(work())
@@ -141,7 +141,7 @@ def list_(address: str, timeout: str, as_json: bool) -> int:
     """
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             topics = await tl.topics()
         if as_json:
             for each in topics:
@@ -177,7 +177,7 @@ def show(name: str, address: str, timeout: str, as_json: bool) -> int:
     """
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             _told(await check_topic(tl, name), as_json, "")
 
     return awaited(work())
@@ -239,11 +239,11 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
     """
 
     async def look() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             await check_topic(tl, name)
 
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             await tl.drop_topic(name)
         if as_json:
             print_json({"name": name, "dropped": True})
@@ -258,7 +258,7 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
 
 def _change(name: str, address: str, timeout: str, as_json: bool, done: str, **settings: Any) -> int:
     async def work() -> None:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             _told(await tl.update_topic(name, **settings), as_json, done)
 
     return awaited(work())

@@ -11,6 +11,7 @@ import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
+from timeline.cli.identity import connected
 from timeline.cli.late import late_json
 from timeline.cli.output import print_json
 from timeline.cli.read import entry_json
@@ -41,7 +42,7 @@ def why(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json
     zone = zone_of(tz)
 
     async def work() -> int:
-        async with timeline.connect(address, timeout=timeout) as tl:
+        async with connected(address, timeout) as tl:
             record = await check_topic(tl, topic)
             report = await tl.late(EVER, topic=topic, id=id)
             entry = await tl.get(topic, id, payload=False)

@@ -16,7 +16,7 @@ from timeline.driver.companion import end, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
-from timeline.errors import Invalid, NotFound, TimelineError
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
 from timeline.model import Operation, Status
 from timeline.wire import Mutate, Mutated, decode_as, encode
 
@@ -82,9 +82,8 @@ class Changing:
         line = self.line
         try:
             data = await self._asked(parcel)
-        except (Invalid, NotFound) as bad:
-            status = Status.INVALID if isinstance(bad, Invalid) else Status.NOT_FOUND
-            line.refused(request, refusal_of(len(parcel), status, bad.reason))
+        except (Invalid, NotFound, Forbidden) as bad:
+            line.refused(request, refusal_of(len(parcel), Status(bad.code), bad.reason))
             return
         except TimelineError as trouble:
             parcel.verdict_detail = trouble.reason

@@ -17,8 +17,8 @@ from typing import Protocol, TypeAlias
 from timeline.clock import Clock
 from timeline.config import is_host, is_ipv6
 from timeline.driver.ids import Randomness
-from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable, Unknown
-from timeline.wire.transport import Fault, Stream, Transport, TransportError
+from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportError
 
 log = logging.getLogger("timeline.driver")
 
@@ -28,15 +28,17 @@ BACKOFF_FIRST_MS = 25.0
 BACKOFF_CAP_MS = 2_000.0
 LEAVING_REST_MS = 3_000.0
 LEARNED_AT_MOST = 64
+ABSENT = "nobody listens"
+"""What a transport says where nobody is there at all."""
 PLACES_AT_MOST = 256
 """Addresses kept, those that are no more included: connections to them may be in use."""
 LEAST_ATTEMPT_MS = 500.0
 
 _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
 
-REFUSALS = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
-"""Faults that stay: the same call meets them again."""
-NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED)
+REFUSALS = STAYS
+DENIALS = (Fault.UNAUTHENTICATED, Fault.FORBIDDEN)
+NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED, *DENIALS)
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
@@ -69,6 +71,8 @@ def refusal(fault: TransportError) -> TimelineError:
     """The error for a fault of REFUSALS."""
     if fault.fault is Fault.NO_TOPIC:
         return NotFound(fault.reason)
+    if fault.fault in DENIALS:
+        return Forbidden(fault.reason)
     return Invalid(fault.reason)
 
 
@@ -256,7 +260,9 @@ class Channel:
             return "it could not be sent in time"
         given = [place for place in self._places.values() if place.given]
         found = "; ".join(_found(place) for place in given)
-        return f"no broker could be reached: {found}. Is one running there? `timeline serve` starts one"
+        absent = any(not place.trouble or ABSENT in place.trouble for place in given)
+        advice = ". Is one running there? `timeline serve` starts one" if absent else ""
+        return f"no broker could be reached: {found}{advice}"
 
     async def open(self, method: str, deadline: Deadline) -> Opened:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""
@@ -276,8 +282,8 @@ class Channel:
 
     async def unary(self, method: str, frame: bytes, deadline: Deadline, sending: Sending | None = None) -> bytes:
         """One frame for one, repeated as it is until it is answered. `sending` is kept up to date meanwhile. Raises
-        Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid or NotFound for what stays
-        refused."""
+        Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid, NotFound or Forbidden for
+        what stays refused."""
         fate = sending if sending is not None else Fate()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)

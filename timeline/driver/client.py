@@ -5,10 +5,13 @@ from __future__ import annotations
 import random as randomness
 import weakref
 from collections.abc import Sequence
+from functools import partial
+from os import PathLike
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from timeline.clock import Clock
+from timeline.credentials import PLAIN, Credentials, credentials_of
 from timeline.driver import relay
 from timeline.driver.channel import Channel, TransportFactory, parse_addresses
 from timeline.driver.companion import all_of
@@ -27,33 +30,51 @@ from timeline.wire import Transport
 DEFAULT_ADDRESS = "localhost:9000"
 DEFAULT_TIMEOUT = "5s"
 MAX_CREDIT_BYTES = 16 * 1024 * 1024 * 1024
+Name: TypeAlias = str | PathLike[str]
 
 
-def connect(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> Timeline:
+def connect(
+    addresses: str | Sequence[str] = DEFAULT_ADDRESS,
+    timeout: Duration = DEFAULT_TIMEOUT,
+    *,
+    tls: bool | None = None,
+    ca: Name | None = None,
+    cert: Name | None = None,
+    key: Name | None = None,
+    token: Name | None = None,
+    as_operator: bool = False,
+) -> Timeline:
     """A client of the brokers at `addresses` ("host:port", several comma-separated). Opens on first use.
 
     `timeout`: how long each call may take unless it says otherwise. Raises Invalid for what is no address.
 
+    `tls=True`: connections are encrypted, and brokers show a certificate that this machine trusts; `ca`: a PEM file
+    with the authorities that signed it, instead. `cert`, `key`: PEM files with a certificate of our own and its key,
+    for brokers that ask for one. `token`: who we are to brokers that ask for a token; a `Path` is a file that has it.
+    Files are read again for each connection. `as_operator`: move, cancel, revive and purge whatever group's messages,
+    which takes the right `operator` and is logged. Raises Invalid for files that cannot be used.
+
         async with timeline.connect("localhost:9000") as tl:
             await tl.create_topic("departures", lease="30s")
     """
-    return Timeline(addresses, timeout)
+    return Timeline(addresses, timeout, credentials=credentials_of(tls, ca, cert, key, token, as_operator))
 
 
-def _grpc(address: str) -> Transport:
+def _grpc(credentials: Credentials, address: str) -> Transport:
     if relay.needed():
-        return relay.RelayTransport(address)
+        return relay.RelayTransport(address, credentials)
     # Imported on first use: `import timeline` stays quick, and a process that forks before it need not relay.
     from timeline.driver.transport import GrpcTransport
 
-    return GrpcTransport(address)
+    return GrpcTransport(address, credentials)
 
 
 class Timeline(Reading, Overview, TopicCalls):
     """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
     loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
 
-    `transport_factory`, `clock` and `random` are for those who carry frames another way, or own the time.
+    `credentials`: see `connect`. `transport_factory`, `clock` and `random` are for those who carry frames another way,
+    or own the time.
     """
 
     def __init__(
@@ -61,6 +82,7 @@ class Timeline(Reading, Overview, TopicCalls):
         addresses: str | Sequence[str] = DEFAULT_ADDRESS,
         timeout: Duration = DEFAULT_TIMEOUT,
         *,
+        credentials: Credentials = PLAIN,
         transport_factory: TransportFactory | None = None,
         clock: Clock | None = None,
         random: Randomness | None = None,
@@ -68,7 +90,7 @@ class Timeline(Reading, Overview, TopicCalls):
         clock = clock or Clock()
         # The system's randomness: a forked child does not draw what its parent draws.
         random = random or randomness.SystemRandom()
-        channel = Channel(parse_addresses(addresses), transport_factory or _grpc, clock, random)
+        channel = Channel(parse_addresses(addresses), transport_factory or partial(_grpc, credentials), clock, random)
         self._link = Link(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from timeline.driver.channel import Channel, Deadline, named_trouble, refusal
+from timeline.driver.channel import DENIALS, Channel, Deadline, named_trouble, refusal
 from timeline.errors import Invalid, Unavailable
 from timeline.wire import Ping, Pong, decode_as, encode
 from timeline.wire.transport import Fault, TransportError
@@ -18,12 +18,12 @@ async def ask_all(
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """One frame to every broker that is known or that those know of, to all at once: who does not answer costs the
     others no time. Answers what each said, and why the others said nothing, by address. Raises Invalid for a frame
-    that is refused, Unavailable when nobody answered, Closed."""
+    that is refused, Forbidden or Unavailable when nobody answered, Closed."""
     addresses = await _addresses(channel, deadline)
     told = await asyncio.gather(*(_told(channel, method, address, frame, deadline) for address in addresses))
     silent = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, TransportError)}
     for fault in silent.values():
-        if fault.fault is Fault.REFUSED_FRAME:
+        if fault.fault is Fault.REFUSED_FRAME or (fault.fault in DENIALS and len(silent) == len(addresses)):
             raise refusal(fault) from fault
     if len(silent) == len(addresses):
         channel.check_open()

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.driver.channel import NOTHING_HAPPENED, Deadline, Opened
+from timeline.driver.channel import DENIALS, NOTHING_HAPPENED, Deadline, Opened
 from timeline.driver.companion import end, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
-from timeline.errors import Closed, Invalid, TimelineError
+from timeline.errors import Closed, Forbidden, Invalid, TimelineError
 from timeline.model import Operation, Status
 from timeline.wire import Fault, Leaving, Produce, Produced, TransportError, UnknownFrame, decode, encode
 
@@ -113,8 +113,8 @@ class Putting:
                 continue
             try:
                 opened = await channel.open("Produce", Deadline.after(self._link.clock, self._link.timeout_ms))
-            except (Invalid, Closed) as stays:
-                status = Status.INVALID if isinstance(stays, Invalid) else Status.UNAVAILABLE
+            except (Invalid, Forbidden, Closed) as stays:
+                status = Status.UNAVAILABLE if isinstance(stays, Closed) else Status(stays.code)
                 self.line.refuse_all(status, stays.reason)
                 continue
             except TimelineError:
@@ -228,6 +228,8 @@ class Putting:
             self.line.broke()
         elif fault.fault is Fault.WRONG_VERSION:
             self.line.refuse_all(Status.INVALID, fault.reason)
+        elif fault.fault in DENIALS:
+            self.line.refuse_all(Status.FORBIDDEN, fault.reason)
         elif fault.fault is Fault.REFUSED_FRAME and self.line.aboard == 1:
             self.line.refuse_aboard(Status.INVALID, fault.reason)
         else:

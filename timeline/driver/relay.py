@@ -8,14 +8,17 @@ length (4 bytes, big endian), a kind (1 byte), the call it belongs to (4 bytes),
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import struct
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from enum import IntEnum
 
 from timeline.child import send_signal
+from timeline.credentials import PLAIN, Credentials
 from timeline.wire.transport import Fault, TransportError
 
 GRPC = "grpc._cython.cygrpc"
@@ -28,8 +31,9 @@ SPARE_S = 5.0
 
 
 class Kind(IntEnum):
-    """Up: UNARY, PAGES, STREAM open a call; SEND, CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or
-    sent was taken); END (the peer ended the call in order); FAULT (the fault's name, a space, the reason)."""
+    """Up: CREDENTIALS first, as JSON: a pipe is nobody else's to read; then UNARY, PAGES, STREAM open a call; SEND,
+    CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or sent was taken); END (the peer ended the call in
+    order); FAULT (the fault's name, a space, the reason)."""
 
     UNARY = 0
     PAGES = 1
@@ -41,6 +45,7 @@ class Kind(IntEnum):
     DONE = 7
     END = 8
     FAULT = 9
+    CREDENTIALS = 10
 
 
 _forked_with_grpc = False
@@ -104,7 +109,7 @@ class _Process:
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     @classmethod
-    async def start(cls, address: str) -> _Process:
+    async def start(cls, address: str, credentials: Credentials) -> _Process:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = (sys.executable, "-m", "timeline.driver.relay_process", address)
         pipe = asyncio.subprocess.PIPE
@@ -112,7 +117,9 @@ class _Process:
             process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
         except OSError as trouble:
             raise TransportError(Fault.UNREACHABLE, f"the relay could not be started: {trouble}") from trouble
-        return cls(process)
+        made = cls(process)
+        made.say(Kind.CREDENTIALS, 0, json.dumps(asdict(credentials)).encode())
+        return made
 
     async def _read(self) -> None:
         try:
@@ -197,8 +204,9 @@ class RelayStream:
 class RelayTransport:
     """The way to one address by way of a relay process, started on first use."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
+        self._credentials = credentials
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
 
@@ -215,7 +223,7 @@ class RelayTransport:
     async def _running(self) -> _Process:
         async with self._starting:
             if self._process is None or self._process.over:
-                self._process = await _Process.start(self.address)
+                self._process = await _Process.start(self.address, self._credentials)
             return self._process
 
     async def ready(self, timeout_s: float) -> None:

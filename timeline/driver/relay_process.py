@@ -4,9 +4,11 @@ standard output. Ends when its input does."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 
+from timeline.credentials import Credentials
 from timeline.driver.relay import OPENING, Kind, read_record, record
 from timeline.driver.transport import GrpcTransport
 from timeline.wire.transport import Fault, Stream, TransportError
@@ -17,8 +19,8 @@ log = logging.getLogger("timeline.driver")
 class Relay:
     """All calls of one parent to one address."""
 
-    def __init__(self, address: str, writer: asyncio.StreamWriter) -> None:
-        self._transport = GrpcTransport(address)
+    def __init__(self, transport: GrpcTransport, writer: asyncio.StreamWriter) -> None:
+        self._transport = transport
         self._writer = writer
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._said: dict[int, asyncio.Queue[tuple[Kind, bytes]]] = {}
@@ -104,7 +106,11 @@ async def main(address: str) -> None:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
-    await Relay(address, asyncio.StreamWriter(transport, protocol, None, loop)).run(reader)
+    first = await read_record(reader)
+    if first is None:
+        return
+    carrier = GrpcTransport(address, Credentials(**json.loads(first[2])))
+    await Relay(carrier, asyncio.StreamWriter(transport, protocol, None, loop)).run(reader)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from timeline.credentials import credentials_of
 from timeline.driver.background import Background, Closing, iterate
-from timeline.driver.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Timeline
+from timeline.driver.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats
@@ -26,7 +27,17 @@ from timeline.model import DEFAULT_GROUP, Topic
 from timeline.wire import ScanPage
 
 
-def connect_sync(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT) -> SyncTimeline:
+def connect_sync(
+    addresses: str | Sequence[str] = DEFAULT_ADDRESS,
+    timeout: Duration = DEFAULT_TIMEOUT,
+    *,
+    tls: bool | None = None,
+    ca: Name | None = None,
+    cert: Name | None = None,
+    key: Name | None = None,
+    token: Name | None = None,
+    as_operator: bool = False,
+) -> SyncTimeline:
     """A client for plain threads. See `timeline.connect`.
 
         with timeline.connect_sync("localhost:9000") as tl, tl.consumer("departures", id="worker-1") as c:
@@ -35,7 +46,7 @@ def connect_sync(addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Dura
 
     One serves all threads of a process; after a fork each child connects by itself.
     """
-    return SyncTimeline(addresses, timeout)
+    return SyncTimeline(addresses, timeout, credentials=credentials_of(tls, ca, cert, key, token, as_operator))
 
 
 class SyncConsumer(Closing):

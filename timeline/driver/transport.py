@@ -7,14 +7,21 @@ can go to another address; gRPC's own waiting between attempts is not used.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from timeline.config import is_loopback, split_address
+from timeline.credentials import PLAIN, Credentials, Shown
+from timeline.driver.knock import why_not
+from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import Fault, TransportError
+
+log = logging.getLogger("timeline.driver")
 
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -37,6 +44,8 @@ _FAULTS = {
     grpc.StatusCode.UNIMPLEMENTED: Fault.WRONG_VERSION,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.OVERLOADED,
     grpc.StatusCode.NOT_FOUND: Fault.NO_TOPIC,
+    grpc.StatusCode.UNAUTHENTICATED: Fault.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: Fault.FORBIDDEN,
 }
 
 
@@ -114,10 +123,14 @@ class GrpcStream:
 
 
 class GrpcTransport:
-    """The way to one address. Opens on first use; a connection that failed is made anew when asked again."""
+    """The way to one address. Opens on first use; a connection that failed is made anew when asked again, and with
+    what the files of `credentials` have then."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
+        self._credentials = credentials
+        self._shown = Shown(credentials)
+        self._warned = False
         self._channel: Any = None
         self._methods: dict[str, Any] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -129,7 +142,9 @@ class GrpcTransport:
         await self.ready(timeout_s)
         call = self._method("unary_unary", method)
         try:
-            answer: bytes = await call(frame, timeout=max(0.001, until_s - loop.time()))
+            answer: bytes = await call(
+                frame, timeout=max(0.001, until_s - loop.time()), metadata=self._shown.metadata()
+            )
         except grpc.aio.AioRpcError as error:
             raise _fault_of(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
@@ -141,7 +156,7 @@ class GrpcTransport:
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many."""
         await self.ready(timeout_s if timeout_s is not None else 10.0)
-        call = self._method("unary_stream", method)(frame, timeout=timeout_s)
+        call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
         try:
             async for page in call:
                 yield page
@@ -157,7 +172,7 @@ class GrpcTransport:
     async def stream(self, method: str, timeout_s: float) -> GrpcStream:
         """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
         await self.ready(timeout_s)
-        return GrpcStream(self._method("stream_stream", method)())
+        return GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()))
 
     def _method(self, kind: str, method: str) -> Any:
         made = self._methods.get(method)
@@ -167,22 +182,41 @@ class GrpcTransport:
 
     async def ready(self, timeout_s: float) -> None:
         """Connects, or says at once that it cannot be done: UNREACHABLE means that nothing was sent."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
-        channel = self._channel
+        channel = self._channel or self._opened()
         state = channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return
+        until_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 while state is not grpc.ChannelConnectivity.READY:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         await self._reset(channel)
-                        raise TransportError(Fault.UNREACHABLE, f"nobody listens at {self.address}")
+                        raise TransportError(Fault.UNREACHABLE, await self._why_not(until_s))
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
             raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
+
+    def _opened(self) -> Any:
+        try:
+            self._shown.metadata()
+            self._channel = self._credentials.channel(self.address, OPTIONS)
+            self._warn()
+        except Invalid as bad:  # a file that was there when the client was made
+            raise TransportError(Fault.UNREACHABLE, bad.reason) from bad
+        return self._channel
+
+    def _warn(self) -> None:
+        host, _ = split_address(self.address)
+        said = self._credentials
+        if (said.token or said.token_file) and not said.tls and not is_loopback(host) and not self._warned:
+            self._warned = True
+            log.warning("the token goes to %s in clear, for everybody on the way to read: use TLS", self.address)
+
+    async def _why_not(self, until_s: float) -> str:
+        left_s = until_s - asyncio.get_running_loop().time()
+        return await why_not(self.address, self._credentials, max(0.001, left_s))
 
     async def _changed(self, channel: Any, state: Any) -> None:
         """Waits until the channel's state is another, one watch for all who wait: gRPC cannot take a watch back, and

@@ -18,7 +18,9 @@ class Fault(StrEnum):
     time; it may have arrived. REFUSED_FRAME: the peer found the frame bad (gRPC's INVALID_ARGUMENT). WRONG_VERSION: the
     peer speaks another major (FAILED_PRECONDITION). OVERLOADED: the peer is at a bound, nothing happened
     (RESOURCE_EXHAUSTED). NOT_READY: the peer is starting or draining, nothing happened (UNAVAILABLE with the trailer
-    `timeline-not-ready`). NO_TOPIC: there is no topic of that name (NOT_FOUND)."""
+    `timeline-not-ready`). NO_TOPIC: there is no topic of that name (NOT_FOUND).
+    UNAUTHENTICATED: the peer wants a token, and got none that is good now. FORBIDDEN: the token has not the right
+    (PERMISSION_DENIED). Nothing happened in either case."""
 
     UNREACHABLE = "UNREACHABLE"
     BROKEN = "BROKEN"
@@ -28,6 +30,12 @@ class Fault(StrEnum):
     OVERLOADED = "OVERLOADED"
     NOT_READY = "NOT_READY"
     NO_TOPIC = "NO_TOPIC"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
+
+
+STAYS = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC, Fault.UNAUTHENTICATED, Fault.FORBIDDEN)
+"""Faults that the same call meets again."""
 
 
 class TransportError(TimelineError):
@@ -39,7 +47,7 @@ class TransportError(TimelineError):
         self.code = str(fault)
         super().__init__(reason)
         self.fault = fault
-        self.retryable = fault not in (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
+        self.retryable = fault not in STAYS
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TransportError, (self.fault, self.reason))

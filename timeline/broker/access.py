@@ -1,0 +1,149 @@
+"""Who may do what: a caller's identity, and the table of rights. Pure: no file, no clock, no network.
+
+    metadata of a call ─▶ gatekeeper ─▶ Caller(identity) ─▶ gateway: `caller.refusal(deed, topic)`, once a call or frame
+
+A refusal is a sentence, empty where there is none. What an identity may not do it is told without a look at what is
+there: whether a topic or a message exists is nothing that a refusal tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+KNOWN_MOST = 1_000
+"""Answers that an identity remembers; names come from callers, so there is a bound."""
+SHOWN_MOST = 5
+
+
+class Right(StrEnum):
+    """What a token is for."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    BROKER = "broker"
+
+
+class Deed(StrEnum):
+    """What a call does, in the words of a refusal."""
+
+    PUT = "put messages"
+    CHANGE = "change messages of its groups"
+    CHANGE_ANY = "change messages of every group, as an operator"
+    CONSUME = "consume"
+    SEE = "see what is there"
+    READ = "read payloads"
+    GOVERN = "create, change or drop the topic"
+    PEER = "ask what brokers ask each other"
+
+
+RIGHTS: dict[Deed, frozenset[Right]] = {
+    Deed.PUT: frozenset({Right.PRODUCE}),
+    Deed.CHANGE: frozenset({Right.PRODUCE}),
+    Deed.CHANGE_ANY: frozenset({Right.OPERATOR}),
+    Deed.CONSUME: frozenset({Right.CONSUME}),
+    Deed.SEE: frozenset({Right.PRODUCE, Right.CONSUME, Right.ADMIN, Right.OPERATOR}),
+    Deed.READ: frozenset({Right.CONSUME, Right.OPERATOR}),
+    Deed.GOVERN: frozenset({Right.ADMIN}),
+    Deed.PEER: frozenset({Right.BROKER}),
+}
+"""Any one of them permits the deed."""
+
+METHODS_OF_CLIENTS = frozenset({"Produce", "Mutate", "Consume", "Scan", "Forecast", "Topics", "Late", "Stand", "Ping"})
+"""Whoever has a token may call them; what they then may do is judged by deed. Any other method is between brokers."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What one token stands for. `topics`, `groups`: names or globs (`*`, `?`, `[ab]`). `expires_ms`: 0 is never.
+    `open`: nobody is asked who he is, everybody may do everything."""
+
+    name: str
+    token: str = ""
+    """The id of the token; no secret."""
+    rights: frozenset[Right] = frozenset(Right)
+    topics: tuple[str, ...] = ("*",)
+    groups: tuple[str, ...] = ("*",)
+    expires_ms: int = 0
+    open: bool = False
+    _known: dict[tuple[str, str, str | None], str] = field(default_factory=dict, compare=False, repr=False)
+
+    def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
+        """Why it may not do `deed` on `topic` (in the name of `group`); empty: it may."""
+        if self.open:
+            return ""
+        asked = (deed.name, topic, group)
+        known = self._known.get(asked)
+        if known is None:
+            if len(self._known) >= KNOWN_MOST:
+                self._known.clear()
+            known = self._known[asked] = self._judge(deed, topic, group)
+        return known
+
+    def _judge(self, deed: Deed, topic: str, group: str | None) -> str:
+        needs = RIGHTS[deed]
+        if not needs & self.rights:
+            return (
+                f"{self!s} may not {deed}: that takes the right {_or(sorted(needs))}, it has {_or(sorted(self.rights))}"
+            )
+        if not _matches(topic, self.topics):
+            return f"{self!s} may not {deed} on topic {topic!r:.80}: its topics are {_or(self.topics)}"
+        if group is not None and not _matches(group, self.groups):
+            return f"{self!s} may not {deed} for group {group!r:.80}: its groups are {_or(self.groups)}"
+        return ""
+
+    def __str__(self) -> str:
+        return f"token {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes one call. `as_operator`: says that it acts on whatever group owns the messages."""
+
+    identity: Identity
+    as_operator: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody is asked who he is."""
+        return self.identity.open
+
+    def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
+        """See `Identity.refusal`."""
+        return self.identity.refusal(deed, topic, group)
+
+    def change_refusal(self, topic: str, group: str) -> str:
+        """Why it may not move, cancel, revive or purge messages of `group`; with `as_operator`, of any."""
+        if self.as_operator:
+            return self.refusal(Deed.CHANGE_ANY, topic)
+        return self.refusal(Deed.CHANGE, topic, group)
+
+    def sees(self, topic: str) -> bool:
+        """Whether it may know that there is such a topic."""
+        return not self.refusal(Deed.SEE, topic)
+
+    def call_refusal(self, method: str) -> str:
+        """Why it may not call `method` at all."""
+        if self.as_operator and not self.open and Right.OPERATOR not in self.identity.rights:
+            return f"{self.identity!s} has not the right operator, which --as-operator takes"
+        if method in METHODS_OF_CLIENTS or self.open or Right.BROKER in self.identity.rights:
+            return ""
+        return f"{self.identity!s} may not {Deed.PEER}: that takes the right {Right.BROKER}"
+
+
+ANYBODY = Caller(Identity("anybody", open=True))
+"""Where no tokens are asked for."""
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _or(names: Iterable[str]) -> str:
+    listed = [str(name) for name in names]
+    more = " …" if len(listed) > SHOWN_MOST else ""
+    return (", ".join(listed[:SHOWN_MOST]) or "none") + more

@@ -1,0 +1,188 @@
+"""The broker's certificate, its key, and the authorities whose clients it takes: read, checked, and read again when the
+files change. What cannot be used is told to the log and changes nothing: connections are made with what was good.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from timeline.credentials import stamp_of
+from timeline.errors import Invalid
+
+log = logging.getLogger("timeline.broker")
+
+MAX_BYTES = 4 * 1024 * 1024
+SOON_MS = 14 * 86_400_000
+"""A certificate that expires so soon is warned of."""
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the files had. `expires_ms`: when the first certificate of the chain does."""
+
+    chain: bytes
+    key: bytes
+    authorities: bytes | None
+    expires_ms: int
+
+    def configuration(self) -> Any:
+        """As gRPC takes it."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.authorities)
+
+
+class Certificates:
+    """The files, and what they had when they were last good. `now_ms`: the time in ms UTC. Raises Invalid, with the
+    sentence that mends it, when they cannot be used at all."""
+
+    def __init__(self, cert: str, key: str, client_ca: str, now_ms: Callable[[], int]) -> None:
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._now_ms = now_ms
+        self._stamp = self._stamps()
+        self.loaded = self._load()
+        self._trouble = ""
+        self._warn()
+
+    def credentials(self) -> Any:
+        """For one listener of gRPC, which asks before each handshake whether there is another certificate."""
+        given = self.loaded
+
+        def fetch() -> Any:
+            nonlocal given
+            if given is self.loaded:
+                return None
+            given = self.loaded
+            return given.configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            given.configuration(), fetch, require_client_authentication=bool(self._client_ca)
+        )
+
+    def look(self) -> None:
+        """Reads the files again if they have changed."""
+        stamp = self._stamps()
+        if stamp == self._stamp:
+            return
+        try:
+            loaded = self._load()
+            if self._stamps() != stamp:
+                return  # being replaced at this moment
+        except Invalid as bad:
+            if bad.reason != self._trouble:
+                log.error("the certificate stays as it was: %s", bad.reason)
+            self._trouble = bad.reason
+            return
+        self._stamp, self.loaded, self._trouble = stamp, loaded, ""
+        log.info("the certificate was read again", extra={"expires": _shown(loaded.expires_ms)})
+        self._warn()
+
+    def _warn(self) -> None:
+        left_ms = self.loaded.expires_ms - self._now_ms()
+        if left_ms < SOON_MS:
+            log.warning("the certificate %s expires on %s", self._cert, _shown(self.loaded.expires_ms))
+
+    def _stamps(self) -> object:
+        return tuple(stamp_of(file) for file in (self._cert, self._key, self._client_ca) if file)
+
+    def _load(self) -> Loaded:
+        chain, key = _read(self._cert, "certificate"), _read(self._key, "key")
+        check_pair(self._cert, self._key)
+        starts_ms, expires_ms = validity_ms(chain, self._cert)
+        now_ms = self._now_ms()
+        if now_ms >= expires_ms:
+            raise Invalid(f"the certificate {self._cert!r} expired on {_shown(expires_ms)}: renew it")
+        if now_ms < starts_ms:
+            raise Invalid(
+                f"the certificate {self._cert!r} is valid from {_shown(starts_ms)} on: is this machine's clock right?"
+            )
+        authorities = _read(self._client_ca, "client CA") if self._client_ca else None
+        if authorities is not None:
+            check_authorities(authorities, self._client_ca)
+        return Loaded(chain, key, authorities, expires_ms)
+
+
+def check_pair(cert: str, key: str) -> None:
+    """Raises Invalid unless the files are a certificate and its key, in PEM."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_encrypted)
+    except ssl.SSLError as bad:
+        if "KEY_VALUES_MISMATCH" in str(bad.reason):
+            raise Invalid(f"the key {key!r} is not that of the certificate {cert!r}") from bad
+        raise Invalid(f"{cert!r} and {key!r} must be a certificate and its key, in PEM") from bad
+    except OSError as cannot:
+        raise Invalid(f"{cert!r} and {key!r} cannot be read: {cannot.strerror}") from cannot
+
+
+def _encrypted() -> str:
+    raise Invalid("the key is encrypted: give one without a password, in a file that only the broker's user may read")
+
+
+def check_authorities(authorities: bytes, file: str) -> None:
+    """Raises Invalid unless these are certificates in PEM."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as bad:
+        raise Invalid(f"{file!r} must be certificates of authorities, in PEM") from bad
+
+
+def validity_ms(chain: bytes, file: str) -> tuple[int, int]:
+    """From when until when the first certificate in `chain` (PEM) is valid, ms UTC. Raises Invalid."""
+    found = _PEM.search(chain)
+    try:
+        if found is None:
+            raise ValueError("no certificate")
+        (_, certificate), *_ = _elements(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
+        (_, signed), *_ = _elements(certificate)
+        fields = [content for tag, content in _elements(signed) if tag != 0xA0]  # but for the version
+        starts, ends = (_time_ms(tag, content) for tag, content in _elements(fields[3]))
+    except (ValueError, IndexError) as bad:
+        raise Invalid(f"{file!r} must be a certificate in PEM") from bad
+    return starts, ends
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tag and the content of each element (X.690); raises ValueError or IndexError for what is not DER."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, at = int.from_bytes(der[at : at + size], "big"), at + size
+        if at + length > len(der):
+            raise ValueError("cut off")
+        yield tag, der[at : at + length]
+        at += length
+
+
+def _time_ms(tag: int, content: bytes) -> int:
+    """A time of RFC 5280: UTCTime has years from 1950 to 2049."""
+    text = content.decode("ascii")
+    if tag == 0x17:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _read(file: str, what: str) -> bytes:
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as cannot:
+        raise Invalid(f"the {what} {file!r} cannot be read: {cannot.strerror}") from cannot
+    except ValueError as cannot:
+        raise Invalid(f"the {what} {file!r} cannot be read: no file has such a name") from cannot
+    if len(content) > MAX_BYTES:
+        raise Invalid(f"the {what} {file!r} has more than {MAX_BYTES} bytes")
+    return content
+
+
+def _shown(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,179 @@
+"""Who a client is and whom it trusts: certificates, and a token. Files are read anew for each connection, so that what
+is renewed needs no restart. Drivers use it, and brokers when they call each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+from timeline.errors import Invalid
+
+MAX_BYTES = 4 * 1024 * 1024
+TOKEN = re.compile(r"timeline_[0-9a-f]{12}_[0-9a-f]{64}")
+AUTHORIZATION = "authorization"
+AS_OPERATOR = "timeline-as-operator"
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """`tls`: connections are encrypted and the broker's certificate is verified, by the authorities in the file `ca`
+    (empty: those that this machine trusts). `cert`, `key`: files with our own certificate and its key, for brokers that
+    ask for one. `token`: the token's text; `token_file`: a file that has it. All PEM files; empty: none."""
+
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    as_operator: bool = False
+
+    def check(self) -> Credentials:
+        """Itself, once all files were read and can be used. Raises Invalid."""
+        if self.token and self.token_file:
+            raise Invalid("give a token or the file that has it, not both")
+        if bool(self.cert) != bool(self.key):
+            raise Invalid("a certificate of our own takes both: the certificate and its key")
+        self.metadata()
+        if self.tls:
+            self.context()
+            self._parts()
+        return self
+
+    def metadata(self) -> Metadata:
+        """What goes with each call. Raises Invalid when the token cannot be read or is none."""
+        token = self.token
+        if self.token_file:
+            token = _read(self.token_file, "token file").decode("ascii", "replace").strip()
+        if token and TOKEN.fullmatch(token) is None:
+            raise Invalid("this is no token: one begins with timeline_ and has 86 characters ('timeline token create')")
+        said = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+        return (*said, (AS_OPERATOR, "1")) if self.as_operator else said
+
+    def _parts(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Authorities, key and certificate, as gRPC takes them. Raises Invalid."""
+        ca = self.ca or ssl.get_default_verify_paths().cafile or ""
+        roots = _read(ca, "CA") if ca else None
+        if not self.cert:
+            return roots, None, None
+        return roots, _read(self.key, "key"), _read(self.cert, "certificate")
+
+    def channel(self, address: str, options: list[tuple[str, Any]]) -> Any:
+        """A gRPC channel to `address`. Raises Invalid when a file cannot be read."""
+        import grpc.aio  # on first use: who only builds a message needs none
+
+        if not self.tls:
+            return grpc.aio.insecure_channel(address, options=options)
+        made = grpc.ssl_channel_credentials(*self._parts())
+        return grpc.aio.secure_channel(address, made, options=options)
+
+    def context(self, verify: bool = True) -> ssl.SSLContext:
+        """The same for Python's own TLS, which says what is wrong with a certificate. Raises Invalid."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["h2"])
+        if not verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            if self.ca:
+                context = _trusting(self.ca, context)
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key, password=_encrypted)
+        except ssl.SSLError as bad:
+            raise Invalid(f"{self.cert!r} and {self.key!r} must be a certificate and its own key, in PEM") from bad
+        except OSError as cannot:
+            raise Invalid(f"{self.cert!r} and {self.key!r} cannot be read: {cannot.strerror}") from cannot
+        return context
+
+
+PLAIN = Credentials()
+"""No encryption, nobody in particular."""
+
+
+def credentials_of(
+    tls: bool | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    token: str | os.PathLike[str] | None = None,
+    as_operator: bool = False,
+) -> Credentials:
+    """Credentials as people give them: `ca` or `cert` mean TLS; a path as `token` is a file that has it. Raises
+    Invalid."""
+    files = {}
+    for name, value in (("ca", ca), ("cert", cert), ("key", key)):
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise Invalid(f"{name} is the name of a PEM file, not {value!r:.60}")
+        files[name] = os.fspath(value) if value is not None else ""
+    if token is not None and not isinstance(token, (str, os.PathLike)):
+        raise Invalid("token is a text that begins with timeline_, or the path of a file that has it")
+    if tls is False and any(files.values()):
+        raise Invalid("certificates are given, and tls=False: leave one of them out")
+    text, file = (token, "") if isinstance(token, str) else ("", os.fspath(token) if token is not None else "")
+    encrypted = bool(tls) or any(files.values())
+    return Credentials(encrypted, **files, token=text, token_file=file, as_operator=bool(as_operator)).check()
+
+
+def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
+    """A context like `context` that trusts the authorities in the file `ca`, and no others."""
+    only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    only.set_alpn_protocols(["h2"])
+    only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
+    try:
+        only.load_verify_locations(cadata=_read(ca, "CA").decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as bad:
+        raise Invalid(f"the CA {ca!r} must be certificates of authorities, in PEM") from bad
+    return only
+
+
+def _encrypted() -> str:
+    raise Invalid("the key is encrypted: give one without a password, in a file that only its user may read")
+
+
+def _read(file: str, what: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as cannot:
+        raise Invalid(f"the {what} {file!r} cannot be read: {cannot.strerror}") from cannot
+    except ValueError as cannot:
+        raise Invalid(f"the {what} {file!r} cannot be read: no file has such a name") from cannot
+    if len(content) > MAX_BYTES:
+        raise Invalid(f"the {what} {file!r} has more than {MAX_BYTES} bytes")
+    return content
+
+
+class Shown:
+    """What goes with each call: a token from a file as the file has it now, so that one can be renewed."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._metadata: Metadata | None = None
+        self._stamp: object = None
+
+    def metadata(self) -> Metadata:
+        """As gRPC takes it. A file that cannot be read just now (it is being written, perhaps) changes nothing; Raises
+        Invalid the first time."""
+        file = self._credentials.token_file
+        stamp = stamp_of(file) if file else None
+        if self._metadata is None:
+            self._stamp, self._metadata = stamp, self._credentials.metadata()
+        elif stamp != self._stamp:
+            try:
+                self._stamp, self._metadata = stamp, self._credentials.metadata()
+            except Invalid:
+                self._stamp = None  # looked at again at the next call
+        return self._metadata
+
+
+def stamp_of(file: str) -> object:
+    """What changes when the file does; None while there is none."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size

@@ -1,0 +1,180 @@
+"""`local://` for the workers of one machine: they are members of one cluster through the supervisor that started them.
+
+    worker ─ join, host, topics, beat ─▶ Roll (the supervisor's) ─ members, hosting, topics ─▶ every worker
+
+Messages are small dictionaries, carried as lines of JSON by whoever runs the processes; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
+from timeline.sync.view import View
+
+Message: TypeAlias = dict[str, Any]
+BEAT_S = 1.0
+"""How often a worker says that it is there."""
+SILENT_MS = 5_000.0
+"""Who has said nothing for so long deals nothing more, until it says something again."""
+
+
+class WorkerMembership(Membership):
+    """One worker's. `tell` sends a message to the supervisor; what comes from there goes to `hear`, and `lost` says
+    that the supervisor is gone: what was believed last holds until this worker has drained."""
+
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self._tell = tell
+        self._view = View()
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._joined = asyncio.Event()
+        self._refused = ""
+        self._standing, self._reason = Standing.APART, ""
+        self._hosted: dict[int, int] = {}
+        """What is to be told, by topic's uid."""
+
+    async def start(self, member: Member, cluster_uid: str) -> None:
+        self._standing, self._reason = Standing.JOINING, "the supervisor has not answered yet"
+        self._view.join(member)
+        said = {"name": member.name, "address": member.address, "version": member.version}
+        self._tell({"say": "join", "cluster": cluster_uid, **said})
+        await self._joined.wait()
+        if self._refused:
+            self._standing = Standing.APART
+            raise MembershipRefused(self._refused)
+
+    async def stop(self) -> None:
+        if self._standing is not Standing.APART:
+            self._standing, self._reason = Standing.APART, ""
+            self._view.join(None)
+            self._tell({"say": "leave"})
+
+    @property
+    def state(self) -> MembershipState:
+        return MembershipState(self._standing, self._view.revision, 0, self._reason)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        self._callbacks.append(callback)
+
+    def members(self) -> Sequence[Member]:
+        return self._view.members()
+
+    def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
+        if self._view.host(topic_uid, len(consumers)):
+            if not self._hosted:
+                asyncio.get_running_loop().call_soon(self._tell_hosted)
+            self._hosted[topic_uid] = len(consumers)
+
+    def _tell_hosted(self) -> None:
+        told, self._hosted = self._hosted, {}
+        self._tell({"say": "host", "topics": {str(uid): count for uid, count in told.items()}})
+
+    def hosting(self, topic_uid: int) -> Mapping[str, int]:
+        return self._view.hosting(topic_uid)
+
+    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
+        return self._view.buckets(topic_uid, buckets)
+
+    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
+        return self._view.owner(topic_uid, bucket, buckets)
+
+    def topics_changed(self) -> None:
+        self._tell({"say": "topics"})
+
+    def hear(self, message: Message) -> None:
+        """What the supervisor says."""
+        if "refused" in message:
+            self._refused = message["refused"]
+            self._joined.set()
+        elif "topics" in message:
+            self._call_back(Change.TOPICS)
+        else:
+            others = [Member(*each) for each in message["members"]]
+            hosting = {int(uid): dict(counts) for uid, counts in message["hosting"].items()}
+            news = self._view.learn(others, hosting)
+            if self._standing is Standing.JOINING:
+                self._standing, self._reason = Standing.JOINED, ""
+                self._joined.set()
+            if news:
+                self._call_back(Change.MEMBERS)
+
+    def lost(self) -> None:
+        """The supervisor is gone."""
+        if self._standing is not Standing.APART:
+            self._standing, self._reason = Standing.FROZEN, "the supervisor of the workers is gone"
+            self._call_back(Change.STANDING)
+
+    def _call_back(self, change: Change) -> None:
+        for callback in self._callbacks:
+            callback(change)
+
+
+@dataclass(slots=True)
+class _Enrolled:
+    """A worker, as it said of itself. `there`: it was heard of lately."""
+
+    member: Member
+    heard_ms: float
+    there: bool = True
+    hosting: dict[int, int] = field(default_factory=dict)
+
+
+class Roll:
+    """The supervisor's: which workers are there and what they host. `now_ms` is monotonic."""
+
+    def __init__(self) -> None:
+        self._enrolled: dict[str, _Enrolled] = {}
+        self._cluster_uid = ""
+
+    def hear(self, worker: str, message: Message, now_ms: float) -> tuple[Message | None, bool]:
+        """What `worker` says. Answers what is to be told to it alone, or to all the others (None: `state`, if that is
+        news), and whether there is anything to be told to all."""
+        said, known = message["say"], self._enrolled.get(worker)
+        if said == "join":
+            if self._cluster_uid not in ("", message["cluster"]):
+                return {"refused": "the other workers have another store: end all of them, then begin anew"}, False
+            self._cluster_uid = message["cluster"]
+            member = Member(message["name"], message["address"], message["version"])
+            self._enrolled[worker] = _Enrolled(member, now_ms)
+            return None, True
+        if known is None:
+            return None, False  # it has not joined yet, or has left
+        known.heard_ms = now_ms
+        news, known.there = not known.there, True
+        if said == "leave":
+            return None, self.gone(worker)
+        if said == "host":
+            for uid, count in message["topics"].items():
+                known.hosting[int(uid)] = count
+            return None, True
+        if said == "topics":
+            return {"topics": True}, True
+        return None, news
+
+    def gone(self, worker: str) -> bool:
+        """`worker` has ended; whether that is news."""
+        return self._enrolled.pop(worker, None) is not None
+
+    def fall_silent(self, now_ms: float) -> list[str]:
+        """Those that were not heard of for too long deal nothing from now on."""
+        silent = [name for name, one in self._enrolled.items() if one.there and now_ms - one.heard_ms > SILENT_MS]
+        for name in silent:
+            self._enrolled[name].there = False
+        return silent
+
+    @property
+    def state(self) -> Message:
+        """Members and what they host, for every worker."""
+        there = [one for one in self._enrolled.values() if one.there]
+        hosting: dict[str, dict[str, int]] = {}
+        for one in there:
+            for uid, count in one.hosting.items():
+                if count:
+                    hosting.setdefault(str(uid), {})[one.member.name] = count
+        return {
+            "members": [[one.member.name, one.member.address, one.member.version] for one in there],
+            "hosting": hosting,
+        }
