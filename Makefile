@@ -19,9 +19,10 @@ FUZZ_SECONDS ?= 3600
 TEST_FUZZ_SECONDS ?= 60
 
 PYTEST := $(PY) -m pytest
+DATA := tests/pipeline/data/flights_2013.parquet
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup check static services test run bench faults simulate fuzz docs schema format clean
+.PHONY: help setup check static services test run pipeline bench faults simulate fuzz docs schema format clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ services: ## Install the servers that tests start (root), or say which are missi
 
 run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
 	@.venv/bin/timeline demo $(ARGS)
+
+pipeline: $(STAMP) services ## A year of departures through the pipeline, every one accounted for (ARGS="--into FOLDER" keeps it)
+	@.venv/bin/timeline pipeline year $(DATA) $(ARGS)
 
 bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS; PLOT=1 draws the plots of design-docs/)
 	@.venv/bin/timeline bench $(if $(PLOT),plot --into design-docs,) $(ARGS)

@@ -307,6 +307,18 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Journal",
+            "ops",
+            "Events handed to the journal, and those that it could not take: they are missing in it.",
+            (
+                (f"sum by (instance) (rate(timeline_journal_events_total{{{OF}}}[$__rate_interval]))", "{{instance}}"),
+                (
+                    f"sum by (instance) (rate(timeline_journal_dropped_total{{{OF}}}[$__rate_interval])) > 0",
+                    "{{instance}} dropped",
+                ),
+            ),
+        ),
+        Panel(
             "Bugs",
             "short",
             "Background tasks that ended by an error. The log has the trace.",

@@ -22,6 +22,7 @@ openssl openssl
 prometheus prometheus
 faketime faketime
 java openjdk-17-jre-headless
+chromium chromium
 mvn maven
 LIST
 

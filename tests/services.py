@@ -79,6 +79,13 @@ def _missing_atheris() -> str | None:
     return "atheris is not installed: it has wheels for CPython 3.11 to 3.13 on Linux, x86-64; there run make setup"
 
 
+def _missing_spark() -> str | None:
+    absent = _missing_program("java", "openjdk-17-jre-headless")
+    if absent is None and importlib.util.find_spec("pyspark") is None:
+        return "PySpark is not installed: pip install 'timeline[spark]'"
+    return absent
+
+
 def _missing_postgresql() -> str | None:
     """Debian keeps the server's programs off the path."""
     if any(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
@@ -89,6 +96,7 @@ def _missing_postgresql() -> str | None:
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
     "cassandra": _missing_cassandra,
+    "chromium": lambda: _missing_program("chromium", "chromium"),
     "cockroachdb": _missing_postgresql,  # which stands in for it
     "compose_spec": _missing_compose_spec,
     "etcd": lambda: _missing_program("etcd", "etcd-server") or _missing_program("etcdctl", "etcd-client"),
@@ -104,6 +112,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     ),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "prometheus": lambda: _missing_program("prometheus", "prometheus"),
+    "spark": _missing_spark,
     "tmpfs": _missing_tmpfs,
 }
 KNOWN = frozenset(_WHY_MISSING)

@@ -94,6 +94,8 @@ class ServeConfig:
     """File with the token, right `broker`, that this broker shows to others."""
     workers: int = 1
     """So many equal brokers as processes behind `listen`."""
+    journal: str = ""
+    """Where what happens to each message is kept, as Parquet: file:///folder, or any fsspec URL; empty: nowhere."""
 
     def check(self) -> ServeConfig:
         """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
@@ -107,6 +109,8 @@ class ServeConfig:
             raise Invalid(f"name must be 1 to 255 bytes of printable characters, not {name!r:.80}")
         for field in ("store", "sync"):
             _check_url(field, getattr(self, field))
+        if self.journal:
+            _check_url("journal", self.journal)
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
         _check_choice("log_level", self.log_level, LOG_LEVELS)
@@ -202,9 +206,12 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
     return host, port
 
 
+_EXAMPLES = {"store": "sqlite:///timeline.db", "sync": "local://", "journal": "file:///var/lib/timeline/journal"}
+
+
 def _check_url(field: str, value: object) -> None:
     if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value):
-        example = {"store": "sqlite:///timeline.db", "sync": "local://"}[field]
+        example = _EXAMPLES[field]
         near = _meant_url(value) if field == "store" and isinstance(value, str) else ""
         raise Invalid(f"{field} is a URL such as {example}, not {value!r:.80}{near and f'; did you mean {near}?'}")
 

@@ -140,6 +140,8 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Hints between brokers of what comes due: sent, received, or dropped (the sweep finds what they told of)",
         ("outcome",),
     ),
+    "timeline_journal_events_total": ("counter", "Events handed to the journal", ()),
+    "timeline_journal_dropped_total": ("counter", "Events that the journal could not take: they are missing in it", ()),
     "timeline_ready": ("gauge", "1 while the broker serves", ()),
     "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),
 }

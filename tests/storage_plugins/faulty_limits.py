@@ -204,3 +204,13 @@ class SaysItsTurnTooEarly(MemoryStore):
         answers = await super().put(topic, now_ms, puts_)
         answers.turn = 1
         return answers
+
+
+@caught_by("scan_from_a_bucket")
+class StartsWhereItLikes(MemoryStore):
+    """Takes a bucket alone for no cursor at all."""
+
+    async def scan(
+        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+    ) -> Page:
+        return await super().scan(topic, now_ms, where, cursor if len(cursor) > 4 else b"", limit, payload)

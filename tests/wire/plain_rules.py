@@ -33,6 +33,7 @@ TEXT_SIZES = {
     "holders": (0, 255),
     "consumers": (0, 255),
     "consumer": (1, 255),
+    "holder": (0, 255),
     "topic": (0, 1020),
     "topics": (1, 1020),
     "name": (0, 1020),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from timeline.columns import Ragged
 from timeline.model import (
     MAX_BATCH,
+    MAX_BUCKETS,
     MAX_DURATION_MS,
     MAX_HEADERS_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -249,6 +250,9 @@ scans = st.builds(
     payload=st.booleans(),
     cursor=cursors,
     limit=counts,
+    bucket_from=st.integers(0, MAX_BUCKETS),
+    bucket_to=st.integers(0, MAX_BUCKETS),
+    holder=names | st.just(""),
 )
 
 _ROW_VALUES = {

@@ -96,6 +96,8 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (frames.Leaving, {"reason": 0}, "reason is 0; allowed are 1, 2, 3, 4, 5"),
     (frames.Scan, {"due_to_ms": LATER}, "due_to_ms is"),
     (frames.Scan, {"limit": -1}, "limit is -1"),
+    (frames.Scan, {"bucket_to": 4097}, "bucket_to is 4097; allowed are 0 to 4096"),
+    (frames.Scan, {"holder": "h" * 256}, "holder is 1 to 255 bytes"),
     (frames.Scan, {"ids": Ragged.of([b""])}, "ids is bad at 0"),
     (frames.Scan, {"tag": b"\xff"}, "tag is 0 to 64"),
     (frames.ScanPage, {"rows": rows(version=longs(1, 0))}, "Rows.version has a value outside 1"),

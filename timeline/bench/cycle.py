@@ -44,7 +44,7 @@ SQLITE_PENDING_PER_S = 20_000.0
 @dataclass(frozen=True, slots=True)
 class Cycle:
     """What to run. `messages` after `warm_up` uncounted ones, in batches of `batch`, while `pending` others wait, in a
-    topic of so many `buckets`."""
+    topic of so many `buckets`. `journal`: where the broker keeps its events, empty: nowhere."""
 
     store: str = "memory://"
     api: str = "batch"
@@ -54,6 +54,7 @@ class Cycle:
     payload_bytes: int = 100
     warm_up: int = 20_000
     buckets: int = 64
+    journal: str = ""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -69,13 +70,18 @@ class Cycle:
 Work = Callable[[Consumer, Ledger], Awaitable[None]]
 
 
+def journalled(asked: Cycle) -> tuple[str, ...]:
+    """The broker's options for its journal."""
+    return ("--journal", asked.journal) if asked.journal else ()
+
+
 async def run_cycle(asked: Cycle, folder: Path, told: Told | None = None, profile: Profile | None = None) -> Report:
     """One run of the cycle. Raises CannotMeasure; what a run finds wrong stands in the report."""
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(own_topic(asked.store, "cycle"))
         if asked.pending and scheme(asked.store) != "memory":
             await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told, buckets=asked.buckets)
-        child, address = await stack.enter_async_context(broker(folder, asked.store))
+        child, address = await stack.enter_async_context(broker(folder, asked.store, *journalled(asked)))
         client = await stack.enter_async_context(timeline.connect(address, timeout="60s"))
         await client.create_topic(own.name, buckets=asked.buckets)
         producer = client.producer(own.name)

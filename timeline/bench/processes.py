@@ -63,9 +63,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0") -> tuple[Measured, str]:
-    """A broker on `store`; the process and its address."""
-    command = (sys.executable, "-m", "timeline", "serve", "--listen", listen, "--metrics", "off", "--store", store)
+async def start_broker(
+    folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str
+) -> tuple[Measured, str]:
+    """A broker on `store`, with more `options` of serve; the process and its address."""
+    command = (sys.executable, "-m", "timeline", "serve", "--listen", listen, "--metrics", "off", "--store", store, *options)
     child = await Measured.start("broker", folder, *command, "--json", "--log-level", "warning")
     try:
         return child, str(json.loads(await child.line())["listen"])
@@ -75,9 +77,9 @@ async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0") ->
 
 
 @asynccontextmanager
-async def broker(folder: Path, store: str) -> AsyncIterator[tuple[Measured, str]]:
+async def broker(folder: Path, store: str, *options: str) -> AsyncIterator[tuple[Measured, str]]:
     """A broker for the length of a measurement."""
-    child, address = await start_broker(folder, store)
+    child, address = await start_broker(folder, store, "127.0.0.1:0", *options)
     try:
         yield child, address
     finally:

@@ -77,7 +77,7 @@ class Dealer:
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
         self._stopped: Cause | None = None
         self._hindrances = Hindrances(clock.now_ms())
-        self.lateness = Lateness(self._hindrances, late, metrics, limits)
+        self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
         self._between_rounds = asyncio.Event()

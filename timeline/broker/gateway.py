@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
 from timeline.broker.owners import note_operator, owners
 from timeline.broker.producing import ProduceStream
+from timeline.broker.scanning import pages
 from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
 from timeline.columns import Ragged
@@ -45,7 +46,6 @@ from timeline.wire import (
     Ping,
     Pong,
     Scan,
-    ScanPage,
     Stand,
     Stream,
     TagMutated,
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 log = logging.getLogger("timeline.broker")
-PAGE_ROWS = 1_000
 MAX_STEPS = 10_000
 MAX_TAG_CHUNK = 10_000
 F = TypeVar("F")
@@ -190,7 +189,9 @@ class Gateway:
             )
         self._scans += 1
         try:
-            async for page in self._scan(self._decoded(method, frame, Scan), caller):
+            asked = self._decoded(method, frame, Scan)
+            topic = await self._topic(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
+            async for page in pages(self._node, topic, asked):
                 yield encode(page)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
@@ -274,26 +275,9 @@ class Gateway:
             for code, many in step.counts.items():
                 node.count(asked.operation, np.full(many, code, dtype=np.uint8))
             node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
+            if node.store.journal is not None:
+                node.store.journal.mutated_tag(topic, mutation, step)
         return TagMutated(step.counts, step.cursor or b"", mutation.started_ms, at_ms)
-
-    async def _scan(self, asked: Scan, caller: Caller) -> AsyncIterator[ScanPage]:
-        node = self._node
-        topic = await self._topic(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
-        where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
-        cursor, left = asked.cursor, asked.limit
-        while True:
-            now_ms = node.clock.now_ms()
-            most = min(PAGE_ROWS, left) if left else PAGE_ROWS
-            page = await node.store.call(
-                "scan", node.store.store.scan(topic, now_ms, where, cursor, most, asked.payload)
-            )
-            cursor = page.cursor or b""
-            if len(page.rows) or not cursor:
-                yield ScanPage(page.rows, now_ms, cursor)
-            if asked.limit:
-                left -= len(page.rows)
-            if not cursor or (asked.limit and left <= 0):
-                return
 
     async def _late(self, asked: Late, caller: Caller) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()

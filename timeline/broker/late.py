@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from timeline.broker.journal import Journal
 from timeline.broker.limits import Limits
 from timeline.broker.parcel import Parcel
 from timeline.columns import Int64, Ragged, UInt8
@@ -19,6 +20,7 @@ SPANS_KEPT = 256
 FLICKER_MS = 20
 COMING_BACK_MS = 5_000
 """A broker that was down has its consumers back within so long; what waits for them meanwhile waits for the broker."""
+_NO_CAUSES = np.zeros(0, dtype=np.uint8)
 
 
 class Hindrances:
@@ -90,8 +92,11 @@ class Lateness:
     """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
     since the topic is dealt here; `redelivered`: of these, leased again after a lease ran out."""
 
-    def __init__(self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits, journal: Journal | None = None
+    ) -> None:
         self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
+        self._journal = journal
         self.delivered = self.redelivered = 0
 
     def note(self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
@@ -106,10 +111,12 @@ class Lateness:
         self.redelivered += len(late_ms) - len(first_ms)
         if len(first_ms):
             self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
-        late = np.flatnonzero(late_ms > self._limits.late_ms)
+        late, cause = np.flatnonzero(late_ms > self._limits.late_ms), _NO_CAUSES
         if len(late):
             cause = self._causes(parcel.take(late), due_ms[late], sent_ms)
             self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
+        if self._journal is not None:
+            self._journal.delivered(topic, consumer, parcel, sent_ms, late_ms, late, cause)
 
     def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""

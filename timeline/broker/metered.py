@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from timeline.broker.ahead import LeaseTimes
+from timeline.broker.journal import Journal
 from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
@@ -42,7 +43,8 @@ ENDS = {
 
 class MeteredStore:
     """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
-    it: on a full disk reads and settles go on, and would call the store well between two puts that fail."""
+    it: on a full disk reads and settles go on, and would call the store well between two puts that fail.
+    `journal`: who is told what happened to messages, None: nobody."""
 
     def __init__(
         self,
@@ -51,8 +53,10 @@ class MeteredStore:
         metrics: Metrics,
         took: Callable[[float], None],
         changed: Callable[[], None],
+        journal: Journal | None = None,
     ) -> None:
         self.store = store
+        self.journal = journal
         self._down = ""
         self._took, self._changed = took, changed
         self._monotonic_ms = monotonic_ms
@@ -121,18 +125,26 @@ class MeteredStore:
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
         answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
-        return self._checked(topic, answers, len(puts))
+        answers = self._checked(topic, answers, len(puts))
+        if self.journal is not None:
+            self.journal.put(topic, puts, answers)
+        return answers
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
         answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
-        self._checked(topic, answers, len(settles))
+        answers = self._checked(topic, answers, len(settles))
         self._ended(topic, settles, answers)
+        if self.journal is not None:
+            self.journal.settled(topic, settles, answers)
         return answers
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
-        return self._checked(topic, answers, len(mutations))
+        answers = self._checked(topic, answers, len(mutations))
+        if self.journal is not None:
+            self.journal.mutated(topic, mutations, answers)
+        return answers
 
     def _checked(self, topic: Topic, answers: Answers, asked: int) -> Answers:
         """An answer to each of so many, or nobody can say what happened. What answered EXPIRED was removed by that."""
@@ -178,6 +190,8 @@ class MeteredStore:
                 self._metrics.count("timeline_stranded_total", name, by=len(leased.rows))
             back_ms = self._monotonic_ms()
             self._lease_times.took(back_ms - started_ms, back_ms)
+        if self.journal is not None:
+            self.journal.leased(topic, leased)
         return leased
 
     async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:

@@ -16,6 +16,7 @@ from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
 from timeline.broker.gateway import Gateway
 from timeline.broker.intake import Intake
+from timeline.broker.journal import Journal
 from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
@@ -64,6 +65,7 @@ class Node:
         metrics: Metrics | None = None,
         store_shown: str = "",
         make_peer: PeerFactory | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.name, self.address, self.version = name, address, version
         self.store_shown = store_shown
@@ -73,7 +75,9 @@ class Node:
         self.limits = limits or Limits()
         self.metrics = metrics or Metrics()
         self.readiness = asyncio.Event()
-        self.store = MeteredStore(store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set)
+        self.store = MeteredStore(
+            store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set, journal
+        )
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
         self.cluster = Cluster(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
@@ -346,6 +350,8 @@ class Node:
                 now_ms = self.clock.now_ms()
                 swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
                 self.store.expired(topic, swept.expired)
+                if self.store.journal is not None:
+                    self.store.journal.expired(topic, swept.expired)
                 more = swept.more
                 await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
 

@@ -26,6 +26,8 @@ from timeline.broker.calls import Handlers
 from timeline.broker.certificates import Certificates
 from timeline.broker.gatekeeper import LOOK_EVERY_S, Gatekeeper
 from timeline.broker.health import Health
+from timeline.broker.journal import Journal
+from timeline.broker.journal_pipe import JournalPipe
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.peer_channel import GrpcPeerChannel
@@ -116,8 +118,10 @@ async def serve(
         token_file=config.token_file,
     ).check()
     config = _listening(server, config, certificates, shared=worker is not None)
+    store = _store_for(config)
+    pipe = await _journal(config, metrics, clock)
     node = Node(
-        store=_store_for(config),
+        store=store,
         clock=clock,
         membership=worker.membership if worker is not None else make_membership(config.sync),
         random_bits=secrets.randbits,
@@ -134,6 +138,7 @@ async def serve(
         metrics=metrics,
         store_shown=shown(config.store),
         make_peer=partial(GrpcPeerChannel, credentials=peers),
+        journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
     )
     server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
     servicer = Health()
@@ -171,6 +176,8 @@ async def serve(
         probes.stop()
         if worker is not None:
             await worker.stop()
+        if pipe is not None:
+            await pipe.close(config.grace_ms / 1000.0)
     log.info("stopped")
 
 
@@ -183,6 +190,17 @@ def _store_for(config: ServeConfig) -> Store:
             "choose a store that they can share (postgresql://, mysql://, redis://, cassandra://), or --sync local://"
         )
     return store
+
+
+async def _journal(config: ServeConfig, metrics: Metrics, clock: Clock) -> JournalPipe | None:
+    """What carries the journal off, where one is asked for. Raises Invalid when it cannot be written."""
+    if not config.journal:
+        return None
+
+    def counted(dropped: bool, events: int) -> None:
+        metrics.count("timeline_journal_dropped_total" if dropped else "timeline_journal_events_total", by=events)
+
+    return await JournalPipe.start(config.journal, config.name, f"{secrets.randbits(32):08x}", clock.now_ms, counted)
 
 
 def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:

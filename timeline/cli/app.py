@@ -46,6 +46,7 @@ COMMANDS = {
     "copy": ("timeline.cli.copy", "Move house: topics from one store into another"),
     "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
     "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
+    "pipeline": ("timeline.cli.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
     "completion": ("timeline.cli.completion", "Completion for bash, zsh and fish"),
     "version": ("timeline.cli.app", "The version of this package"),
 }

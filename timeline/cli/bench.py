@@ -193,11 +193,13 @@ def tell(report: Report) -> None:
 @click.option("--buckets", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the topic.")
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
 @click.option("--peer", type=click.Choice(["beanstalkd", *PEERS]), help="Beside it, the same work by this one.")
+@click.option("--journal", is_flag=True, help="Beside it, the same with the event journal on.")
 @profile_option
 @measured
 def cycle(
-    as_json: bool, folder: Path | None, bare: bool, peer: str | None, profiled: bool, store: str, **settings: Any
-) -> int:
+    as_json: bool, folder: Path | None, bare: bool, peer: str | None, journal: bool, profiled: bool, store: str,
+    **settings: Any,
+) -> int:  # fmt: skip
     """Put → due → leased → pushed → acked, every id and payload checked.
 
     \b
@@ -213,6 +215,10 @@ def cycle(
             if bare:
                 beside = replace(asked, store=fresh(store, place, "bare"))
                 report.beside.append(await run_bare(beside, progress.add))
+        if journal:
+            from timeline.bench.journal import run_journalled
+
+            report.beside.append(await run_journalled(replace(asked, store=fresh(store, place, "journalled")), place))
         if peer in PEERS:
             report.beside.append(await run_peer(asked, peer, place))
         elif peer is not None:

@@ -43,6 +43,7 @@ def setting(option: str, takes: str, does: str, default: object) -> Callable[[An
 @setting("--tls-ca", "FILE", "Authorities that signed other brokers' certificates.", "this machine's")
 @setting("--token-file", "FILE", "The token that this broker shows to others.", "none")
 @setting("--workers", "COUNT", "Equal brokers as processes behind one port.", PLAIN.workers)
+@setting("--journal", "URL", "Where what happens to each message is kept.", "nowhere")
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 @click.option("--worker", "as_worker", is_flag=True, hidden=True)

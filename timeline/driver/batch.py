@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Int64, Ragged, UInt8
+from timeline.columns import Int64, Ragged, UInt8, UInt64
 from timeline.driver.message import Message, check_headers, check_payload, encode_id, encode_tag
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
 from timeline.errors import Invalid, TooLarge
@@ -28,8 +28,12 @@ class Batch:
     a list, or an integer array of milliseconds UTC.
 
     Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
+    `births` may be set (64 bits each, none of them 0) by whoever makes the very same batch again, elsewhere, after a
+    crash, and wants it recognised; else each sending draws its own.
     Raises Invalid or TooLarge; the sentence names the first message that is out of range.
     """
+
+    births: UInt64 | None = None
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class Batch:
         in_: Any = None,
         ids: Any = None,
         tags: Any = None,
-        headers: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
+        headers: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Ragged | None = None,
         expires: Any = None,
     ) -> None:
         self.payloads = _bytes_column(payloads, "payloads")
@@ -109,7 +113,7 @@ def _bytes_column(items: Any, name: str) -> Ragged:
     if isinstance(items, np.ndarray):
         return _from_numpy(items, name)
     if hasattr(items, "to_numpy") and hasattr(items, "type"):
-        return _from_arrow(items, name)
+        return arrow_column(items, name)
     if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
         raise Invalid(
             f"{name} must be a column (list, Ragged, numpy or Arrow array) of bytes, not {type(items).__name__}"
@@ -126,11 +130,11 @@ def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
     return _bytes_column(items.tolist(), name)
 
 
-def _from_arrow(items: Any, name: str) -> Ragged:
+def arrow_column(items: Any, name: str) -> Ragged:
     """An Arrow array of binary or text, its bytes taken as they lie. Null is refused."""
     array = items.combine_chunks() if hasattr(items, "combine_chunks") else items
     if hasattr(array, "num_chunks"):  # combine_chunks of older Arrow keeps a chunked array
-        return Ragged.concat([_from_arrow(chunk, name) for chunk in array.chunks])
+        return Ragged.concat([arrow_column(chunk, name) for chunk in array.chunks])
     wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
     if str(array.type) not in wide:
         raise Invalid(f"{name} must be an Arrow array of binary, not {array.type}")
@@ -155,7 +159,7 @@ def _texts_column(items: Any, count: int, name: str, read: Any) -> Ragged:
             _check_length(listed, count, name)
             encoded = (item.decode("utf-8", "surrogateescape") if isinstance(item, bytes) else item for item in listed)
             return Ragged.of([_one(name, place, read, item) for place, item in enumerate(encoded)])
-        items = _from_arrow(items, name)
+        items = arrow_column(items, name)
     _check_length(items, count, name)
     column: Ragged = items
     return column

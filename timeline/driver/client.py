@@ -16,6 +16,7 @@ from timeline.driver import relay
 from timeline.driver.channel import Channel, TransportFactory, parse_addresses
 from timeline.driver.companion import all_of
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
+from timeline.driver.holding import Holding
 from timeline.driver.ids import Randomness
 from timeline.driver.link import Link
 from timeline.driver.message import encode_text
@@ -145,3 +146,10 @@ class Timeline(Reading, Overview, TopicCalls):
         )
         self._children.add(made)
         return made
+
+    def holding(self, topic: str, holder: str, lease: Duration | None = None) -> Holding:
+        """A holder that takes and settles in bulk on behalf of something else. See `Holding`. `lease`: how long it has
+        (None: the topic's)."""
+        name = encode_text(holder, "a holder", MAX_HOLDER_BYTES)
+        lease_ms = 0 if lease is None else duration_ms(lease, "lease", least_ms=1)
+        return Holding(self._link, check_topic_name(topic), name, lease_ms)

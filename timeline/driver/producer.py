@@ -175,7 +175,7 @@ class Producer(Mutations):
             batch.ids = type(batch.ids).of(made)
         return {
             "ids": batch.ids,
-            "birth": self._link.ids.numbers(count),
+            "birth": self._link.ids.numbers(count) if batch.births is None else batch.births,
             "time_ms": batch.time_ms,
             "flags": batch.flags | np.uint8(flag) if flag else batch.flags,
             "payloads": batch.payloads,

@@ -12,10 +12,10 @@ import numpy as np
 from timeline.columns import Int64, Ragged
 from timeline.driver.cluster import ask_all
 from timeline.driver.link import Link
-from timeline.driver.message import encode_id, encode_tag
+from timeline.driver.message import encode_id, encode_tag, encode_text
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
 from timeline.errors import Invalid, Unavailable
-from timeline.model import Rows, State, check_topic_name, decode_headers
+from timeline.model import MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
 from timeline.wire import (
     Cause,
     Forecast,
@@ -237,12 +237,15 @@ class Reading:
         tag: str | None = None,
         due: tuple[When | None, When | None] | None = None,
         ids: Iterable[str] | None = None,
+        buckets: tuple[int, int] | None = None,
+        holder: str = "",
         payload: bool = False,
         limit: int = 0,
         timeout: Duration | None = None,
     ) -> AsyncIterator[ScanPage]:
         """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
-        `timeout` is how long without a page."""
+        `timeout` is how long without a page. `buckets`: only those from the first to before the second. `holder`: only
+        what this consumer holds under a live lease, whatever else is asked."""
         self._link.check()
         from_ms, to_ms = _window(due)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
@@ -256,6 +259,9 @@ class Reading:
             ids=None if ids is None else Ragged.of([encode_id(id) for id in ids]),
             payload=payload,
             limit=limit,
+            bucket_from=buckets[0] if buckets else 0,
+            bucket_to=buckets[1] if buckets else 0,
+            holder=encode_text(holder, "a holder", MAX_HOLDER_BYTES) if holder else "",
         )
         deadline, left = self._link.deadline(timeout), limit
         while True:

@@ -10,7 +10,7 @@ from typing import overload
 
 import numpy as np
 
-from timeline.columns import Indexes, Ragged
+from timeline.columns import Bools, Indexes, Ragged
 from timeline.driver.parcel import DUPLICATE, OK, Answer, error_of, pick
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
@@ -80,6 +80,16 @@ class Receipts(Sequence[Receipt]):
     def due_ms(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The due of each as it stands; 0 where there is none."""
         return self._answers.due_ms
+
+    @property
+    def settled(self) -> Bools:
+        """Which are DUPLICATE of what was delivered and settled before."""
+        return self._answers.settled.astype(np.bool_)
+
+    @property
+    def repeats(self) -> Bools:
+        """Which calls were recognised as done already: of a put, the very same birth."""
+        return self._answers.repeat.astype(np.bool_)
 
     def __len__(self) -> int:
         return len(self.ids)

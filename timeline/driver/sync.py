@@ -210,14 +210,22 @@ class SyncTimeline(Closing):
         tag: str | None = None,
         due: tuple[When | None, When | None] | None = None,
         ids: Iterable[str] | None = None,
+        buckets: tuple[int, int] | None = None,
+        holder: str = "",
         payload: bool = False,
         limit: int = 0,
         timeout: Duration | None = None,
     ) -> Iterator[ScanPage]:
         """See Timeline.scan_pages."""
-        pages = self._client.scan_pages(
-            topic, state=state, tag=tag, due=due, ids=ids, payload=payload, limit=limit, timeout=timeout
-        )
+        where: dict[str, Any] = {
+            "state": state,
+            "tag": tag,
+            "due": due,
+            "ids": ids,
+            "buckets": buckets,
+            "holder": holder,
+        }
+        pages = self._client.scan_pages(topic, **where, payload=payload, limit=limit, timeout=timeout)
         return iterate(self._background, pages)
 
     def scan(

@@ -129,9 +129,8 @@ class Puts:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Leave to lease for one consumer: at most `count` messages and `max_bytes` of payloads and headers, for
-    `lease_ms` each. A message larger than `max_bytes` by itself may be leased alone when `alone` is True (the consumer
-    has nothing in flight)."""
+    """Leave to lease for one consumer: at most `count` messages and `max_bytes` of payloads and headers, `lease_ms`
+    each. One larger than `max_bytes` may be leased alone when `alone` is True (the consumer has nothing in flight)."""
 
     holder: bytes
     count: int
@@ -377,7 +376,8 @@ class Store(ABC):
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
         """Rows that match, walking (bucket, id) from `cursor`: what is there throughout is seen at least once, though
-        it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads."""
+        it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads. A cursor begins
+        with the bucket it is in, 4 bytes big endian; those alone start at that bucket (not where there are `ids`)."""
 
     @abstractmethod
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:

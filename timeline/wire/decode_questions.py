@@ -12,6 +12,7 @@ from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import (
     MAX_BATCH,
+    MAX_BUCKETS,
     MAX_DURATION_MS,
     MAX_GROUP_BYTES,
     MAX_HOLDER_BYTES,
@@ -76,6 +77,9 @@ def _scan(body: Body) -> Scan:
         payload=body.flag("payload"),
         cursor=body.cursor(),
         limit=body.tally("limit"),
+        bucket_from=body.number("bucket_from", 0, MAX_BUCKETS),
+        bucket_to=body.number("bucket_to", 0, MAX_BUCKETS),
+        holder=body.optional_name("holder"),
     )
 
 

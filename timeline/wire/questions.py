@@ -14,7 +14,9 @@ from timeline.model import Rows, State, Topic
 @dataclass(slots=True)
 class Scan:
     """Rows that match: `states` (empty: all), `tag` (empty: any), due in [from, to) (to 0: no bound), or just `ids`.
-    `limit` 0: all. `cursor`: where an earlier scan broke off."""
+    `limit` 0: all. `cursor`: where an earlier scan broke off. `bucket_from`, `bucket_to` (0: no bound): only those
+    buckets. `holder`: only what it holds under a live lease; all but `payload`, `cursor` and `limit` is passed over
+    then."""
 
     topic: str
     states: tuple[State, ...] = ()
@@ -25,6 +27,9 @@ class Scan:
     payload: bool = False
     cursor: bytes = b""
     limit: int = 0
+    bucket_from: int = 0
+    bucket_to: int = 0
+    holder: str = ""
 
 
 @dataclass(slots=True)

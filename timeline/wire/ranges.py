@@ -95,6 +95,10 @@ class Body(Table):
         except Invalid as bad:
             raise self.refusal(field, f"is no topic's name: {bad.reason}") from None
 
+    def optional_name(self, field: str) -> str:
+        """The same, or empty where there is none."""
+        return self.name_of(field) if self.text(field) else ""
+
     def name_of(self, field: str) -> str:
         """A group's or a consumer's name."""
         name = self.text(field)

@@ -299,3 +299,25 @@ async def check_held_by(trial: Trial) -> None:
     expect_equal(sorted(other.rows.ids.tolist()), sorted(theirs.ids.tolist()), "ids that the other holder has")
     expect_equal(len((await trial.store.held_by(topic, T0, b"nobody", b"", 100)).rows), 0, "rows that nobody has")
     expect_equal(set(statuses(await trial.settle(topic, Operation.ACK, theirs))), {Status.OK}, "acks of the other's")
+
+
+@check()
+async def check_scan_from_a_bucket(trial: Trial) -> None:
+    """A cursor begins with the bucket that the walk is in, 4 bytes big endian; these alone start a walk there."""
+    topic = await trial.topic(buckets=5)
+    ids = named(60)
+    await trial.stored(topic, ids, T0 + 500, tag=[(b"t", b"")[at % 2] for at in range(60)])
+    for start in range(6):
+        for tag in (b"", b"t"):
+            wanted = {id for at, id in enumerate(ids) if bucket_of(id, 5) >= start and (not tag or at % 2 == 0)}
+            found: list[bytes] = []
+            cursor: bytes | None = start.to_bytes(4, "big")
+            while cursor is not None:
+                page = await trial.store.scan(topic, T0, ScanFilter(tag=tag), cursor, 7, False)
+                found += page.rows.ids.tolist()
+                cursor = page.cursor
+                if cursor is not None and len(page.rows):
+                    reached = int.from_bytes(cursor[:4], "big")
+                    last = max(bucket_of(id, 5) for id in page.rows.ids.tolist())
+                    expect(last <= reached, f"a cursor in bucket {reached} after a row of bucket {last}")
+            expect_equal(sorted(found), sorted(wanted), f"what a walk from bucket {start} finds")

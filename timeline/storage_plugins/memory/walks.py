@@ -1,8 +1,9 @@
 """Walks over (bucket, id): scans, what a holder has, and the ids of a tag, all resumable by a cursor.
 
-A cursor is the walk's number (4 bytes), the bucket (2 bytes, both big endian) and the last id seen in it. The sorted
-ids of the bucket that a walk is in are kept for its next page; when they are gone or somebody repeats a page, they are
-made anew. They are kept by the walk's number, so that one that starts later never sees what is older than its start.
+A cursor is the bucket, the walk's number (4 bytes each, big endian) and the last id seen in the bucket; a bucket alone
+starts a walk there. The sorted ids of the bucket that a walk is in are kept for its next page; when they are gone or
+somebody repeats a page, they are made anew. They are kept by the walk's number, so that one that starts later never
+sees what is older than its start.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ def place_of(bucket: int, id: bytes) -> bytes:
     return bucket.to_bytes(2, "big") + id
 
 
+def cursor_at(number: bytes, bucket: int, last: bytes) -> bytes:
+    return bucket.to_bytes(4, "big") + number + last
+
+
 class Walks:
     """The walks under way on a topic."""
 
@@ -51,7 +56,7 @@ class Walks:
         found: list[bytes] = []
         looked_at = 0
         while bucket < rows.buckets:
-            waiting = self._going.pop(number + place_of(bucket, last), None)
+            waiting = self._going.pop(cursor_at(number, bucket, last), None)
             if waiting is None:
                 slots, looked_at = _in_bucket(rows, bucket, among), looked_at + _cost(rows, among)
                 waiting = sorted((id for id in rows.ids[slots].tolist() if id > last), reverse=True)
@@ -62,19 +67,20 @@ class Walks:
                 found += taken
                 last = taken[-1]
             if waiting:
-                after = number + place_of(bucket, last)
+                after = cursor_at(number, bucket, last)
                 self._keep(after, waiting)
                 return found, after
             bucket, last = bucket + 1, b""
             if bucket < rows.buckets and (len(found) == limit or looked_at > LOOKED_AT):
-                return found, number + place_of(bucket, last)
+                return found, cursor_at(number, bucket, last)
         return found, None
 
     def _place(self, cursor: bytes) -> tuple[bytes, int, bytes]:
-        if cursor:
-            return cursor[:4], int.from_bytes(cursor[4:6], "big"), cursor[6:]
+        bucket = int.from_bytes(cursor[:4], "big")
+        if len(cursor) > 4:
+            return cursor[4:8], bucket, cursor[8:]
         self._started = (self._started + 1) % 2**32
-        return self._started.to_bytes(4, "big"), 0, b""
+        return self._started.to_bytes(4, "big"), bucket, b""
 
     def _keep(self, after: bytes, waiting: list[bytes]) -> None:
         self._going[after] = waiting

@@ -3083,7 +3083,31 @@ class Scan(object):
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 0
 
-def ScanStart(builder): builder.StartObject(10)
+    # Only buckets in [bucket_from, bucket_to); to 0: no bound. Not with `ids` or `holder`. Since 1.2.
+    # Scan
+    def BucketFrom(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Scan
+    def BucketTo(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Only what this consumer holds under a live lease, 1..255 bytes UTF-8; alone but for `payload`, `cursor` and
+    # `limit`. Empty: whoever holds it. Since 1.2.
+    # Scan
+    def Holder(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def ScanStart(builder): builder.StartObject(13)
 def ScanAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
 def ScanAddStates(builder, states): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(states), 0)
 def ScanStartStatesVector(builder, numElems): return builder.StartVector(1, numElems, 1)
@@ -3099,6 +3123,9 @@ def ScanAddPayload(builder, payload): builder.PrependBoolSlot(7, payload, 0)
 def ScanAddCursor(builder, cursor): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(cursor), 0)
 def ScanStartCursorVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def ScanAddLimit(builder, limit): builder.PrependInt64Slot(9, limit, 0)
+def ScanAddBucketFrom(builder, bucketFrom): builder.PrependUint32Slot(10, bucketFrom, 0)
+def ScanAddBucketTo(builder, bucketTo): builder.PrependUint32Slot(11, bucketTo, 0)
+def ScanAddHolder(builder, holder): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(holder), 0)
 def ScanEnd(builder): return builder.EndObject()
 
 

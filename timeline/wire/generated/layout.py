@@ -292,6 +292,9 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('payload', 'bool', 18, 0),
         ('cursor', '[ubyte]', 20, 0),
         ('limit', 'long', 22, 0),
+        ('bucket_from', 'uint', 24, 0),
+        ('bucket_to', 'uint', 26, 0),
+        ('holder', 'string', 28, 0),
     ),
     'ScanPage': (
         ('rows', 'Rows', 4, 0),

@@ -1,0 +1,123 @@
+"""One Spark session and one broker for all tests of the pipeline; each test has topics of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import timeline
+from tests.services import require_service
+
+_numbers = itertools.count()
+
+
+class Serving:
+    """`timeline serve` as a process."""
+
+    def __init__(self, *options: str, log: Path) -> None:
+        quiet = ("--listen", "127.0.0.1:0", "--metrics", "off", "--json")
+        command = [sys.executable, "-m", "timeline", "serve", *quiet, *options]
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said, log.read_text()
+        self.address = json.loads(said)["listen"]
+
+    def stop(self) -> None:
+        """Drains it."""
+        self.process.terminate()
+        self.process.wait(60)
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Serving]:
+    """A broker until the block ends."""
+    broker = Serving(*options, log=folder / f"broker-{next(_numbers)}.log")
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The one session, on two threads."""
+    require_service("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+    from timeline.pipeline import spark_session
+
+    made = spark_session(
+        "tests",
+        "local[2,2]",
+        {
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "1g",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A broker on a memory store."""
+    with serving(tmp_path_factory.mktemp("broker"), "--store", "memory://") as one:
+        yield one
+
+
+@pytest.fixture
+def make_topic(broker: Serving) -> Callable[..., str]:
+    """Makes a topic with these settings, and answers its name."""
+
+    def make(**settings: Any) -> str:
+        name = f"t{next(_numbers)}"
+        with timeline.connect_sync(broker.address) as tl:
+            tl.create_topic(name, **settings)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: Callable[..., str]) -> str:
+    """A topic of the test's own."""
+    return make_topic()
+
+
+def stored(address: str, topic: str, **where: Any) -> list[timeline.StoredMessage]:
+    """What lies on a topic, by id."""
+    with timeline.connect_sync(address) as tl:
+        return sorted(tl.scan(topic, payload=True, **where), key=lambda one: one.id)
+
+
+def taken(address: str, topic: str, count: int, **settings: Any) -> list[timeline.Delivery]:
+    """Takes and acknowledges `count` messages."""
+
+    async def take() -> list[timeline.Delivery]:
+        found: list[timeline.Delivery] = []
+        async with timeline.connect(address) as tl, tl.consumer(topic, credit=1_000, **settings) as consumer:
+            async for batch in consumer.batches():
+                found += list(batch)
+                await batch.ack()
+                if len(found) >= count:
+                    return found
+        raise AssertionError("the consumer ended")
+
+    return asyncio.run(take())

@@ -1,0 +1,141 @@
+"""Tasks that run twice, at once or one after the other, as Spark's speculation and retries have it: nothing doubles,
+nothing is lost, and no row is acknowledged that nobody read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import timeline
+from tests.driver.broker import Broker
+
+from timeline.errors import Invalid
+from timeline.model import Operation
+from timeline.pipeline.holders import Share, gather, held, settle_all
+from timeline.pipeline.intake import Seen
+from timeline.pipeline.options import Options
+from timeline.pipeline.writing import Plan, Task
+
+LATER_US = 1_930_000_000_000_000
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    one = Broker()
+    await one.start()
+    async with timeline.connect(one.address) as tl:
+        await tl.create_topic("t", max_lease="1h")
+    yield one
+    await one.stop()
+
+
+def batches(count: int, size: int) -> Iterator[pa.RecordBatch]:
+    for start in range(0, count, size):
+        payloads = [b"p%d" % at for at in range(start, min(start + size, count))]
+        due = pa.array([LATER_US + at for at in range(len(payloads))], pa.timestamp("us", tz="UTC"))
+        yield pa.RecordBatch.from_arrays([due, pa.array(payloads, pa.binary())], ["due", "payload"])
+
+
+def plan(broker: Broker, **options: Any) -> Plan:
+    return Plan(Options(broker.address, "t", **options), "run", 0, True)
+
+
+async def test_two_tries_of_one_task_at_once_and_one_that_died_put_each_row_once(broker: Broker) -> None:
+    def died() -> None:
+        task = Task(plan(broker), 3)
+        for rows in islice(batches(3_000, 100), 12):
+            task._put(rows)
+        task._connection._background.close()  # as when its process is killed: nothing is flushed
+
+    await asyncio.to_thread(died)
+    tries = [asyncio.to_thread(Task(plan(broker), 3).write, batches(3_000, 100)) for _ in range(2)]
+    done = await asyncio.gather(*tries)
+    async with timeline.connect(broker.address) as tl:
+        found = [m.payload async for m in tl.scan("t", payload=True)]
+    assert sorted(payload or b"" for payload in found) == sorted(b"p%d" % at for at in range(3_000))
+    assert [one.put + one.there for one in done] == [3_000, 3_000]
+    assert [one.collapsed for one in done] == [0, 0], "another try's rows are not taken for identical ones"
+    again = await asyncio.to_thread(Task(plan(broker), 4).write, batches(100, 100))
+    assert again.collapsed == 100, "those of another part of the table are"
+
+
+def share(broker: Broker, now_ms: int, again: bool = False) -> Share:
+    return Share("t", "spark/q/1/0", 50, 600_000, now_ms + 5_000, again)
+
+
+async def ids_of(tl: timeline.Timeline) -> set[bytes]:
+    return {id async for page in held(tl, "t", "spark/q/1/0", payload=True) for id in page.rows.ids.tolist()}
+
+
+async def test_whatever_tries_there_are_all_read_what_is_acknowledged(broker: Broker) -> None:
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    async with timeline.connect(broker.address, timeout="30s") as tl:
+        async with tl.producer("t") as p:
+            (await p.produce_many(timeline.Batch([b"x"] * 120, in_=0))).raise_failed()
+        # The first try and a copy of it at once: who comes second takes over, and leases nothing.
+        await asyncio.gather(*(gather(tl, share(broker, now_ms), first) for first in (True, False, False)))
+        first = await ids_of(tl)
+        assert first, "the copies waited for the first try, which might have come yet"
+        for again in (False, True):
+            await gather(tl, share(broker, now_ms, again), True)
+            assert await ids_of(tl) == first, "a try that finds rows leases none"
+        assert await settle_all(tl, "t", "spark/q/1/0", Operation.EXTEND, 600_000) == len(first)
+        assert await settle_all(tl, "t", "spark/q/1/0", Operation.ACK) == len(first)
+        assert await settle_all(tl, "t", "spark/q/1/0", Operation.ACK) == 0
+        left = {m.id.encode() async for m in tl.scan("t")}
+        assert len(left) == 120 - len(first) and not left & first
+
+
+async def test_a_batch_that_is_read_again_or_comes_too_late_leases_nothing(broker: Broker) -> None:
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    async with timeline.connect(broker.address, timeout="30s") as tl:
+        async with tl.producer("t") as p:
+            await p.produce(b"x", in_=0, id="a")
+        await gather(tl, share(broker, now_ms - 60_000, again=True), True)
+        await gather(tl, share(broker, now_ms - 60_000), True)
+        assert await ids_of(tl) == set()
+        await gather(tl, share(broker, now_ms), True)
+        assert await ids_of(tl) == {b"a"}
+
+
+def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> None:
+    seen, wanted = Seen(), set()
+    random = np.random.default_rng(5)
+    for _ in range(60):
+        keys = random.integers(0, 4_000, size=random.integers(1, 300)).astype(np.uint64)
+        again = seen.again(keys)
+        for key, found in zip(keys.tolist(), again.tolist(), strict=True):
+            assert found == (key in wanted)
+            wanted.add(key)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({}, "say which topic"),
+        ({"topic": "t", "adresses": "b:1"}, "no option 'adresses': did you mean addresses"),
+        ({"topic": "t", "addresses": "b"}, "host:port"),
+        ({"topic": "t", "timeout": "soon"}, "timeout must be"),
+        ({"topic": "t", "maxRejects": "-1"}, "maxRejects must be a whole number"),
+        ({"topic": "t", "payload": "yes"}, "payload must be true or false"),
+        ({"topic": "t", "state": "gone"}, "state must be some of waiting"),
+        ({"topic": "t", "ifExists": "skip"}, "ifExists must be 'move'"),
+        ({"topic": "t", "buckets": "7-3"}, "buckets must be A-B"),
+        ({"topic": "t", "past": "later"}, "past must be"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_named(asked: dict[str, str], sentence: str) -> None:
+    with pytest.raises(Invalid, match=sentence):
+        Options.of(asked)
+
+
+def test_options_are_written_as_anybody_writes_them() -> None:
+    told = Options.of({"TOPIC": "t", "max_rejects": "3", "rejectspath": "file:///x", "checkpointLocation": "y"})
+    assert (told.topic, told.max_rejects, told.rejects_path, told.addresses) == ("t", 3, "file:///x", "localhost:9000")

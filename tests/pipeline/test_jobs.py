@@ -1,0 +1,351 @@
+"""The jobs: load, backup, restore, forecast, audit, compact, with what people get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import timeline
+from tests.pipeline.conftest import Serving, serving, stored
+from timeline.broker.journal_files import FIELDS
+from timeline.errors import Invalid
+from timeline.pipeline.audit import audit
+from timeline.pipeline.audit_page import audit_page
+from timeline.pipeline.backup import backup
+from timeline.pipeline.compact import compact
+from timeline.pipeline.forecast import forecast, forecast_page
+from timeline.pipeline.journal import live_files
+from timeline.pipeline.load import Asked, load
+from timeline.pipeline.pending import pending_in
+from timeline.pipeline.restore import restore, verify
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+LATER = datetime(2031, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture
+def table(spark: Any, tmp_path: Path) -> Any:
+    """Flights as somebody else's table: other names, other types, in three files."""
+    folder = tmp_path / "flights"
+    folder.mkdir()
+    for part in range(3):
+        ids = [f"F{part}{at:03d}" for at in range(100)]
+        times = [int((LATER + timedelta(minutes=at if at < 90 else 7)).timestamp() * 1000) for at in range(100)]
+        pq.write_table(
+            pa.table({"flight_id": ids, "sched_dep_ms": times, "carrier": ["UA"] * 100}), folder / f"{part}.parquet"
+        )
+    return spark.read.parquet(f"file://{folder}")
+
+
+MAPPING = {
+    "id": "flight_id",
+    "due": "timestamp_millis(sched_dep_ms)",
+    "payload": "to_json(struct(*))",
+    "tag": "carrier",
+}
+
+
+def test_a_dry_run_says_what_would_be_and_puts_nothing(spark: Any, broker: Serving, topic: str, table: Any) -> None:
+    found = load(spark, table, Asked(broker.address, topic, dry_run=True), MAPPING)
+    assert (found.checked.rows, found.checked.rejected, found.put) == (300, 0, 0)
+    assert sum(count for _, count in found.checked.curve) == 300
+    spike = found.checked.spikes[0]
+    assert (spike.start_ms, spike.count) == (int((LATER + timedelta(minutes=7)).timestamp() * 1000), 33)
+    assert any("remembers nothing" in warning for warning in found.warnings)
+    assert any("33 come due within 60 s from 2031-05-06T00:07" in warning for warning in found.warnings)
+    assert stored(broker.address, topic) == []
+
+
+def test_any_table_is_loaded_and_again_changes_nothing(
+    spark: Any, broker: Serving, make_topic: Callable[..., str], table: Any, tmp_path: Path
+) -> None:
+    topic = make_topic(remember="1h")
+    asked = Asked(broker.address, topic, state=f"file://{tmp_path}/state.json")
+    found = load(spark, table, asked, MAPPING)
+    assert (found.put, found.there, found.warnings[:0]) == (300, 0, [])
+    one = next(each for each in stored(broker.address, topic) if each.id == "F0003")
+    assert json.loads(one.payload or b"")["flight_id"] == "F0003" and one.tag == "UA"
+    assert not (tmp_path / "state.json").exists(), "a load that is done leaves no state behind"
+    again = load(spark, table, asked, MAPPING)
+    assert (again.put, again.there) == (0, 300)
+
+
+def test_rows_are_looked_at_before_any_is_put(spark: Any, broker: Serving, topic: str, table: Any) -> None:
+    rows = spark.createDataFrame(
+        [
+            ("a", LATER, "x"),
+            ("a", LATER, "y"),
+            ("b", None, "x"),
+            ("c", LATER - timedelta(days=20_000), "x"),
+            ("d", LATER, "x"),
+        ],
+        "id string, due timestamp, payload string",
+    )
+    with pytest.raises(Invalid, match=r"3 of 5 rows cannot be put.*due is null.*the id is another row's, too"):
+        load(spark, rows, Asked(broker.address, topic))
+    twins = spark.createDataFrame([(LATER, "x"), (LATER, "x")], "due timestamp, payload string")
+    with pytest.raises(Invalid, match="1 of 2 rows are identical to another"):
+        load(spark, twins, Asked(broker.address, topic))
+    with pytest.raises(Invalid, match="column 'due' must be a timestamp, not bigint"):
+        load(spark, table, Asked(broker.address, topic), MAPPING | {"due": "sched_dep_ms"})
+    assert stored(broker.address, topic) == []
+    found = load(spark, twins, Asked(broker.address, topic, allow_identical=True))
+    assert found.put == 1 and len(stored(broker.address, topic)) == 1
+
+
+def test_a_state_of_another_load_is_refused(
+    spark: Any, broker: Serving, topic: str, table: Any, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"fingerprint": "other", "run": "x", "done": [], "shift_by_ms": 0, "checked_ms": 1}))
+    with pytest.raises(Invalid, match="is of another load"):
+        load(spark, table, Asked(broker.address, topic, state=f"file://{state}"), MAPPING)
+
+
+@pytest.fixture
+def kept(spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A topic with messages of all kinds, and where its backup is."""
+    topic = make_topic(buckets=5, lease="7s", remember="1h", max_lease="1h")
+    with timeline.connect_sync(broker.address) as tl, tl.producer(topic, group="ops") as p:
+        p.produce_many(
+            timeline.Batch([b"\x00%d" % at for at in range(200)], at=LATER, ids=[f"k{at}" for at in range(200)])
+        )
+        p.produce(b"with", in_="2h", id="full", tag="spring", headers={"a": "1"}, expires="9h")
+        p.produce(b"dead", in_=0, id="dead")
+        with tl.consumer(topic) as c:
+            taken = c.take()
+            assert taken is not None
+            taken.bury("no gate")
+    url = f"file://{tmp_path}/backup"
+    manifest = backup(spark, broker.address, topic, url, chunks=3)
+    assert (manifest.messages, manifest.dead, len(manifest.chunks)) == (202, 1, 3)
+    yield topic, url
+
+
+def test_a_backup_is_restored_into_another_store_and_is_the_same(
+    spark: Any, kept: tuple[str, str], tmp_path: Path
+) -> None:
+    topic, url = kept
+    with serving(tmp_path, "--store", f"sqlite:///{tmp_path}/other.db") as other:
+        done = restore(spark, other.address, url)
+        assert (done.put, done.dead, done.made, done.topic) == (201, 1, True, topic)
+        full = next(one for one in stored(other.address, topic) if one.id == "full")
+        assert (full.payload, full.headers, full.tag, full.group) == (b"with", {"a": "1"}, "spring", "ops")
+        with timeline.connect_sync(other.address) as tl:
+            settings = tl.topics()[0].settings
+            assert (settings.buckets, settings.lease_ms, settings.remember_ms) == (5, 7_000, 3_600_000)
+            compared = verify(spark, other.address, url)
+            assert compared.well and compared.same == 201
+            again = restore(spark, other.address, url)
+            assert (again.put, again.there, again.made) == (0, 201, False)
+            with tl.producer(topic, group="ops") as p:
+                p.cancel("k7")
+                p.move("k8", in_="1h")
+                p.produce(b"x", in_="1h", id="stranger")
+        compared = verify(spark, other.address, url)
+        assert (compared.missing, compared.differing, compared.extra, compared.well) == (1, 1, 1, False)
+        assert compared.examples == {"k7": "missing", "k8": "scheduled", "stranger": "extra"}
+        with pytest.raises(Invalid, match="has messages that are not of this backup, such as 'stranger'"):
+            restore(spark, other.address, url)
+
+
+def test_what_is_due_by_now_is_refused_unless_it_is_said_what_for(
+    spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, into = make_topic(), make_topic()
+    with timeline.connect_sync(broker.address) as tl, tl.producer(topic) as p:
+        p.produce(b"x", in_=0, id="due")
+        p.produce(b"x", in_="1h", id="later")
+    url = f"file://{tmp_path}/backup"
+    backup(spark, broker.address, topic, url)
+    with pytest.raises(Invalid, match=r"1 of 2 messages are due by now.*--past now"):
+        restore(spark, broker.address, url, into)
+    assert restore(spark, broker.address, url, into, past="skip").put == 1
+    assert restore(spark, broker.address, url, into, past="now").put == 1
+
+
+def test_a_backup_that_is_unfinished_or_was_tampered_with_is_not_restored(
+    spark: Any, broker: Serving, kept: tuple[str, str], topic: str
+) -> None:
+    _, url = kept
+    folder = Path(url.removeprefix("file://"))
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").unlink()
+    with pytest.raises(Invalid, match=r"has no manifest.*not finished"):
+        restore(spark, broker.address, url, topic)
+    (folder / "manifest.json").write_text(manifest)
+    with pytest.raises(Invalid, match="has a finished backup already"):
+        backup(spark, broker.address, kept[0], url)
+    victim = next(path for path in sorted(folder.rglob("*.parquet")) if pq.ParquetFile(path).metadata.num_rows > 1)
+    rows = pq.ParquetFile(victim).read()
+    payload = rows.column("payload").to_pylist()
+    payload[0] = b"forged"
+    at = rows.schema.names.index("payload")
+    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array(payload, pa.binary())), victim)
+    with pytest.raises(Invalid, match="cannot be read"):
+        restore(spark, broker.address, url, topic)
+    for sums in folder.rglob("*.crc"):  # who forges forges these, too
+        sums.unlink()
+    with pytest.raises(Invalid, match="is not what its manifest says"):
+        restore(spark, broker.address, url, topic)
+    assert stored(broker.address, topic) == []
+
+
+@pytest.fixture(scope="module")
+def journalled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, str]]:
+    """A broker with a journal in which something of everything happened."""
+    folder = tmp_path_factory.mktemp("journalled")
+    url = f"file://{folder}/journal"
+    with serving(folder, "--store", "memory://", "--journal", f"{url}?roll=200ms&rows=40") as one:
+        asyncio.run(_live(one.address))
+        yield one, url
+
+
+async def _live(address: str) -> None:
+    async with timeline.connect(address, timeout="60s") as tl:
+        await tl.create_topic("jobs", lease="2s")
+        async with tl.producer("jobs") as p, tl.consumer("jobs", id="worker", credit=1_000) as c:
+            (
+                await p.produce_many(timeline.Batch([b"x"] * 100, in_=0, ids=[f"a{at}" for at in range(100)]))
+            ).raise_failed()
+            (
+                await p.produce_many(timeline.Batch([b"x"] * 30, in_="1h", ids=[f"w{at}" for at in range(30)]))
+            ).raise_failed()
+            await p.cancel_many([f"w{at}" for at in range(7)])
+            await p.move_many([f"w{at}" for at in range(10, 15)], in_="2h")
+            acked = 0
+            async for d in c:
+                if d.id == "a5" and d.deliveries == 1:
+                    await d.release()
+                    continue
+                if d.id == "a6" and d.deliveries == 1:
+                    continue
+                await d.ack()
+                acked += 1
+                if acked == 100:
+                    break
+
+
+def test_the_audit_knows_what_happened_to_each_and_that_every_promise_was_kept(
+    spark: Any, journalled: tuple[Serving, str], tmp_path: Path
+) -> None:
+    one, url = journalled
+    there = pending_in(spark, one.address, ["jobs"], "")
+    # What the broker said last is in the files once the roll after it has come.
+    for _ in range(200):
+        found = audit(spark, url, ["jobs"], there, ids=["w3"])
+        if found.messages["acked"] == 100:
+            break
+    assert found.messages == {
+        "put": 130, "delivered": 100, "redelivered": 2, "acked": 100, "acked_late": 0, "moved": 5, "cancelled": 7,
+        "buried": 0, "open": 23,
+    }  # fmt: skip
+    assert (found.broken, found.gaps, found.pending, found.exit_code) == ({}, [], 23, 0)
+    assert found.redelivered["ran_out"] == 1 and found.redelivered["released"] == 1
+    assert [event["kind"] for event in found.stories["w3"]] == ["put", "cancelled"]
+    assert [event["kind"] for event in found.stories["a6"]].count("delivered") == 2
+    written = audit_page(found, url)
+    assert "Kept for every message: S1 never early" in written and "<svg" in written
+    assert "http" not in written.replace("http://www.w3.org", "") and "<script" not in written
+
+
+def test_what_is_missing_or_wrong_in_a_journal_shows(
+    spark: Any, journalled: tuple[Serving, str], tmp_path: Path
+) -> None:
+    """Events taken out of a journal, or changed, break promises; a drop makes them not known."""
+    one, url = journalled
+    there = pending_in(spark, one.address, ["jobs"], "")
+    forged = tmp_path / "forged"
+    source = Path(url.removeprefix("file://"))
+    for path in live_files(url):
+        rows = pq.ParquetFile(path).read()
+        keep = [not (row["kind"] == "acked" and row["id"] == "a9") for row in rows.to_pylist()]
+        rows = rows.filter(pa.array(keep))
+        late = [-5 if row["id"] == "a8" and row["kind"] == "delivered" else row["lateness"] for row in rows.to_pylist()]
+        at = rows.schema.names.index("lateness")
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(late, pa.int64()))
+        into = forged / Path(path).relative_to(source)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, into)
+    found = audit(spark, f"file://{forged}", ["jobs"], there)
+    assert found.broken == {"early": 1, "lost": 1} and found.exit_code == 1
+    assert {row["id"] for row in found.examples} == {"a8", "a9"}
+    assert "Broken for 1 messages: S8 no loss" in audit_page(found, "x")
+
+
+def test_small_files_become_few_and_each_event_counts_once(
+    spark: Any, journalled: tuple[Serving, str], tmp_path: Path
+) -> None:
+    _, url = journalled
+    copy = tmp_path / "copy"
+    source = Path(url.removeprefix("file://"))
+    for path in live_files(url):
+        into = copy / Path(path).relative_to(source)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        into.write_bytes(Path(path).read_bytes())
+    place = f"file://{copy}"
+    before = sum(pq.ParquetFile(path).metadata.num_rows for path in live_files(place))
+    assert compact(spark, place).partitions == 0, "an hour that may still get events is left alone"
+    old = live_files(place)
+    done = compact(spark, place, older_ms=0)
+    files = live_files(place)
+    assert done.files == len(old) - (len(files) - done.partitions)
+    assert sum(pq.ParquetFile(path).metadata.num_rows for path in files) == before
+    # As if it had died before the old files went.
+    name = next(Path(path) for path in files if Path(path).name.startswith("c-"))
+    victim = name.parent / "old.parquet"
+    victim.write_bytes(name.read_bytes())
+    (name.parent / f"_replaces-{name.stem}.json").write_text(json.dumps(["old.parquet"]))
+    assert str(victim) not in live_files(place)
+    compact(spark, place, older_ms=0)
+    assert not victim.exists() and not list(copy.rglob("_replaces-*"))
+
+
+def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
+    spark: Any, broker: Serving, topic: str, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=5)
+    with timeline.connect_sync(broker.address) as tl, tl.producer(topic) as p:
+        p.produce_many(timeline.Batch([b"x"] * 40, at=hour + timedelta(minutes=1))).raise_failed()
+    events: list[dict[str, Any]] = []
+    for week in (1, 2, 3):
+        due = hour - timedelta(weeks=week) + timedelta(minutes=2)
+        events += [
+            {"time": due - timedelta(hours=1), "due": due, "kind": "put", "id": f"{week}-{at}"}
+            for at in range(10 * week)
+        ]
+        events += [
+            {"time": due - timedelta(days=9), "due": due, "kind": "put", "id": f"{week}-early{at}"} for at in range(50)
+        ]
+    oldest = now - timedelta(weeks=3, hours=2)
+    events.append({"time": oldest, "due": oldest, "kind": "put", "id": "oldest"})
+    acks = [
+        {"time": now - timedelta(days=1, milliseconds=at), "kind": "acked", "id": f"x{at}", "consumer": "w"}
+        for at in range(500)
+    ]
+    write_events(tmp_path / "journal", topic, [*events, *acks])
+    ahead = forecast(spark, broker.address, topic, 24 * 3_600_000, 3_600_000, f"file://{tmp_path}/journal")
+    step = next(one for one in ahead.steps if one.pending)
+    assert (step.pending, round(step.expected), step.low, step.high, step.peak_per_s) == (40, 60, 50, 70, 40)
+    assert ahead.weeks == 3 and ahead.spikes[0] is step
+    assert ahead.measured and ahead.per_consumer_s > 100 and ahead.consumers == 1
+    assert "<polygon" in forecast_page(ahead)
+    with pytest.raises(Invalid, match="steps are asked for"):
+        forecast(spark, broker.address, topic, 10**10, 1)
+
+
+def write_events(folder: Path, topic: str, rows: list[dict[str, Any]]) -> None:
+    """A journal of one file."""
+    schema = pa.schema(list(FIELDS.items()))
+    into = folder / "date=2026-01-01" / "hour=00" / f"topic={topic}"
+    into.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), into / "a.parquet")

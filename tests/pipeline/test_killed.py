@@ -1,0 +1,97 @@
+"""`timeline pipeline` as a person runs it: killed half-way and run again, exact; refused with a sentence; the year."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import timeline
+from tests.pipeline.conftest import Serving, serving
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+ROWS, FILES = 120_000, 24
+QUIET = ("--set", "spark.driver.memory=1g", "--master", "local[2]")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "timeline", "pipeline", *words, *QUIET]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300)
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    ticks = threading.Event()
+    for _ in range(3_000):
+        if happened():
+            return
+        assert process.poll() is None, "it ended before it could be killed"
+        ticks.wait(0.05)
+    raise AssertionError("it did not happen")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    ids = np.arange(ROWS)
+    for part, some in enumerate(np.split(ids, FILES)):
+        due = pa.array(1_930_000_000_000_000 + some * 1_000, pa.timestamp("us", tz="UTC"))
+        payload = pa.array([f"payload {at}" for at in some.tolist()])
+        pq.write_table(pa.table({"id": [f"k{at}" for at in some.tolist()], "due": due, "payload": payload}), folder / f"{part:02d}.parquet")
+    return folder
+
+
+def count(tl: timeline.SyncTimeline, topic: str) -> int:
+    return sum(len(page.rows) for page in tl.scan_pages(topic))
+
+
+def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker, timeline.connect_sync(broker.address) as tl:
+        tl.create_topic("t", remember="1d")
+        words = ("load", f"file://{table}", "t", "--address", broker.address, "--state", f"file://{tmp_path}/state.json", "--json")
+        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        state = tmp_path / "state.json"
+        wait_for(lambda: state.exists() and bool(json.loads(state.read_text())["done"]), process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        before = count(tl, "t")
+        assert 0 < before <= ROWS
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert told["resumed"] and told["put"] + before >= ROWS - told["there"] and told["rejected"] == 0
+        assert told["put"] + told["there"] < ROWS, "files that were done are not put again"
+        found = {one for page in tl.scan_pages("t", payload=True) for one in zip(page.rows.ids.tolist(), page.rows.payloads or (), strict=True)}
+        assert found == {(b"k%d" % at, b"payload %d" % at) for at in range(ROWS)}
+        assert not state.exists()
+
+
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, tmp_path: Path, broker: Serving) -> None:
+    done = run("load", f"file://{table}", "nowhere", "--address", broker.address)
+    assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)
+    done = run("audit", f"file://{tmp_path}/none", "--address", broker.address)
+    assert done.returncode == 4 and "there is no journal in" in done.stderr.splitlines()[-1]
+
+
+def test_the_year_is_accounted_for(tmp_path: Path) -> None:
+    data = Path(__file__).parent / "data" / "flights_2013.parquet"
+    day = pq.read_table(data).slice(0, 20_000)
+    pq.write_table(day, tmp_path / "part.parquet")
+    done = run("year", str(tmp_path / "part.parquet"), "--into", str(tmp_path / "year"), "--begins-in", "15s", "--lasts", "5s", "--json")
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert told["balanced"], told
+    assert done.returncode == 0
+    assert (tmp_path / "year" / "audit.html").read_text().startswith("<!doctype html>")

@@ -1,0 +1,55 @@
+"""A scan's pages: what a topic has, or what one consumer holds, in the order of buckets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from timeline.model import Rows, Topic, buckets_of
+from timeline.storage_plugins.contract import ScanFilter
+from timeline.wire import Scan, ScanPage
+
+if TYPE_CHECKING:
+    from timeline.broker.metered import MeteredStore
+    from timeline.broker.node import Node
+
+PAGE_ROWS = 1_000
+
+
+async def pages(node: Node, topic: Topic, asked: Scan) -> AsyncGenerator[ScanPage, None]:
+    """The pages of a scan of `topic`, of at most `PAGE_ROWS` rows each; the last one, which may be empty, has no cursor
+    unless `asked.limit` ended it. Raises StoreError."""
+    cursor, left = asked.cursor, asked.limit
+    if not cursor and asked.bucket_from:
+        cursor = asked.bucket_from.to_bytes(4, "big")
+    while True:
+        now_ms = node.clock.now_ms()
+        most = min(PAGE_ROWS, left) if left else PAGE_ROWS
+        rows, cursor = await _page(node.store, topic, now_ms, asked, cursor, most)
+        if len(rows) or not cursor:
+            yield ScanPage(rows, now_ms, cursor)
+        if asked.limit:
+            left -= len(rows)
+        if not cursor or (asked.limit and left <= 0):
+            return
+
+
+async def _page(
+    store: MeteredStore, topic: Topic, now_ms: int, asked: Scan, cursor: bytes, most: int
+) -> tuple[Rows, bytes]:
+    """At most so many rows of a scan from `cursor` on, and where it goes on (empty: it is done)."""
+    if asked.holder:
+        holder = asked.holder.encode()
+        page = await store.call("held_by", store.store.held_by(topic, now_ms, holder, cursor, most))
+        rows = page.rows if asked.payload else replace(page.rows, payloads=None, headers=None)
+        return rows, page.cursor or b""
+    where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
+    page = await store.call("scan", store.store.scan(topic, now_ms, where, cursor, most, asked.payload))
+    if not asked.bucket_to or asked.ids is not None:
+        return page.rows, page.cursor or b""
+    inside = buckets_of(page.rows.ids, topic.settings.buckets) < asked.bucket_to
+    end = asked.bucket_to.to_bytes(4, "big")
+    if page.cursor is None or page.cursor >= end or not inside.all():
+        return page.rows if inside.all() else page.rows.take(inside), b""
+    return page.rows, page.cursor

@@ -1,0 +1,213 @@
+"""The job `audit`: what happened to every message, out of the journal, and whether the promises were kept.
+
+Lateness by topic, hour and consumer; redeliveries and why; what was put and never settled; and whatever breaks a
+promise of `design-docs`, by name. Where brokers dropped events, or ended without a word, the audit says from when until
+when it knows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from timeline.pipeline.journal import is_kind, journal, rows_of
+from timeline.pipeline.stories import PROMISES, broken, cancelled_by_tag, is_open, lives
+
+Said = Callable[[str, int, int], None]
+EXAMPLES = 20
+STORIES = 40
+PERCENTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
+ACCURACY = 10_000
+LATE_MS = 50
+KINDS = (
+    "put",
+    "delivered",
+    "acked",
+    "moved",
+    "cancelled",
+    "released",
+    "buried",
+    "expired",
+    "ran_out",
+    "revived",
+    "purged",
+)
+
+
+@dataclass
+class Gap:
+    """From when until when `events` events are missing of a broker."""
+
+    broker: str
+    since_ms: int
+    until_ms: int
+    events: int
+
+
+@dataclass
+class Audit:
+    """What an audit found. Counts of `messages` by what happened to them (`delivered`: messages that were delivered at
+    least once); `events` by kind; `lateness` by topic, hour, consumer: rows of percentiles in ms; `redelivered` by
+    cause; `broken`: messages by promise, with `examples`; `open`: put and never settled, `pending` of these still
+    there; `gaps`: what is not known; `unended`: broker sessions that never said that they ended (running, or
+    killed)."""
+
+    since_ms: int = 0
+    until_ms: int = 0
+    messages: dict[str, int] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    lateness: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    histogram: list[dict[str, Any]] = field(default_factory=list)
+    redelivered: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    open: int = 0
+    pending: int | None = None
+    gaps: list[Gap] = field(default_factory=list)
+    unended: list[str] = field(default_factory=list)
+    stories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """1: a promise was broken. 3: the journal dropped events. 0: neither."""
+        return 1 if self.broken else 3 if self.gaps else 0
+
+
+def audit(
+    spark: SparkSession,
+    url: str,
+    topics: Sequence[str] = (),
+    pending: DataFrame | None = None,
+    ids: Sequence[str] = (),
+    said: Said = lambda what, done, total: None,
+) -> Audit:
+    """Audits the journal at `url`, of `topics` (none: all). `pending`: what lies on the timelines still (columns topic,
+    id, birth), of a backup or of the brokers; without it nothing can be called lost. `ids`: whose stories to tell
+    besides those that are worth it. Raises Invalid when there is no journal."""
+    steps = ["reading the journal", "messages", "lateness", "promises", "stories"]
+    said(steps[0], 0, len(steps))
+    everything = journal(spark, url)
+    found = Audit(gaps=_gaps(everything), unended=_unended(everything))
+    events = everything.where(F.col("topic").isNotNull())
+    if topics:
+        events = events.where(F.col("topic").isin(*topics))
+    events = events.persist(StorageLevel.MEMORY_AND_DISK)
+    said(steps[1], 1, len(steps))
+    whole = cancelled_by_tag(lives(events), events).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        _count(events, whole, found)
+        said(steps[2], 2, len(steps))
+        _measure(events, found)
+        said(steps[3], 3, len(steps))
+        worth = _judge(whole, pending, found)
+        said(steps[4], 4, len(steps))
+        _tell(events, whole, [*ids, *worth], found)
+        said("done", len(steps), len(steps))
+    finally:
+        whole.unpersist()
+        events.unpersist()
+    return found
+
+
+def _gaps(events: DataFrame) -> list[Gap]:
+    dropped = events.where(is_kind("dropped"))
+    columns = ("broker", F.unix_millis("due").alias("since_ms"), F.unix_millis("time").alias("until_ms"), "count")
+    return [
+        Gap(row["broker"], row["since_ms"] or row["until_ms"], row["until_ms"], row["count"])
+        for row in rows_of(dropped.select(*columns).orderBy("since_ms").limit(1_000))
+    ]
+
+
+def _unended(events: DataFrame) -> list[str]:
+    sessions = events.where(is_kind("started", "stopped")).groupBy("broker", "session").agg(
+        F.bool_or(is_kind("stopped")).alias("ended"), F.min("time").alias("began")
+    )  # fmt: skip
+    return [row["broker"] for row in rows_of(sessions.where("NOT ended").orderBy("began").limit(1_000))]
+
+
+def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
+    span = events.agg(F.min("time").alias("a"), F.max("time").alias("b")).select(
+        F.unix_millis("a").alias("a"), F.unix_millis("b").alias("b")
+    ).head()  # fmt: skip
+    if span is not None:
+        found.since_ms, found.until_ms = span["a"] or 0, span["b"] or 0
+    counts = events.groupBy("kind").agg(F.sum(F.coalesce("count", F.lit(1))).alias("events")).orderBy("kind")
+    found.events = {row["kind"]: int(row["events"]) for row in counts.collect()}
+    told = whole.agg(
+        F.count_if(F.col("put").isNotNull()).alias("put"),
+        F.count_if(F.col("delivered") > 0).alias("delivered"),
+        F.count_if(F.col("delivered") > 1).alias("redelivered"),
+        F.count_if(F.col("acked") > 0).alias("acked"),
+        F.count_if(F.col("acked_late") > 0).alias("acked_late"),
+        F.count_if(F.col("moved") > 0).alias("moved"),
+        F.count_if(F.col("cancelled") | F.col("by_tag")).alias("cancelled"),
+        F.count_if(F.col("buried") > 0).alias("buried"),
+        F.count_if(is_open()).alias("open"),
+    ).head()  # fmt: skip
+    assert told is not None
+    found.messages = {name: int(value) for name, value in told.asDict().items()}
+    found.open = found.messages["open"]
+
+
+def _percentiles() -> list[Any]:
+    at = F.percentile_approx("lateness", list(PERCENTILES), ACCURACY).alias("at")
+    return [F.count("*").alias("deliveries"), F.min("lateness").alias("least"), at]
+
+
+def _measure(events: DataFrame, found: Audit) -> None:
+    """Lateness of first deliveries, and why deliveries were late or came again."""
+    delivered = events.where(is_kind("delivered"))
+    first = delivered.where(~F.col("again") & F.col("lateness").isNotNull())
+    hours = first.withColumn("at_hour", F.date_format(F.date_trunc("hour", "time"), "yyyy-MM-dd HH:00"))
+    for name, table, by in (("topic", first, "topic"), ("hour", hours, "at_hour"), ("consumer", first, "consumer")):
+        grouped = table.groupBy(F.col(by).alias("of")).agg(*_percentiles())
+        order = "of" if name == "hour" else F.desc("deliveries")
+        found.lateness[name] = rows_of(grouped.orderBy(order).limit(1_000))
+    bucket = F.when(F.col("lateness") <= 0, F.lit(0)).otherwise(F.floor(F.log2(F.greatest("lateness", F.lit(1)))) + 1)
+    found.histogram = rows_of(first.groupBy(bucket.alias("bucket")).count().orderBy("bucket"))
+    late = (
+        first.where(F.col("lateness") > LATE_MS).groupBy(F.coalesce("cause", F.lit("unexplained")).alias("of")).count()
+    )
+    found.late = {row["of"]: row["count"] for row in late.orderBy(F.desc("count")).collect()}
+    causes = events.where(is_kind("ran_out", "released", "handed_back", "relet")).groupBy("kind").count()
+    found.redelivered = {row["kind"]: row["count"] for row in causes.orderBy(F.desc("count")).collect()}
+
+
+def _judge(whole: DataFrame, pending: DataFrame | None, found: Audit) -> list[str]:
+    """What is broken; the ids of some of it."""
+    gaps = [(gap.since_ms, gap.until_ms) for gap in found.gaps]
+    bad = broken(whole, pending, gaps).persist(StorageLevel.MEMORY_AND_DISK)
+    found.broken = {row["promise"]: row["count"] for row in bad.groupBy("promise").count().orderBy("promise").collect()}
+    if found.broken:
+        some = bad.select("promise", "topic", "id", "put", "last", "ended", "delivered", "lateness")
+        found.examples = rows_of(some.orderBy("promise", "id").limit(EXAMPLES))
+    bad.unpersist()
+    if pending is not None:
+        there = pending.select("topic", "id", "birth")
+        found.pending = whole.where(is_open()).join(there, ["topic", "id", "birth"], "left_semi").count()
+    return [row["id"] for row in found.examples]
+
+
+def _tell(events: DataFrame, whole: DataFrame, ids: Sequence[str], found: Audit) -> None:
+    """The stories of `ids`, and of those that were latest, came most often or were never settled."""
+    chosen = list(dict.fromkeys(ids))[:STORIES]
+    for order, where in (
+        (F.desc("lateness"), "lateness > 0"),
+        (F.desc("delivered"), "delivered > 1"),
+        (F.asc("put"), None),
+    ):
+        few = whole.where(where) if where else whole.where(is_open())
+        chosen += [row["id"] for row in few.orderBy(order, "id").select("id").limit(5).collect()]
+    chosen = list(dict.fromkeys(chosen))
+    columns = ("topic", "id", "time", "kind", "version", "due", "lateness", "consumer", "cause", "broker")
+    told = events.where(F.col("id").isin(*chosen)).select(*columns) if chosen else None
+    for row in rows_of(told.orderBy("id", "time", "version").limit(100 * STORIES)) if told is not None else ():
+        found.stories.setdefault(row["id"], []).append(row)
+
+
+__all__ = ["PROMISES", "Audit", "Gap", "audit"]

@@ -1,0 +1,68 @@
+"""A client for the plain threads of Spark's Python workers: one event loop in a thread, calls that may run beside each
+other, and the questions that planning asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from timeline.driver.background import Background, iterate
+from timeline.driver.client import Timeline
+from timeline.errors import Closed, NotFound
+from timeline.model import Topic
+
+T = TypeVar("T")
+
+
+class Connection:
+    """A client at `addresses` whose calls wait `timeout_ms`. Use it with `with`."""
+
+    def __init__(self, addresses: str, timeout_ms: int) -> None:
+        self.client = Timeline(addresses, f"{timeout_ms}ms")
+        self._background = Background()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        try:
+            self._background.run(self.client.aclose())
+        except Closed:
+            pass  # closed before
+        finally:
+            self._background.close()
+
+    def run(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Runs `asked` to its end."""
+        return self._background.run(asked)
+
+    def start(self, asked: Coroutine[Any, Any, T]) -> Future[T]:
+        """Has `asked` run beside this thread."""
+        return self._background.start(asked)
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """Goes through an asynchronous generator."""
+        return iterate(self._background, source)
+
+    def topic(self, name: str) -> Topic:
+        """The topic's record. Raises NotFound with the topics there are, Unavailable when nobody answers."""
+        topics = self.run(self.client.topics())
+        for topic in topics:
+            if topic.name == name:
+                return topic
+        there = ", ".join(sorted(topic.name for topic in topics)[:20]) or "none"
+        raise NotFound(f"there is no topic {name!r}: create it first (timeline topic create); there are: {there}")
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong in one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+

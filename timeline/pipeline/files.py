@@ -1,0 +1,77 @@
+"""Files on any fsspec filesystem, a plain path being a local one. A file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+
+def at(url: str) -> tuple[Any, str]:
+    """The filesystem and the path in it that `url` names. Raises ValueError or ImportError for a scheme that is unknown
+    or lacks its package, with fsspec's words."""
+    filesystem, path = fsspec.core.url_to_fs(url)
+    return filesystem, path
+
+
+def joined(url: str, *names: str) -> str:
+    """`url` with more names behind it."""
+    return "/".join([url.rstrip("/"), *names])
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Writes a file, whole or not at all."""
+    filesystem, path = at(url)
+    if not isinstance(filesystem, LocalFileSystem):
+        filesystem.pipe_file(path, data)  # an object store shows an object once it is complete
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(url: str, told: Any) -> None:
+    """Writes JSON, for people too."""
+    write_bytes(url, (json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(url: str) -> Any:
+    """What a JSON file says; None when there is none. Raises ValueError for what is no JSON."""
+    filesystem, path = at(url)
+    if not filesystem.exists(path):
+        return None
+    return json.loads(filesystem.cat_file(path))
+
+
+def write_table(url: str, table: pa.Table) -> int:
+    """Writes a Parquet file, whole or not at all; its size in bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    data = sink.getvalue()
+    write_bytes(url, data.to_pybytes())
+    return int(data.size)
+
+
+def names_in(url: str, suffix: str = "") -> list[str]:
+    """The paths of all files below `url` that end in `suffix`, in order; none when it is not there."""
+    filesystem, path = at(url)
+    if not filesystem.exists(path):
+        return []
+    return sorted(name for name in filesystem.find(path) if name.endswith(suffix))
+
+
+def remove(url: str) -> None:
+    """Takes a file or a folder away, if it is there."""
+    filesystem, path = at(url)
+    if filesystem.exists(path):
+        filesystem.rm(path, recursive=True)

@@ -1,0 +1,203 @@
+"""The job `forecast`: how much comes due per step of the time ahead, within what band, and how many consumers that
+takes.
+
+Two parts add up: what lies on the timeline already, which is known, and what is still to be put. The second is learnt
+from the journal: of what came due at such an hour of such a weekday in the weeks before, how much was put later than
+this long ahead. Each week is one observation; the band reaches from the least to the most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from timeline.clock import Clock
+from timeline.driver.times import as_datetime
+from timeline.errors import Invalid
+from timeline.pipeline.journal import is_kind, journal
+from timeline.pipeline.page import bars, lines, page, paragraph, section, table, tiles
+
+MAX_STEPS = 10_000
+HOUR_MS, WEEK_MS = 3_600_000, 7 * 86_400_000
+SPIKES = 10
+Said = Callable[[str, int, int], None]
+
+
+@dataclass
+class Step:
+    """A step ahead: messages `pending` for it now, and `expected` in all, between `low` and `high`; `peak_per_s`: in
+    its busiest second, of those pending."""
+
+    start_ms: int
+    pending: int = 0
+    expected: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    peak_per_s: int = 0
+
+
+@dataclass
+class Forecast:
+    """`steps` of `step_ms` each; `overdue` messages now. `weeks`: how many weeks of history there were.
+    `per_consumer_s`: what one consumer was taken to settle a second; `consumers`: how many the busiest step needs by
+    that."""
+
+    topic: str
+    now_ms: int
+    step_ms: int
+    steps: list[Step] = field(default_factory=list)
+    overdue: int = 0
+    weeks: int = 0
+    per_consumer_s: float = 0.0
+    measured: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """How many consumers the busiest step needs, its band's upper end included."""
+        busiest = max((step.high for step in self.steps), default=0.0) / (self.step_ms / 1000)
+        return max(1, ceil(busiest / self.per_consumer_s)) if self.per_consumer_s else 0
+
+    @property
+    def spikes(self) -> list[Step]:
+        """The steps with most, where they stand out: at least twice the mean."""
+        most = sorted(self.steps, key=lambda step: -step.expected)[:SPIKES]
+        usual = sum(step.expected for step in self.steps) / max(1, len(self.steps))
+        return [step for step in most if step.expected and step.expected >= 2 * usual]
+
+
+def forecast(
+    spark: SparkSession,
+    addresses: str,
+    topic: str,
+    window_ms: int = WEEK_MS,
+    step_ms: int = HOUR_MS,
+    history: str = "",
+    per_consumer_s: float = 0.0,
+    said: Said = lambda what, done, total: None,
+) -> Forecast:
+    """Reckons the load of `topic` over the next `window_ms`. `history`: the journal's URL, empty: only what is pending
+    counts. `per_consumer_s`: what a consumer settles a second; 0: as the journal shows. Raises Invalid, NotFound."""
+    count = -(-window_ms // step_ms)
+    if not 1 <= count <= MAX_STEPS:
+        raise Invalid(f"{count} steps are asked for, 1 to {MAX_STEPS} can be drawn: choose another --window or --step")
+    now_ms = Clock().now_ms()
+    start_ms = now_ms - now_ms % step_ms
+    ahead = Forecast(topic, now_ms, step_ms, [Step(start_ms + at * step_ms) for at in range(count)])
+    said("reading what is pending", 0, 3)
+    _pending(spark, addresses, topic, ahead)
+    if history:
+        said("reading the history", 1, 3)
+        _learn(spark, journal(spark, history).where(F.col("topic") == topic), ahead)
+        if not per_consumer_s:
+            per_consumer_s = _settled_per_s(journal(spark, history).where(F.col("topic") == topic))
+            ahead.measured = per_consumer_s > 0
+    ahead.per_consumer_s = per_consumer_s
+    said("done", 3, 3)
+    return ahead
+
+
+def _pending(spark: SparkSession, addresses: str, topic: str, ahead: Forecast) -> None:
+    options = {"addresses": addresses, "topic": topic, "state": "waiting,available"}
+    rows = spark.read.format("timeline").options(**options).schema("due timestamp").load()
+    due_ms = F.unix_millis("due")
+    ahead.overdue = rows.where(due_ms < ahead.now_ms).count()
+    end_ms = ahead.steps[-1].start_ms + ahead.step_ms
+    second = F.floor(due_ms / 1000).alias("second")
+    seconds = rows.where((due_ms >= ahead.now_ms) & (due_ms < end_ms)).groupBy(second).count()
+    step = F.floor((F.col("second") * 1000 - ahead.steps[0].start_ms) / ahead.step_ms).alias("step")
+    found = seconds.groupBy(step).agg(F.sum("count").alias("messages"), F.max("count").alias("peak"))
+    for row in found.collect():
+        one = ahead.steps[min(max(int(row["step"]), 0), len(ahead.steps) - 1)]
+        one.pending, one.peak_per_s = int(row["messages"]), int(row["peak"])
+    for one in ahead.steps:
+        one.expected = one.low = one.high = float(one.pending)
+
+
+def _learn(spark: SparkSession, events: DataFrame, ahead: Forecast) -> None:
+    """What is still to be put for each step: of each week before, what came due at that hour of that weekday and was
+    put less long before it than the step is away now."""
+    put = events.where(is_kind("put") & F.col("due").isNotNull()).select(
+        F.unix_millis("due").alias("due_ms"), (F.unix_millis("due") - F.unix_millis("time")).alias("lead_ms")
+    )  # fmt: skip
+    span = put.agg(F.min("due_ms").alias("a")).head()
+    if span is None or span["a"] is None:
+        return
+    # Whole weeks back from now: week 1 is the last.
+    ahead.weeks = min(52, (ahead.now_ms - int(span["a"])) // WEEK_MS)
+    if not ahead.weeks:
+        return
+    week = F.floor((F.lit(ahead.steps[0].start_ms - 1) - F.col("due_ms")) / WEEK_MS).alias("week")
+    since_ms = ahead.steps[0].start_ms - ahead.weeks * WEEK_MS
+    past = put.where((F.col("due_ms") >= since_ms) & (F.col("due_ms") < ahead.steps[0].start_ms))
+    place = F.floor(((F.col("due_ms") - since_ms) % WEEK_MS) / ahead.step_ms).alias("place")
+    steps = spark.createDataFrame(
+        [
+            (at, int((step.start_ms - since_ms) % WEEK_MS // ahead.step_ms), step.start_ms - ahead.now_ms)
+            for at, step in enumerate(ahead.steps)
+        ],
+        "step int, place long, away_ms long",
+    )
+    late = (
+        past.select(week, place, "lead_ms").join(F.broadcast(steps), "place").where(F.col("lead_ms") < F.col("away_ms"))
+    )
+    weekly = late.groupBy("step", "week").count()
+    told = weekly.groupBy("step").agg(
+        F.sum("count").alias("sum"), F.count("*").alias("weeks"),
+        F.min("count").alias("low"), F.max("count").alias("high"),
+    )  # fmt: skip
+    for row in told.collect():
+        one = ahead.steps[row["step"]]
+        one.expected += row["sum"] / ahead.weeks
+        one.low += row["low"] if row["weeks"] >= ahead.weeks else 0
+        one.high += row["high"]
+
+
+def _settled_per_s(events: DataFrame) -> float:
+    """What a consumer settles in a busy second: of each consumer the 95th percentile, and of these the median."""
+    second = F.date_trunc("second", "time").alias("second")
+    busy = events.where(is_kind("acked")).groupBy("consumer", second).count()
+    each = busy.groupBy("consumer").agg(F.percentile_approx("count", 0.95).alias("rate"))
+    found = each.agg(F.percentile_approx("rate", 0.5).alias("rate")).head()
+    return float(found["rate"] or 0) if found is not None else 0.0
+
+
+def forecast_page(ahead: Forecast) -> str:
+    """The forecast as a page for people."""
+    names = [as_datetime(step.start_ms).strftime("%a %d %H:%M") for step in ahead.steps]
+    series = {
+        "expected": [step.expected for step in ahead.steps],
+        "pending already": [float(step.pending) for step in ahead.steps],
+    }
+    band = [step.low for step in ahead.steps], [step.high for step in ahead.steps]
+    spikes = [
+        (as_datetime(step.start_ms).strftime("%Y-%m-%d %H:%M"), *map(round, (step.expected, step.low, step.high)),
+         step.peak_per_s)
+        for step in ahead.spikes
+    ]  # fmt: skip
+    history = f"{ahead.weeks} weeks of history" if ahead.weeks else "no history: only what is pending"
+    under = f"topic {ahead.topic}, from {as_datetime(ahead.now_ms):%Y-%m-%d %H:%M} UTC, {history}"
+    rate = f"{ahead.per_consumer_s:,.0f}/s" + (" (as the journal shows)" if ahead.measured else "")
+    values = [
+        ("pending", f"{sum(step.pending for step in ahead.steps):,}"), ("overdue now", f"{ahead.overdue:,}"),
+        ("expected", f"{round(sum(step.expected for step in ahead.steps)):,}"),
+    ]  # fmt: skip
+    if ahead.consumers:
+        values += [("consumers needed", f"{ahead.consumers:,}"), ("by one consumer", rate)]
+    heads = ("from", "expected", "low", "high", "most in a second, of what is pending")
+    load = section("Load ahead", lines("messages due per step", names, series, band))
+    peaks = section("Spikes", table(heads, spikes) if spikes else paragraph("none stands out", "good"))
+    return page("Load ahead", under, [tiles(values), load, peaks, _by_hour(ahead)])
+
+
+def _by_hour(ahead: Forecast) -> str:
+    hours: dict[int, float] = {}
+    for step in ahead.steps:
+        hour = as_datetime(step.start_ms).hour
+        hours[hour] = hours.get(hour, 0.0) + step.expected
+    return section(
+        "By hour of the day, UTC",
+        bars("expected by hour", [(f"{hour:02d}", hours[hour]) for hour in sorted(hours)], 24),
+    )

@@ -1,0 +1,149 @@
+"""The manifest of a backup: what it is of, what is in it and by which checksums that is known. A backup without one was
+never finished; one that does not fit its files was tampered with or is damaged.
+
+    URL/manifest.json
+    URL/chunks/0003.json            what chunk 3 has; there once it is written
+    URL/data/chunk=0003/*.parquet   messages of some buckets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from timeline.errors import Invalid
+from timeline.model import Topic, TopicSettings
+from timeline.pipeline.connection import first_line
+from timeline.pipeline.files import joined, read_json
+from timeline.pipeline.schema import read_schema
+
+VERSION = 1
+KEPT = ("id", "scheduled", "tag", "group", "expires", "died", "dead", "payload_sum", "payload", "headers")
+"""What must be the same after a restore; the rest of a row tells how it stood."""
+
+
+@dataclass
+class Chunk:
+    """What a part of a backup has: messages of the buckets from `first` to before `end`."""
+
+    number: int
+    first: int
+    end: int
+    messages: int = 0
+    dead: int = 0
+    payload_bytes: int = 0
+    checksum: str = ""
+
+
+@dataclass
+class Manifest:
+    """What a backup has. `taken_ms`: when it was begun, on the broker's clock."""
+
+    topic: str
+    uid: str
+    settings: dict[str, Any]
+    taken_ms: int
+    chunks: list[Chunk] = field(default_factory=list)
+    version: int = VERSION
+    complete: bool = False
+
+    @property
+    def messages(self) -> int:
+        """How many messages it has, dead letters included."""
+        return sum(chunk.messages for chunk in self.chunks)
+
+    @property
+    def dead(self) -> int:
+        """How many dead letters."""
+        return sum(chunk.dead for chunk in self.chunks)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of payloads."""
+        return sum(chunk.payload_bytes for chunk in self.chunks)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file."""
+        return asdict(self) | {"messages": self.messages, "dead": self.dead, "payload_bytes": self.payload_bytes}
+
+    def topic_settings(self) -> TopicSettings:
+        """The topic's settings when it was taken."""
+        return TopicSettings(**self.settings)
+
+
+def manifest_of(topic: Topic, taken_ms: int) -> Manifest:
+    """An empty one."""
+    return Manifest(topic.name, str(topic.uid), asdict(topic.settings), taken_ms)
+
+
+def read_manifest(url: str) -> Manifest:
+    """The manifest of a finished backup. Raises Invalid for what is none."""
+    told = read_json(joined(url, "manifest.json"))
+    if told is None:
+        raise Invalid(
+            f"{url} has no manifest: it is no backup, or one that was not finished (the same again goes on with it)"
+        )
+    if not isinstance(told, dict) or told.get("version") != VERSION or not told.get("complete"):
+        raise Invalid(f"the manifest of {url} is not one of version {VERSION} of a finished backup")
+    names = ("topic", "uid", "settings", "taken_ms")
+    chunks = [Chunk(**chunk) for chunk in told["chunks"]]
+    return Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
+
+
+def measured(rows: DataFrame) -> list[Any]:
+    """What rows amount to, in one pass: messages, dead letters, bytes of payload, and a checksum over all that is
+    kept."""
+    parts = [F.col(name) if name != "headers" else F.to_json("headers") for name in KEPT]
+    one = F.xxhash64(*parts)
+    # Two sums: of rows that were exchanged for others, or are there twice, one of them shows.
+    return [
+        F.count("*").alias("messages"),
+        F.count("died").alias("dead"),
+        F.coalesce(F.sum(F.octet_length("payload").cast("long")), F.lit(0)).alias("payload_bytes"),
+        F.coalesce(F.hex(F.bit_xor(one)), F.lit("0")).alias("xor"),
+        F.coalesce(F.sum(one.cast("decimal(38,0)")), F.lit(0)).cast("string").alias("sum"),
+    ]
+
+
+def measure(rows: DataFrame, chunk: Chunk) -> Chunk:
+    """`chunk` with what `rows` amount to."""
+    found = rows.agg(*measured(rows)).head()
+    assert found is not None
+    checksum = f"{found['xor']}-{found['sum']}"
+    return Chunk(
+        chunk.number, chunk.first, chunk.end, found["messages"], found["dead"], found["payload_bytes"], checksum
+    )
+
+
+def data_of(spark: SparkSession, url: str, chunks: Sequence[Chunk]) -> DataFrame:
+    """The messages of these chunks."""
+    schema = read_schema(payload=True)
+    if not chunks:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*(chunk_path(url, chunk) for chunk in chunks))
+
+
+def chunk_path(url: str, chunk: Chunk) -> str:
+    """Where a chunk's files are."""
+    return joined(url, "data", f"chunk={chunk.number:04d}")
+
+
+def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
+    """Raises Invalid where the files are not those that the manifest tells of."""
+    for chunk in manifest.chunks:
+        if not chunk.messages:
+            continue
+        try:
+            found = measure(data_of(spark, url, [chunk]), chunk)
+        except PySparkException as trouble:
+            raise Invalid(f"chunk {chunk.number} of {url} cannot be read: {first_line(trouble)}") from trouble
+        if found != chunk:
+            raise Invalid(
+                f"chunk {chunk.number} of {url} is not what its manifest says: {found.messages} messages with checksum "
+                f"{found.checksum}, not {chunk.messages} with {chunk.checksum}. The backup was changed or is damaged"
+            )
