@@ -261,4 +261,6 @@ SAMPLES: list[frames.Frame] = [
     clustered_standing(),
     frames.Credit(0, 0, 9, -3.25, 0.5),
     frames.Pong(1.5, 2.5, 3.5, "b1", "0.1.0", ("b1:9000",), -3_600_000.25),
+    frames.Scan("departures", bucket_from=16, bucket_to=4096),
+    frames.Scan("departures", payload=True, cursor=b"here", holder="stream/7/1"),
 ]

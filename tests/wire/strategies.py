@@ -244,14 +244,12 @@ scans = st.builds(
     topic=topics,
     states=st.lists(st.sampled_from(State), unique=True).map(tuple),
     tag=tags,
-    due_from_ms=times,
-    due_to_ms=times,
+    **dict.fromkeys(("due_from_ms", "due_to_ms"), times),
     ids=maybe(sizes.flatmap(lambda n: ragged(ids, n))),
     payload=st.booleans(),
     cursor=cursors,
     limit=counts,
-    bucket_from=st.integers(0, MAX_BUCKETS),
-    bucket_to=st.integers(0, MAX_BUCKETS),
+    **dict.fromkeys(("bucket_from", "bucket_to"), st.integers(0, MAX_BUCKETS)),
     holder=names | st.just(""),
 )
 
@@ -348,9 +346,7 @@ def connected(draw: st.DrawFn) -> frames.Consumers:
         topics=draw(ragged(encoded(topics), n)),
         consumers=draw(ragged(encoded(names), n)),
         health=draw(column(st.sampled_from(frames.Health), np.uint8, n)),
-        credit_messages=draw(column(counts, np.int64, n)),
-        credit_bytes=draw(column(counts, np.int64, n)),
-        in_flight=draw(column(counts, np.int64, n)),
+        **{name: draw(column(counts, np.int64, n)) for name in ("credit_messages", "credit_bytes", "in_flight")},
     )
 
 
