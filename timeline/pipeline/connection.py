@@ -3,24 +3,31 @@ other, and the questions that planning asks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from timeline.config import parse_switch
+from timeline.credentials import Credentials, credentials_of
 from timeline.driver.background import Background, iterate
 from timeline.driver.client import Timeline
-from timeline.errors import Closed, NotFound
+from timeline.errors import Closed, Invalid, NotFound
 from timeline.model import Topic
 
 T = TypeVar("T")
+IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
+"""The variables are these behind TIMELINE_."""
 
 
 class Connection:
-    """A client at `addresses` whose calls wait `timeout_ms`. Use it with `with`."""
+    """A client at `addresses` whose calls wait `timeout_ms`, as whom the process's variables say (`identity`). Use it with
+    `with`. Raises Invalid."""
 
     def __init__(self, addresses: str, timeout_ms: int) -> None:
-        self.client = Timeline(addresses, f"{timeout_ms}ms")
+        self.client = Timeline(addresses, f"{timeout_ms}ms", credentials=identity())
         self._background = Background()
 
     def __enter__(self) -> Self:
@@ -60,6 +67,17 @@ class Connection:
                 return topic
         there = ", ".join(sorted(topic.name for topic in topics)[:20]) or "none"
         raise NotFound(f"there is no topic {name!r}: create it first (timeline topic create); there are: {there}")
+
+
+def identity() -> Credentials:
+    """Who we are to brokers and whom we trust: the variables that client commands take, which reach each of Spark's Python
+    workers. Options of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
+    tls, ca, cert, key, file, token = (os.environ.get(f"TIMELINE_{name}") or None for name in IDENTITY)
+    try:
+        encrypted = (parse_switch(tls) or None) if tls else None
+        return credentials_of(encrypted, ca, cert, key, Path(file) if file else token)
+    except Invalid as bad:
+        raise Invalid(f"{bad.reason} (TIMELINE_{', TIMELINE_'.join(IDENTITY)})") from bad
 
 
 def first_line(error: BaseException) -> str:
