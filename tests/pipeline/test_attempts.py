@@ -15,7 +15,6 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
-
 from timeline.errors import Invalid
 from timeline.model import Operation
 from timeline.pipeline.holders import Share, gather, held, settle_all

@@ -62,5 +62,5 @@ def test_what_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("TIMELINE_TLS", "false")
     assert not identity().tls
     monkeypatch.setenv("TIMELINE_TLS_CA", str(tmp_path / "missing.pem"))
-    with pytest.raises(Invalid, match="cannot be read.*TIMELINE_TLS_CA"):
+    with pytest.raises(Invalid, match=r"cannot be read.*TIMELINE_TLS_CA"):
         identity()

@@ -50,7 +50,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part, some in enumerate(np.split(ids, FILES)):
         due = pa.array(1_930_000_000_000_000 + some * 1_000, pa.timestamp("us", tz="UTC"))
         payload = pa.array([f"payload {at}" for at in some.tolist()])
-        pq.write_table(pa.table({"id": [f"k{at}" for at in some.tolist()], "due": due, "payload": payload}), folder / f"{part:02d}.parquet")
+        columns = {"id": [f"k{at}" for at in some.tolist()], "due": due, "payload": payload}
+        pq.write_table(pa.table(columns), folder / f"{part:02d}.parquet")
     return folder
 
 
@@ -59,10 +60,16 @@ def count(tl: timeline.SyncTimeline, topic: str) -> int:
 
 
 def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker, timeline.connect_sync(broker.address) as tl:
+    with (
+        serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker,
+        timeline.connect_sync(broker.address) as tl,
+    ):
         tl.create_topic("t", remember="1d")
-        words = ("load", f"file://{table}", "t", "--address", broker.address, "--state", f"file://{tmp_path}/state.json", "--json")
-        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        where = ("--address", broker.address, "--state", f"file://{tmp_path}/state.json")
+        words = ("load", f"file://{table}", "t", *where, "--json")
+        process = subprocess.Popen(
+            command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         state = tmp_path / "state.json"
         wait_for(lambda: state.exists() and bool(json.loads(state.read_text())["done"]), process)
         os.killpg(process.pid, signal.SIGKILL)
@@ -74,7 +81,8 @@ def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_
         told = json.loads(done.stdout.splitlines()[-1])
         assert told["resumed"] and told["put"] + before >= ROWS - told["there"] and told["rejected"] == 0
         assert told["put"] + told["there"] < ROWS, "files that were done are not put again"
-        found = {one for page in tl.scan_pages("t", payload=True) for one in zip(page.rows.ids.tolist(), page.rows.payloads or (), strict=True)}
+        pages = (page.rows for page in tl.scan_pages("t", payload=True))
+        found = {one for rows in pages for one in zip(rows.ids.tolist(), rows.payloads or (), strict=True)}
         assert found == {(b"k%d" % at, b"payload %d" % at) for at in range(ROWS)}
         assert not state.exists()
 
@@ -90,7 +98,8 @@ def test_the_year_is_accounted_for(tmp_path: Path) -> None:
     data = Path(__file__).parent / "data" / "flights_2013.parquet"
     day = pq.read_table(data).slice(0, 20_000)
     pq.write_table(day, tmp_path / "part.parquet")
-    done = run("year", str(tmp_path / "part.parquet"), "--into", str(tmp_path / "year"), "--begins-in", "15s", "--lasts", "5s", "--json")
+    soon = ("--begins-in", "15s", "--lasts", "5s")
+    done = run("year", str(tmp_path / "part.parquet"), "--into", str(tmp_path / "year"), *soon, "--json")
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["balanced"], told
     assert done.returncode == 0

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from tests.services import require_service
-
 from timeline.pipeline.audit import PROMISES, Audit, Gap
 from timeline.pipeline.audit_page import audit_page
 from timeline.pipeline.forecast import Forecast, Step, forecast_page
@@ -24,19 +23,27 @@ def audited() -> Audit:
     """An audit with something in every part of it."""
     at = dt.datetime.fromtimestamp(START_MS / 1000, dt.UTC)
     percentiles = {"deliveries": 50_000, "least": 0, "at": [1, 2, 4, 9, 61]}
-    hours = [{"of": f"2026-11-18 {hour:02d}:00", **percentiles, "at": [1, 2, 3 + hour % 5, 6 + hour % 7, 61]} for hour in range(24)]
+    hours = [
+        {"of": f"2026-11-18 {hour:02d}:00", **percentiles, "at": [1, 2, 3 + hour % 5, 6 + hour % 7, 61]}
+        for hour in range(24)
+    ]
     return Audit(
         since_ms=START_MS,
         until_ms=START_MS + 24 * HOUR_MS,
         messages={"put": 1_200_000, "delivered": 1_191_745, "acked": 1_191_744, "moved": 128_432, "cancelled": 8_255},
         events={"put": 1_200_000, "delivered": 1_191_810, "acked": 1_191_744},
-        lateness={"topic": [{"of": "departures <1>", **percentiles}], "hour": hours, "consumer": [{"of": "gate-0", **percentiles}]},
+        lateness={
+            "topic": [{"of": "departures <1>", **percentiles}],
+            "hour": hours,
+            "consumer": [{"of": "gate-0", **percentiles}],
+        },
         histogram=[{"bucket": bucket, "count": 1_000_000 >> (bucket * 2)} for bucket in range(8)],
         redelivered={"ran_out": 40, "released": 20, "relet": 5},
         late={"no_consumer": 61, "store_slow": 4},
         broken={"lost": 1},
         examples=[
-            {"promise": "lost", "topic": "departures", "id": "UA1545-<b>", "put": at, "last": at, "ended": "put", "delivered": 0}
+            {"promise": "lost", "topic": "departures", "id": "UA1545-<b>"}
+            | {"put": at, "last": at, "ended": "put", "delivered": 0}
         ],
         open=1,
         pending=0,
@@ -45,7 +52,8 @@ def audited() -> Audit:
         stories={
             "UA1545": [
                 {"time": at, "kind": "put", "version": 1, "due": at, "lateness": None, "consumer": None, "cause": None},
-                {"time": at, "kind": "delivered", "version": 2, "due": at, "lateness": 61, "consumer": "gate-0", "cause": "no_consumer"},
+                {"time": at, "kind": "delivered", "version": 2, "due": at}
+                | {"lateness": 61, "consumer": "gate-0", "cause": "no_consumer"},
             ]
         },
     )  # fmt: skip
@@ -53,7 +61,14 @@ def audited() -> Audit:
 
 def ahead() -> Forecast:
     steps = [
-        Step(START_MS + at * HOUR_MS, 400 * (at % 24 > 4), 500.0 * (at % 24 > 4) + 3_000 * (at == 30), 300.0, 5_200.0 * (at == 30) + 700, 40)
+        Step(
+            START_MS + at * HOUR_MS,
+            400 * (at % 24 > 4),
+            500.0 * (at % 24 > 4) + 3_000 * (at == 30),
+            300.0,
+            5_200.0 * (at == 30) + 700,
+            40,
+        )
         for at in range(72)
     ]  # fmt: skip
     return Forecast("departures", START_MS, HOUR_MS, steps, overdue=3, weeks=4, per_consumer_s=20.0, measured=True)
@@ -61,13 +76,18 @@ def ahead() -> Forecast:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("written", [lambda: audit_page(audited(), "s3://x/<journal>"), lambda: forecast_page(ahead())], ids=["audit", "forecast"])
+@pytest.mark.parametrize(
+    "written",
+    [lambda: audit_page(audited(), "s3://x/<journal>"), lambda: forecast_page(ahead())],
+    ids=["audit", "forecast"],
+)
 def test_a_page_is_drawn_by_a_browser_that_reaches_nobody(written: Callable[[], str], tmp_path: Path) -> None:
     require_service("chromium")
     page, picture = tmp_path / "page.html", tmp_path / "page.png"
     page.write_text(written(), encoding="utf-8")
     command = [
-        "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path}/profile",
+        "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/profile",
         "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1000,2400", f"--screenshot={picture}", f"file://{page}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)

@@ -63,11 +63,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def start_broker(
-    folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str
-) -> tuple[Measured, str]:
+async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str) -> tuple[Measured, str]:
     """A broker on `store`, with more `options` of serve; the process and its address."""
-    command = (sys.executable, "-m", "timeline", "serve", "--listen", listen, "--metrics", "off", "--store", store, *options)
+    where = ("--listen", listen, "--metrics", "off", "--store", store)
+    command = (sys.executable, "-m", "timeline", "serve", *where, *options)
     child = await Measured.start("broker", folder, *command, "--json", "--log-level", "warning")
     try:
         return child, str(json.loads(await child.line())["listen"])

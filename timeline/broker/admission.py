@@ -22,8 +22,8 @@ from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_
 
 BEYOND_EXPIRY = "the due must lie before the message's expires"
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
-"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `turn` (0: it did not
-say in which)."""
+"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `turn` (0: it did
+not say in which)."""
 _INVALID = bytes([Status.INVALID.code])
 
 

@@ -108,7 +108,8 @@ class Cluster:
         """Another broker says what comes due here."""
         self.peers.count("received", len(hint.topic_uid))
         known = [
-            self._wake(uid, due_ms, 0) for uid, due_ms in zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)
+            self._wake(uid, due_ms, 0)
+            for uid, due_ms in zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)
         ]
         return Hinted(sum(known))
 

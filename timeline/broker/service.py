@@ -164,7 +164,8 @@ async def serve(
         ]
         try:
             if await _open(node, stopping, opened):
-                log.info(node.not_ready or "ready", extra={"listen": config.listen, "metrics": probes_at, "broker": node.name})
+                where = {"listen": config.listen, "metrics": probes_at, "broker": node.name}
+                log.info(node.not_ready or "ready", extra=where)
                 await stopping.wait()
                 log.info("draining", extra={"grace_ms": config.grace_ms})
                 await node.drain(config.grace_ms)

@@ -60,7 +60,7 @@ class Worker:
                     self.membership.hear(json.loads(line))
             log.warning("the supervisor is gone: this worker drains")
         except Exception:
-            log.exception("what the supervisor says cannot be followed: this worker drains, and another takes its place")
+            log.exception("what the supervisor says cannot be followed: it drains, and another takes its place")
         if isinstance(self.membership, WorkerMembership):
             self.membership.lost()
         supervisor_gone()

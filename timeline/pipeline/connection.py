@@ -23,8 +23,8 @@ IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
 
 
 class Connection:
-    """A client at `addresses` whose calls wait `timeout_ms`, as whom the process's variables say (`identity`). Use it with
-    `with`. Raises Invalid."""
+    """A client at `addresses` whose calls wait `timeout_ms`, as whom the process's variables say (`identity`). Use it
+    with `with`. Raises Invalid."""
 
     def __init__(self, addresses: str, timeout_ms: int) -> None:
         self.client = Timeline(addresses, f"{timeout_ms}ms", credentials=identity())
@@ -70,8 +70,8 @@ class Connection:
 
 
 def identity() -> Credentials:
-    """Who we are to brokers and whom we trust: the variables that client commands take, which reach each of Spark's Python
-    workers. Options of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
+    """Who we are to brokers and whom we trust: the variables that client commands take, which reach each of Spark's
+    Python workers. Options of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
     tls, ca, cert, key, file, token = (os.environ.get(f"TIMELINE_{name}") or None for name in IDENTITY)
     try:
         encrypted = (parse_switch(tls) or None) if tls else None
@@ -83,4 +83,3 @@ def identity() -> Credentials:
 def first_line(error: BaseException) -> str:
     """What went wrong in one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-

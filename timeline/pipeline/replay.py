@@ -1,5 +1,5 @@
-"""The year's departures through brokers and consumers: what is late is moved, what is cancelled is cancelled, the rest is
-delivered and acknowledged, every id and payload held against the data."""
+"""The year's departures through brokers and consumers: what is late is moved, what is cancelled is cancelled, the rest
+is delivered and acknowledged, every id and payload held against the data."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ async def deliver(addresses: str, topic: str, year: Departures, done: Replayed, 
             for number in range(CONSUMERS):
                 consumers.create_task(consume(number))
     except TimeoutError:
-        raise ReplayFailed(f"{len(wanted) - len(seen):,} departures were not delivered within {PATIENCE_S:g} s") from None
+        missing = len(wanted) - len(seen)
+        raise ReplayFailed(f"{missing:,} departures were not delivered within {PATIENCE_S:g} s") from None
     done.again = sum(seen.values()) - len(seen)
 
 

@@ -1,9 +1,10 @@
-"""A year of departures through all of it, every one accounted for: loaded, moved and cancelled, backed up, restored into
-another store and compared, replayed through a broker and its consumers, journalled, audited.
+"""A year of departures through all of it, every one accounted for: loaded, moved and cancelled, backed up, restored
+into another store and compared, replayed through a broker and its consumers, journalled, audited.
 
     make pipeline
 
-The year lasts a minute here; its dues keep their proportions. What comes out of Spark's audit must be what the data say.
+The year lasts a minute here; its dues keep their proportions. What comes out of Spark's audit must be what the data
+say.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Account:
     def sheet(self) -> list[tuple[str, int, int]]:
         """What was counted, what it is, what it must be."""
         told, flown = self.audit.messages, self.departures - self.cancelled
+        there = self.compared
+        astray = there.missing + there.extra + there.differing
         return [
             ("loaded", self.loaded, self.departures),
             ("put, by the audit", told.get("put", 0), self.departures),
@@ -78,7 +81,7 @@ class Account:
             ("left on the timeline", self.left, 0),
             ("in the backup", self.backed_up, flown),
             ("the same after the restore", self.compared.same, flown),
-            ("missing, too much or differing there", self.compared.missing + self.compared.extra + self.compared.differing, 0),
+            ("missing, too much or differing there", astray, 0),
             ("promises broken", sum(self.audit.broken.values()), 0),
             ("events the journal dropped", sum(gap.events for gap in self.audit.gaps), 0),
         ]  # fmt: skip
@@ -92,8 +95,8 @@ class Account:
 async def year(
     spark: SparkSession, data: str, folder: Path, said: Said, lead_ms: int = LEAD_MS, window_ms: int = WINDOW_MS
 ) -> Account:
-    """Runs the year of `data` in `folder`, where brokers, journal, backup and pages are left: the first departure is due
-    `lead_ms` from now, the last one `window_ms` later. Raises ReplayFailed when it does not come to its end."""
+    """Runs the year of `data` in `folder`, where brokers, journal, backup and pages are left: the first departure is
+    due `lead_ms` from now, the last one `window_ms` later. Raises ReplayFailed when it does not come to its end."""
     clock, account = Clock(), Account()
     start_ms = clock.now_ms() + lead_ms
     departures = Departures.read(data, start_ms, window_ms)
@@ -109,7 +112,7 @@ async def year(
         account.seconds[step] = (clock.monotonic_ms() - began_ms) / 1000
 
     async with _broker(folder, "one", "--store", store, "--journal", f"{journal}?roll=5s") as one:
-        # Paused until all is moved and cancelled: what is due by then goes out at once, and the audit says why it is late.
+        # Paused until all is moved and cancelled: what is due by then goes out at once, and the audit says why.
         async with Timeline(one, "60s") as tl:
             await tl.create_topic(TOPIC, remember="1d", paused=True)
         async with timed("load"):
@@ -127,12 +130,11 @@ async def year(
         async with timed("deliver"):
             await deliver(one, TOPIC, departures, account.replayed, said)
     # The journal is whole once its broker has ended; what is left on the timeline another one tells.
-    async with _broker(folder, "three", "--store", store) as three:
-        async with timed("audit"):
-            there = pending_in(spark, three, [TOPIC], "")
-            assert there is not None
-            account.left = await asyncio.to_thread(there.count)
-            account.audit = await asyncio.to_thread(audit, spark, journal, [TOPIC], there, (), said)
+    async with _broker(folder, "three", "--store", store) as three, timed("audit"):
+        there = pending_in(spark, three, [TOPIC], "")
+        assert there is not None
+        account.left = await asyncio.to_thread(there.count)
+        account.audit = await asyncio.to_thread(audit, spark, journal, [TOPIC], there, (), said)
     (folder / "audit.html").write_text(audit_page(account.audit, journal), encoding="utf-8")
     return account
 
