@@ -118,12 +118,13 @@ async def serve(
         token_file=config.token_file,
     ).check()
     config = _listening(server, config, certificates, shared=worker is not None)
+    membership = worker.membership if worker is not None else make_membership(config.sync)
     store = _store_for(config)
     pipe = await _journal(config, metrics, clock)
     node = Node(
         store=store,
         clock=clock,
-        membership=worker.membership if worker is not None else make_membership(config.sync),
+        membership=membership,
         random_bits=secrets.randbits,
         name=config.name,
         address=config.advertise,
