@@ -50,7 +50,8 @@ class Register:
     def tell(self) -> None:
         members = [one.member for one in self.joined.values() if one.member is not None]
         for one in self.joined.values():
-            if one.view.learn(members, self.hosting):
+            # Copies, as each listing of a register is: a view compares them with what it was told before.
+            if one.view.learn(members, {uid: dict(counts) for uid, counts in self.hosting.items()}):
                 one.say(Change.MEMBERS)
 
 
