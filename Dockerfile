@@ -20,6 +20,6 @@ EXPOSE 9000 9001
 # The broker drains on SIGTERM and ends by itself: give it more than its grace of 30 s.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9001/healthz', timeout=2)"]
+    CMD ["python", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 9001, timeout=2); c.request('GET', '/healthz'); exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["timeline"]
 CMD ["serve"]

@@ -38,7 +38,7 @@ async def main() -> None:
         await job(p)  # at once: the letters are still on the timeline, or on their way
         async with tl.consumer("dunning") as c:
             working = asyncio.create_task(c.run(send_letter))
-            while [m async for m in tl.scan("dunning", limit=1)]:
+            while not working.done() and [m async for m in tl.scan("dunning", limit=1)]:
                 await asyncio.sleep(0.1)
             await job(p)  # the next night: they have gone out
             c.stop_taking()

@@ -4,7 +4,7 @@ when the other side is mended, the dead letters are revived.
     timeline serve
     python examples/retry_ladder.py
 
-LADDER="1s 2s" makes it a short one.
+It takes 71 minutes; LADDER="1s 2s" makes it a short one.
 """
 
 import asyncio
@@ -37,16 +37,18 @@ async def deliver(d: timeline.Delivery) -> None:
     print(f"{d.id}: delivered at attempt {d.deliveries}")
 
 
-async def operate(tl: timeline.Timeline) -> None:
+async def operate(tl: timeline.Timeline, working: asyncio.Task[None]) -> None:
     """What an operator does by hand: `timeline dead list webhooks`, mend, `timeline dead revive webhooks order-7`."""
     while not (dead := [letter async for letter in tl.dead("webhooks")]):
+        if working.done():  # by SIGTERM
+            return
         await asyncio.sleep(0.1)
     for letter in dead:
         print(f"dead: {letter.id}, because: {letter.dead}")
     mended.set()
     async with tl.producer("webhooks", group="shop") as p:
         (await p.revive([letter.id for letter in dead], in_="1s")).raise_failed()
-    while await tl.get("webhooks", "order-7") is not None:
+    while not working.done() and await tl.get("webhooks", "order-7") is not None:
         await asyncio.sleep(0.1)
 
 
@@ -56,7 +58,7 @@ async def main() -> None:
         async with tl.producer("webhooks", group="shop") as p:
             await p.produce(b'{"order": 7}', in_=0, id="order-7")
         working = asyncio.create_task(c.run(deliver))
-        await operate(tl)
+        await operate(tl, working)
         c.stop_taking()
         await working
 

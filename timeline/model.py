@@ -17,7 +17,6 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
-from timeline.tracing import untraced
 
 MAX_ID_BYTES = 255
 MAX_TAG_BYTES = 64
@@ -133,8 +132,8 @@ def buckets_of(ids: Ragged, buckets: int) -> UInt32:
 
 
 def payload_sum(payload: bytes | memoryview, headers: bytes | memoryview = b"") -> int:
-    """64-bit checksum of a message's content: CRC-32 of the payload, above it that of the headers without a trace's."""
-    return zlib.crc32(payload) | (zlib.crc32(untraced(headers)) << 32 if headers else 0)
+    """64-bit checksum of a message's content: CRC-32 of the payload, that of the encoded headers above it."""
+    return zlib.crc32(payload) | (zlib.crc32(headers) << 32 if headers else 0)
 
 
 def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
@@ -142,7 +141,7 @@ def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
     count = len(payloads)
     sums = np.fromiter(map(zlib.crc32, payloads.tolist()), dtype=np.uint64, count=count)
     if headers is not None:
-        above = np.fromiter(map(zlib.crc32, map(untraced, headers.tolist())), dtype=np.uint64, count=count)
+        above = np.fromiter(map(zlib.crc32, headers.tolist()), dtype=np.uint64, count=count)
         sums |= above << np.uint64(32)
     return sums
 

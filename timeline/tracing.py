@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 TRACEPARENT = b"\x0b\x00traceparent"
 """Where a message's encoded headers have a trace context, they have this: the key with its length before it."""
-_CONTEXT = (b"traceparent", b"tracestate")
 SYSTEM = {"messaging.system": "timeline"}
 
 
@@ -28,21 +27,6 @@ def tracer() -> Any:
     if isinstance(provider, trace.ProxyTracerProvider):
         return None
     return provider.get_tracer("timeline")
-
-
-def untraced(headers: bytes | memoryview) -> bytes | memoryview:
-    """Encoded headers without their trace context: what is the same message, whoever's trace it was put in."""
-    data = headers if isinstance(headers, bytes) else bytes(headers)
-    if TRACEPARENT not in data:
-        return headers
-    kept, at = [], 0
-    while at < len(data):
-        end = at + 2 + int.from_bytes(data[at : at + 2], "little")
-        after = end + 2 + int.from_bytes(data[end : end + 2], "little")
-        if data[at + 2 : end] not in _CONTEXT:
-            kept.append(data[at:after])
-        at = after
-    return b"".join(kept)
 
 
 @contextmanager

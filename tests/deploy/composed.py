@@ -62,6 +62,11 @@ class Part(Server):
         return self._whole.hosts[self.name]
 
     @property
+    def _ours(self) -> bool:
+        """Whether it is made of the repository's Dockerfile."""
+        return self._service.get("build") == "."
+
+    @property
     def url(self) -> str:
         return f"http://{self.host}"
 
@@ -69,7 +74,7 @@ class Part(Server):
     def command(self) -> Sequence[str]:
         command = self._service.get("command", [])
         words = [self.translated(word) for word in (command.split() if isinstance(command, str) else command)]
-        if "build" in self._service:
+        if self._ours:
             assert instruction("ENTRYPOINT") == ["timeline"]
             return [sys.executable, "-m", "timeline", *words]
         if self._service["image"].startswith("prom/prometheus:"):  # whose entry point is the program
@@ -80,7 +85,7 @@ class Part(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        image = dict(word.split("=", 1) for word in instruction("ENV")) if "build" in self._service else {}
+        image = dict(word.split("=", 1) for word in instruction("ENV")) if self._ours else {}
         told = {**image, **self._service.get("environment", {})}
         kept = {name: self.translated(str(value)) for name, value in told.items() if name != "PATH"}
         return {**kept, "PYTHONPATH": str(ROOT), **self._more}

@@ -68,7 +68,7 @@ def test_brokers_differ_by_name_and_address_alone() -> None:
 def test_images_name_their_versions_and_everything_is_watched_and_bound_to_loopback() -> None:
     parsed = read_yaml(COMPOSE)
     for name, service in parsed["services"].items():
-        assert re.fullmatch(r"[\w./-]+:v?\d[\w.-]*|cockroachdb/cockroach:latest-v[\d.]+", service["image"]), name
+        assert re.fullmatch(r"([\w-]+/)?[\w-]+:(latest-)?v?\d[\w.-]*", service["image"]), name
         assert service["healthcheck"]["test"], f"{name}: --wait waits for its health"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "nothing on a network"
         for volume in service.get("volumes", []):

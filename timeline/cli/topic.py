@@ -125,7 +125,9 @@ def create(name: str, address: str, timeout: str, as_json: bool, **given: str | 
 
     async def work() -> None:
         async with connected(address, timeout) as tl:
-            _told(await tl.create_topic(name, **settings), as_json, "created")
+            stood = {each.uid for each in await tl.topics()}
+            made = await tl.create_topic(name, **settings)
+            _told(made, as_json, "there already:" if made.uid in stood else "created")
 
     return awaited(work())
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from timeline import tracing
-from timeline.columns import Ragged
+from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.link import Link
 from timeline.driver.message import Message, Payload, carried, move_flag
@@ -119,14 +119,15 @@ class Producer(Mutations):
         receipt = await self._put(message, move_flag(if_exists), self._link.patience_ms(timeout))
         return receipt
 
-    async def _put(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
-        id, *_, headers = message.encoded
-        id = id or self._link.ids.make()
+    async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
+        """`made`: an id of the driver's, for a message without one."""
+        own, *_, headers = message.encoded
+        id = own or made or self._link.ids.make()
         by = tracing.tracer()
         if by is None:
             return await self._put_one(message, id, headers, flag, timeout_ms)
         with tracing.sending(by, self.topic, 1, id.decode()) as trace:
-            return await self._put_one(message, id, carried(headers, trace), flag, timeout_ms)
+            return await self._put_one(message, id, headers if own else carried(headers, trace), flag, timeout_ms)
 
     async def _put_one(self, message: Message, id: bytes, headers: bytes, flag: int, timeout_ms: float) -> Receipt:
         _, time_ms, flags, expires_ms, tag, _ = message.encoded
@@ -147,12 +148,13 @@ class Producer(Mutations):
         """
         self._start()
         batch = messages if isinstance(messages, Batch) else Batch.of(messages)
+        own = None if batch.ids is None else batch.ids.sizes > 0
         columns = self._columns(batch, move_flag(if_exists))
         by = tracing.tracer()
         if by is None:
             return await self._put_many(columns, len(batch), timeout)
         with tracing.sending(by, self.topic, len(batch)) as trace:
-            columns["headers"] = _carried(columns["headers"], len(batch), trace)
+            columns["headers"] = _carried(columns["headers"], len(batch), own, trace)
             return await self._put_many(columns, len(batch), timeout)
 
     async def _put_many(self, columns: Columns, count: int, timeout: Duration | None) -> Receipts:
@@ -219,18 +221,9 @@ class Producer(Mutations):
 
     async def _told(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
         """A put whose failure is told by its receipt."""
-        if not message.encoded[0]:
-            message = Message(
-                message.payload,
-                message.at,
-                message.in_,
-                self._link.ids.make().decode(),
-                message.tag,
-                message.headers,
-                message.expires,
-            )
+        made = b"" if message.encoded[0] else self._link.ids.make()
         try:
-            return await self._put(message, flag, timeout_ms)
+            return await self._put(message, flag, timeout_ms, made)
         except Closed:
             raise
         except TimelineError as error:
@@ -239,11 +232,17 @@ class Producer(Mutations):
             )
 
 
-def _carried(headers: Ragged | None, count: int, trace: Mapping[str, str]) -> Ragged:
-    """A batch's headers with the context of a trace: one for all where there are none."""
+def _carried(headers: Ragged | None, count: int, own: Bools | None, trace: Mapping[str, str]) -> Ragged | None:
+    """A batch's headers with the context of a trace, but where the id is the producer's `own`: headers are part of what
+    makes a message the same, and such a one may be put again in another trace."""
+    if own is not None and own.all():
+        return headers
     if headers is None:
-        return Ragged.repeat(carried(b"", trace), count)
-    return Ragged.of([carried(each, trace) for each in headers])
+        if own is None:
+            return Ragged.repeat(carried(b"", trace), count)
+        headers = Ragged.repeat(b"", count)
+    kept = [False] * count if own is None else own.tolist()
+    return Ragged.of([each if keeps else carried(each, trace) for each, keeps in zip(headers, kept, strict=True)])
 
 
 async def _each(

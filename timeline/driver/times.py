@@ -150,7 +150,7 @@ def _datetime_ms(value: datetime, name: str) -> int:
     if value.tzinfo is None or value.utcoffset() is None:
         raise Invalid(
             f"{name}={value.isoformat()} has no time zone: say which is meant, with "
-            f"value.replace(tzinfo=datetime.UTC), value.astimezone() for this machine's zone, "
+            f"value.replace(tzinfo=timezone.utc), value.astimezone() for this machine's zone, "
             f'or timeline.local("{value:%Y-%m-%d}", "{value:%H:%M}", "Europe/Berlin")'
         )
     micros = (value - _EPOCH) // timedelta(microseconds=1)
