@@ -121,8 +121,8 @@ async def test_what_is_put_again_in_another_trace_is_the_same_message(tl: timeli
         again = [Message(b"x", in_="1h", id=id, headers={"color": "red"}) for id in ("one", "two")]
         for statuses in (["DUPLICATE", "OK"], ["DUPLICATE", "DUPLICATE"]):
             assert [receipt.status for receipt in await p.produce_many(again)] == statuses
-        batch = Batch([b"y"], in_="1h", ids=["three"])
-        assert [[receipt.status for receipt in await p.produce_many(batch)] for _ in range(2)] == [["OK"], ["DUPLICATE"]]
+        one = Batch([b"y"], in_="1h", ids=["three"])
+        assert [[receipt.status for receipt in await p.produce_many(one)] for _ in range(2)] == [["OK"], ["DUPLICATE"]]
 
 
 async def test_messages_as_they_come_carry_their_trace(tl: timeline.Timeline, told: Told) -> None:
