@@ -16,10 +16,11 @@ from timeline.cli.app import awaited
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.chart import columns, nice_step_ms, widened
 from timeline.cli.output import console, print_json
-from timeline.cli.values import iso, shown_duration, zone_of
+from timeline.cli.values import iso, zone_of
 from timeline.driver.reading import MAX_STEPS
 from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
+from timeline.wording import shown_duration
 
 HEIGHT = 8
 MARGIN = 12

@@ -16,10 +16,11 @@ from timeline.cli.follow import follow as changing
 from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.progress import Progress, counted
-from timeline.cli.values import iso, parse_time, shown_duration, shown_time, zone_of
+from timeline.cli.values import iso, parse_time, shown_time, zone_of
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import State
+from timeline.wording import shown_duration
 
 STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
 LIMIT = 100

@@ -13,9 +13,10 @@ import click
 import timeline
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, package_version
-from timeline.cli.values import shown_bytes, shown_duration
+from timeline.cli.values import shown_bytes
 from timeline.errors import TimelineError
 from timeline.storage_plugins import shown
+from timeline.wording import shown_duration
 
 PLAIN = config.ServeConfig()
 

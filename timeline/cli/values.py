@@ -122,11 +122,3 @@ def shown_bytes(size_bytes: int) -> str:
         if size_bytes and size_bytes % unit_bytes == 0:
             return f"{size_bytes // unit_bytes}{unit}"
     return f"{size_bytes}B"
-
-
-def shown_duration(length_ms: int) -> str:
-    """A duration for people, such as 30s or 12h."""
-    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if length_ms and length_ms % size_ms == 0:
-            return f"{length_ms // size_ms}{unit}"
-    return f"{length_ms}ms" if length_ms else "0"
