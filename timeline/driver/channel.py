@@ -240,7 +240,7 @@ class Channel:
             return "it could not be sent in time"
         given = [place for place in self._places.values() if place.given]
         found = "; ".join(_found(place) for place in given)
-        return f"no broker could be reached: {found}. Is one running there? `timeline serve` starts one"
+        return f"no broker could be reached: {found}. Is the address right? `timeline serve` starts a broker"
 
     async def open(self, method: str, deadline: Deadline) -> Opened:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from timeline.driver.knock import Answer, knock
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import Fault, TransportError
 
@@ -28,6 +29,8 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+KNOCK_S = 0.25
+"""How long to look who is there instead of a broker: the channel may have another address to go to."""
 NOT_READY_TRAILER = "timeline-not-ready"
 
 _FAULTS = {
@@ -178,11 +181,12 @@ class GrpcTransport:
                 while state is not grpc.ChannelConnectivity.READY:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         await self._reset(channel)
-                        raise TransportError(Fault.UNREACHABLE, f"nobody listens at {self.address}")
+                        found = await knock(self.address, min(KNOCK_S, timeout_s))
+                        raise TransportError(Fault.UNREACHABLE, found.said(self.address))
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
+            raise TransportError(Fault.UNREACHABLE, Answer.SILENT.said(self.address)) from None
 
     async def _changed(self, channel: Any, state: Any) -> None:
         """Waits until the channel's state is another, one watch for all who wait: gRPC cannot take a watch back, and

@@ -1,0 +1,111 @@
+"""A knock at an address where no broker could be reached: who is there?"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from enum import Enum
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How a client of HTTP/2, which gRPC is, begins: RFC 9113, 3.4, with an empty SETTINGS frame."""
+_SETTINGS = 4
+_TLS_RECORDS = range(20, 25)
+"""The types that a record of TLS begins with: RFC 8446, 5.1."""
+
+
+class Answer(Enum):
+    """What was found. `said` of an address makes it a sentence; `short` is for where the address stands before it."""
+
+    BROKEN = ("no connection to {} can be made", "no connection can be made")
+    ELSE = ("what listens at {} is no Timeline broker", "what listens there is no Timeline broker")
+    HTTP = (
+        "an HTTP server listens at {}, no Timeline broker (its metrics have a port of their own)",
+        "an HTTP server listens there, no Timeline broker; its metrics have a port of their own",
+    )
+    NOBODY = ("nobody listens at {}", "nothing listens there")
+    SILENT = ("{} did not answer in time", "no answer")
+    TALKS = ("{} takes connections, but no call goes through", "it takes connections, but no call goes through")
+    TLS = (
+        "what listens at {} speaks TLS, which a Timeline broker does not",
+        "what listens there speaks TLS, which a Timeline broker does not",
+    )
+    UNKNOWN_NAME = ("the host name of {} is not known", "this host name is not known")
+    UNREACHABLE = ("the network has no way to {}", "the network has no way there")
+
+    def said(self, address: str) -> str:
+        """The sentence about `address`."""
+        return self.value[0].format(address)
+
+    @property
+    def short(self) -> str:
+        """The same, where the address was named."""
+        return self.value[1]
+
+
+async def knock(address: str, wait_s: float) -> Answer:
+    """Connects to `address` ("host:port"), begins as gRPC does, and says what came back within `wait_s`. SILENT: no
+    connection was made in time; TALKS: one was, and nothing or HTTP/2 came over it, as from a broker that has much to
+    do."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(wait_s):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return Answer.SILENT
+    except OSError as trouble:
+        return _unconnected(trouble)
+    try:
+        async with asyncio.timeout(wait_s):
+            writer.write(_PREFACE)
+            begun = await reader.read(64)
+            # A frame's head is nine bytes; TLS and HTTP show themselves in fewer.
+            while begun and len(begun) < 9 and (more := await reader.read(64)) != b"":
+                begun += more
+    except TimeoutError:
+        return Answer.TALKS
+    except OSError:
+        begun = b""
+    finally:
+        writer.transport.abort()
+    if not begun and await _takes_tls(host.strip("[]"), int(port), wait_s):
+        return Answer.TLS  # it hung up without a word on what was no greeting of its own
+    return _named(begun)
+
+
+async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
+    """Whether a TLS handshake gets an answer of TLS. Whose certificate it shows is of no interest here."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(wait_s):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except ssl.SSLError as refused:
+        return refused.reason not in ("WRONG_VERSION_NUMBER", None)
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
+
+
+def _unconnected(trouble: OSError) -> Answer:
+    """Why no connection could be made. Of several addresses of a host asyncio tells together, in words alone."""
+    if isinstance(trouble, socket.gaierror):
+        return Answer.UNKNOWN_NAME
+    if trouble.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
+        return Answer.UNREACHABLE
+    if trouble.errno == errno.ETIMEDOUT:
+        return Answer.SILENT
+    refused = trouble.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(trouble)
+    return Answer.NOBODY if refused else Answer.BROKEN
+
+
+def _named(begun: bytes) -> Answer:
+    if begun[:5] == b"HTTP/":
+        return Answer.HTTP
+    if len(begun) >= 2 and begun[0] in _TLS_RECORDS and begun[1] == 3:
+        return Answer.TLS
+    if len(begun) >= 9 and begun[3] == _SETTINGS:
+        return Answer.TALKS
+    return Answer.ELSE
