@@ -171,7 +171,7 @@ def test_a_mistake_gets_the_sentence_that_mends_it(call: Call, arguments: str, s
     ],
 )
 def test_nobody_there(call: Call, arguments: str) -> None:
-    done = call(*arguments.split(), "--address", NOBODY, "--timeout", "300ms")
+    done = call(*arguments.split(), "--address", NOBODY, "--timeout", "50ms")
     assert done.code == 3, done
     assert done.out == ""
     assert done.err.startswith(f"timeline: UNAVAILABLE: no broker at {NOBODY} (nothing listens there).")
@@ -195,9 +195,10 @@ def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
 
 def test_debug_shows_where_it_came_from(call: Call) -> None:
     with pytest.raises(Unavailable):
-        call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "300ms")
+        call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "50ms")
 
 
+@pytest.mark.slow
 def test_somebody_there_who_is_no_broker(call: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
@@ -279,6 +280,7 @@ def test_what_the_system_refuses(
 
 
 @pytest.mark.parametrize("option", ["--listen", "--metrics"])
+@pytest.mark.slow
 def test_serve_on_a_port_of_another_program(call: Call, tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
