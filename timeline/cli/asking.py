@@ -13,6 +13,7 @@ import click
 
 import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
+from timeline.cli.values import DURATION
 from timeline.driver.channel import parse_addresses
 from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.driver.knock import Answer, knock
@@ -54,9 +55,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option(
-            "--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take."
-        ),
+        click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take."),
         click.option(
             "--address",
             envvar="TIMELINE_ADDRESS",
