@@ -12,7 +12,7 @@ ARGS ?=
 SEEDS ?= 2000
 SEED ?=
 # Seeds that `make check` and `make test` run, apart from what SEEDS asks of `make simulate`.
-CHECK_SEEDS ?= 150
+CHECK_SEEDS ?= 100
 TEST_SEEDS ?= 2000
 # How long `make fuzz` fuzzes, over all kinds of frame; `make test` does it for TEST_FUZZ_SECONDS.
 FUZZ_SECONDS ?= 3600

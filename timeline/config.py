@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timeline.errors import Invalid
+from timeline.wording import out_of_range
 
 MIB = 1024 * 1024
 PREFIX = "TIMELINE_"
@@ -119,7 +120,7 @@ class ServeConfig:
         for field, (low, high) in _RANGES.items():
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise Invalid(f"{field} must be a whole number from {low} to {high}, not {value!r:.80}")
+                raise Invalid(out_of_range(field, low, high, value))
         named = dataclasses.replace(self, name=name)
         return named.bound(port) if port else named
 

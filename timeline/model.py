@@ -17,6 +17,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
+from timeline.wording import above, out_of_range
 
 MAX_ID_BYTES = 255
 MAX_TAG_BYTES = 64
@@ -352,11 +353,11 @@ class TopicSettings:
         for name, (low, high) in SETTING_RANGES.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise Invalid(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+                raise Invalid(out_of_range(name, low, high, value))
         if not isinstance(self.paused, bool):
             raise Invalid(f"paused must be true or false, not {self.paused!r}")
         if self.lease_ms > self.max_lease_ms:
-            raise Invalid(f"lease_ms {self.lease_ms} is above max_lease_ms {self.max_lease_ms}")
+            raise Invalid(above("lease_ms", self.lease_ms, "max_lease_ms", self.max_lease_ms))
         if self.kind != "timeline":
             raise Invalid(f"kind must be 'timeline' (the only kind there is), not {self.kind!r}")
         return self

@@ -95,6 +95,7 @@ async def test_curves_come_from_runs_that_were_right(tmp_path: Path) -> None:
     assert set(rates.curves) == {"memory", "SQLite"}
 
 
+@pytest.mark.slow
 def test_a_picture_names_its_points_and_is_the_same_each_time(tmp_path: Path) -> None:
     curves = Curves("Lateness", "messages pending", "ms late", none=10.0)
     for pending, ms in ((0, 1.0), (1_000, 2.0)):

@@ -52,6 +52,7 @@ async def test_calls_under_way_are_bounded_in_bytes():
         assert statuses(await link.mutate(Operation.CANCEL, ["b" * 255] * 60)) == [Status.NOT_FOUND] * 60
 
 
+@pytest.mark.slow
 async def test_what_a_consumer_said_it_has_in_hand_is_not_kept(monkeypatch: pytest.MonkeyPatch):
     seen: list[weakref.ref[Any]] = []
     read = consuming.decode_as

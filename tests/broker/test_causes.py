@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
@@ -116,6 +117,7 @@ async def test_a_lease_that_ran_out():
         assert await cause_of(link, "a") is Cause.LEASE_RAN_OUT
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_locked_by_somebody_else(tmp_path: Path):
     path = tmp_path / "a.db"
     async with broker(f"sqlite:///{path}", limits=LATE) as link:
@@ -148,6 +150,7 @@ async def test_a_put_that_the_store_held_up(tmp_path: Path):
         assert await cause_of(link, "behind it") is Cause.STORE_SLOW
 
 
+@pytest.mark.slow
 async def test_a_broker_that_was_stopped(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/a.db"
     async with broker(url, limits=LATE) as link:

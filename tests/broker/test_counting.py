@@ -120,6 +120,7 @@ async def test_counting_takes_a_bounded_share_of_the_stores_time():
             assert next_began - began >= (ended - began) / SHARE * 0.99
 
 
+@pytest.mark.slow
 async def test_what_a_sweep_had_to_find_is_counted_as_stranded():
     async with broker() as link:
         link.node.membership.buckets = lambda uid, buckets: []  # nobody deals any bucket, as far as this one knows

@@ -52,6 +52,7 @@ async def test_an_address_that_cannot_be_meant_is_refused():
             pass
 
 
+@pytest.mark.slow
 async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.setattr(probes._Quiet, "timeout", 0.05)
     async with broker() as link:

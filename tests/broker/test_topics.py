@@ -34,7 +34,15 @@ async def test_a_topic_that_was_tuned_since_is_no_conflict_for_whoever_did_not_a
         assert again.topics[0].settings.remember_ms == 5_000
         conflict = await link.topic(TopicAction.CREATE, remember_ms=6_000)
         assert conflict.status == Status.EXISTS.code
-        assert "remember_ms is 5000, not 6000" in conflict.detail
+        assert "remember is 5s, not 6s: `timeline topic update t --remember 6s` changes it" in conflict.detail
+        assert "_ms" not in conflict.detail
+        paused = await link.topic(TopicAction.CREATE, remember_ms=0, paused=True)
+        assert "`timeline topic update t --remember 0`" in paused.detail
+        assert "`timeline topic pause t` changes them" in paused.detail
+        fixed = await link.topic(TopicAction.CREATE, buckets=2)
+        assert "buckets is 64, not 2: buckets cannot be changed" in fixed.detail
+        again = await link.topic(TopicAction.UPDATE, lease_ms=2_000, max_lease_ms=1_000)
+        assert "lease 2s is above max_lease 1s: raise max_lease, too" in again.detail
 
 
 async def test_a_dropped_topic_ends_its_streams_and_its_rows_are_never_seen_again():

@@ -101,10 +101,10 @@ def test_a_topic_that_is_not_there(tell: Call, command: str) -> None:
     [
         (("--buckets", 0), "buckets must be a whole number from 1 to 4096"),
         (("--buckets", 4097), "buckets must be a whole number from 1 to 4096"),
-        (("--lease", "0s"), "lease_ms must be a whole number from 1"),
-        (("--lease", "13h"), "above max_lease_ms"),
+        (("--lease", "0s"), "lease must be 1ms to "),
+        (("--lease", "13h"), "above max_lease"),
         (("--max-payload-bytes", "65MiB"), "max_payload_bytes must be"),
-        (("--lease-ahead", "2m"), "lease_ahead_ms must be"),
+        (("--lease-ahead", "2m"), "lease_ahead must be"),
     ],
 )
 def test_settings_out_of_range(tell: Call, options: tuple[object, ...], said: str) -> None:

@@ -14,8 +14,10 @@ import click
 import pytest
 
 from tests.cli.conftest import Call, plain_environment, start
+from timeline.cli import meant
 from timeline.cli.app import COMMANDS, cli, exit_code_of, explain, package_version
 from timeline.cli.asking import DEFAULT_ADDRESS
+from timeline.cli.values import DURATION
 from timeline.config import ServeConfig
 from timeline.errors import Closed, Exists, Invalid, LeaseLost, NotFound, TimelineError, Unavailable, Unknown
 
@@ -64,6 +66,16 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("dead reviv t", "Did you mean revive?"),
         ("serve --lsten x", "there is no option --lsten. Did you mean --listen?"),
         ("produce t x --inn 5s", "Did you mean --in?"),
+        ("produce t x --delay 5s", "Did you mean --in?"),
+        ("produce t x --when now", "Did you mean --at?"),
+        ("serve --port 9100", "there is no option --port. Did you mean --listen?"),
+        ("ls t --port 9100", "Did you mean --address?"),
+        ("ls t -n 5", "Did you mean --limit?"),
+        ("publish t x --in 5s", "there is no command 'publish'. Did you mean produce?"),
+        ("delete t a", "Did you mean cancel?"),
+        ("topic delete t", "Did you mean drop?"),
+        ("dead retry t --all", "Did you mean revive?"),
+        ("help", "Did you mean --help?"),
         ("ls t --stat waiting", "Did you mean --state?"),
         ("ls t --state waitin", "'waitin' is not one of"),
         ("ls t --limit 0", "0 is not in the range"),
@@ -171,13 +183,54 @@ def test_a_mistake_gets_the_sentence_that_mends_it(call: Call, arguments: str, s
     ],
 )
 def test_nobody_there(call: Call, arguments: str) -> None:
-    done = call(*arguments.split(), "--address", NOBODY, "--timeout", "300ms")
+    done = call(*arguments.split(), "--address", NOBODY, "--timeout", "50ms")
     assert done.code == 3, done
     assert done.out == ""
     assert done.err.startswith(f"timeline: UNAVAILABLE: no broker at {NOBODY} (nothing listens there).")
     assert "timeline serve" in done.err and "--address" in done.err and "TIMELINE_ADDRESS" in done.err
     assert done.err.count(NOBODY) == 1
     assert len(done.err.splitlines()) == 1, done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["produce t x --in 5", "produce t x --at now+5", "move t a --in 0.5", "move t --tag x --by -5",
+     "ls t --timeout 0.05", "consume t --lease 30 --wait 1", "forecast t --window 60 --step 5", "topic create t --remember 60 --lease 5"],
+)  # fmt: skip
+def test_a_number_without_a_unit_is_seconds(call: Call, arguments: str) -> None:
+    more = [] if "--timeout" in arguments else ["--timeout", "50ms"]
+    done = call(*arguments.split(), "--address", NOBODY, *more)
+    assert (done.code, done.out) == (3, ""), done  # understood; there is only nobody to ask
+
+
+def test_every_option_that_takes_a_duration_takes_bare_seconds() -> None:
+    context = click.Context(cli)
+    for path in commands():
+        command: click.Command | None = cli
+        for word in path:
+            assert isinstance(command, click.Group)
+            command = command.get_command(context, word)
+        assert command is not None
+        for option in command.params:
+            takes = option.metavar or option.type.name
+            if takes.endswith("DURATION") and not takes.startswith("TIME|") and path != ("serve",):
+                assert option.type is DURATION, (path, option.name)
+
+
+def test_what_others_call_it_leads_to_words_that_there_are() -> None:
+    context = click.Context(cli)
+    options, names = {"--help"}, {"--help"}
+    for path in commands():
+        names.add(path[-1])
+        command: click.Command | None = cli
+        for word in path:
+            assert isinstance(command, click.Group)
+            command = command.get_command(context, word)
+        assert command is not None
+        options |= {name for option in command.params for name in option.opts}
+    options |= {name for option in cli.params for name in option.opts}
+    assert {ours for several in meant.OPTIONS.values() for ours in several} <= options
+    assert {ours for several in meant.COMMANDS.values() for ours in several} <= names
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
@@ -195,9 +248,10 @@ def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
 
 def test_debug_shows_where_it_came_from(call: Call) -> None:
     with pytest.raises(Unavailable):
-        call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "300ms")
+        call("--debug", "ls", "t", "--address", NOBODY, "--timeout", "50ms")
 
 
+@pytest.mark.slow
 def test_somebody_there_who_is_no_broker(call: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
@@ -208,7 +262,7 @@ def test_somebody_there_who_is_no_broker(call: Call) -> None:
 
 def test_a_name_that_nobody_knows(call: Call) -> None:
     done = call("topic", "list", "--address", "no.such.name.invalid:9000", "--timeout", "300ms")
-    assert done.code == 3 and "this name is not known" in done.err
+    assert done.code == 3 and "this host name is not known" in done.err
 
 
 def test_version(call: Call) -> None:
@@ -279,6 +333,7 @@ def test_what_the_system_refuses(
 
 
 @pytest.mark.parametrize("option", ["--listen", "--metrics"])
+@pytest.mark.slow
 def test_serve_on_a_port_of_another_program(call: Call, tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"

@@ -26,6 +26,7 @@ def test_promtool_finds_the_configuration_and_the_rules_sound(require_service: C
     promtool("check", "rules", "--lint=all", "--lint-fatal", *(str(path) for path in sorted(RULES.glob("*.yml"))))
 
 
+@pytest.mark.slow
 def test_promtool_runs_the_tests_of_the_rules(require_service: Callable[[str], None]) -> None:
     require_service("prometheus")
     assert "SUCCESS" in promtool("test", "rules", TESTS.name)

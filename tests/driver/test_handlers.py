@@ -126,6 +126,7 @@ async def test_a_failure_at_the_last_delivery_is_buried_with_its_reason(
     assert "last of 2 deliveries" in said[1]
 
 
+@pytest.mark.slow
 async def test_the_lease_is_extended_while_a_handler_works(tl: timeline.Timeline) -> None:
     done = asyncio.Event()
     ends: list[int] = []

@@ -116,6 +116,7 @@ async def test_who_cannot_be_reached_is_named_once_with_what_to_do(transport: ty
             await tl.topics()
 
 
+@pytest.mark.slow
 async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
     broker = Broker(limits=Limits(intake_messages=1, throttle_ms=3_000))
     await broker.start()
@@ -179,6 +180,7 @@ def test_leases_and_deadlines_end_though_no_broker_is_there() -> None:
     loop.finish()
 
 
+@pytest.mark.slow
 async def test_a_settle_that_failed_gives_no_credit_back(broker: Broker, tl: timeline.Timeline) -> None:
     assert broker.node is not None
     store = broker.node.store
@@ -310,6 +312,7 @@ class _Silent(GrpcTransport):
             raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
 
 
+@pytest.mark.slow
 async def test_who_does_not_answer_takes_no_time_from_the_others(broker: Broker) -> None:
     async with Timeline(f"127.0.0.1:1,{broker.address}", "300ms", transport_factory=_Silent) as tl:
         assert (await tl.late()).unreachable == ("127.0.0.1:1",)

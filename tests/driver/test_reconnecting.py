@@ -68,6 +68,7 @@ async def test_a_consumer_keeps_its_leases_across_a_broken_stream(lasting: tuple
     assert c.stats.reconnects >= 1
 
 
+@pytest.mark.slow
 async def test_on_leaving_a_consumer_goes_to_another_broker(pair: tuple[Broker, Broker]) -> None:
     first, second = pair
     async with timeline.connect(f"{first.address},{second.address}", timeout="10s") as tl:
@@ -87,6 +88,7 @@ async def test_on_leaving_a_consumer_goes_to_another_broker(pair: tuple[Broker, 
             assert tl._link.channel.current == there.address
 
 
+@pytest.mark.slow
 async def test_never_sent_is_unavailable_and_names_the_message() -> None:
     async with timeline.connect("127.0.0.1:1", timeout="200ms") as tl:
         with pytest.raises(timeline.Unavailable) as never:

@@ -103,6 +103,7 @@ async def test_a_batch_never_fails_because_one_message_does(tl: timeline.Timelin
         receipts.raise_failed()
 
 
+@pytest.mark.slow
 async def test_a_stream_of_messages_yields_receipts_in_order(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:
         many = (Message(b"%d" % n, in_="1h", id=f"s{n}") for n in range(12_000))

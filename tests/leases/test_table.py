@@ -63,6 +63,7 @@ def _refusals(operation: Operation) -> list[Sentence]:
 
 
 @everything
+@pytest.mark.slow
 def test_where_several_refuse_the_first_in_the_order_is_the_answer(operation: Operation) -> None:
     """Not for a put: what it meets at all depends on what was asked (see `sentences`), so that its lines are no
     conditions by themselves."""
@@ -108,6 +109,7 @@ def _survey() -> tuple[Seen, Touched]:
     return {pair: frozenset(statuses) for pair, statuses in seen.items()}, touched
 
 
+@pytest.mark.slow
 def test_what_has_no_effect_is_refused_and_what_has_one_can_succeed() -> None:
     seen, _ = _survey()
     for state in State:
@@ -128,6 +130,7 @@ def test_the_documents_table_is_what_the_rules_do() -> None:
     assert told == _survey()[0]
 
 
+@pytest.mark.slow
 def test_the_fields_that_an_operation_may_touch() -> None:
     """Fixed is what the design calls fixed; everything else only where its operation says so."""
     asked = {"due_ms", "scheduled_ms", "asked_ms", "holder", "version", "last_op"}

@@ -236,6 +236,7 @@ async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_
     assert shop.left() == ["b"]
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_away_is_waited_for(shop: Shop, tl: timeline.Timeline, broker: Broker) -> None:
     await broker.stop()
     shop.add("a", "b")

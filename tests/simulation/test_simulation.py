@@ -35,6 +35,7 @@ def test_a_seed_is_the_same_every_time(seed: int) -> None:
     assert first.history() == second.history()
 
 
+@pytest.mark.slow
 def test_seeds_differ() -> None:
     first, second = World(1), World(2)
     first.run()

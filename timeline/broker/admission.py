@@ -19,6 +19,7 @@ from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, paylo
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
 from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
+from timeline.wording import shown_duration
 
 BEYOND_EXPIRY = "the due must lie before the message's expires"
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
@@ -83,7 +84,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         # store knows whether it is a repeat, and refuses it otherwise.
         late &= relative | ((frame.flags & PutFlag.IN) == 0)
         refusals.where(late, BEYOND_EXPIRY)
-    refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
+    refusals.where(due_ms > now + topic.settings.horizon_ms, beyond_horizon(topic))
     headers = frame.headers
     puts = Puts(
         ids=frame.ids,
@@ -107,7 +108,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
     refusals = Refusals(count, judge_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
-        refusals.where(due_ms > now + topic.settings.horizon_ms, _horizon(topic))
+        refusals.where(due_ms > now + topic.settings.horizon_ms, beyond_horizon(topic))
     mutations = Mutations(
         operation=frame.operation,
         ids=frame.ids,
@@ -139,10 +140,10 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
     most_ms = topic.settings.max_lease_ms
-    longer = f"a lease may be extended by 1 ms to the topic's max_lease, {most_ms} ms"
+    longer = f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}"
     refusals.where(extend & ((frame.time_ms < 1) | (frame.time_ms > most_ms)), longer)
     time_ms = _absolute(frame.time_ms, (frame.flags & SettleFlag.AT) == 0, now)
-    refusals.where(release & ~unseen & (time_ms > now + topic.settings.horizon_ms), _horizon(topic))
+    refusals.where(release & ~unseen & (time_ms > now + topic.settings.horizon_ms), beyond_horizon(topic))
     settles = Settles(
         ids=frame.ids,
         birth=frame.birth,
@@ -158,8 +159,9 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     return refusals, settles if admitted is None else take_settles(settles, admitted)
 
 
-def _horizon(topic: Topic) -> str:
-    return f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now"
+def beyond_horizon(topic: Topic) -> str:
+    """The sentence for a due that lies too far ahead."""
+    return f"the due lies beyond the topic's horizon, {shown_duration(topic.settings.horizon_ms)} from now"
 
 
 def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name
 from timeline.storage_plugins.contract import TopicConflict
+from timeline.wording import typed_name, typed_value
 
 REFRESH_AT_MOST_MS = 1_000.0
 """An unknown name makes us read the records again, but not more often than this."""
@@ -156,13 +158,32 @@ def _agreeing(topic: Topic | None, given: Mapping[str, Any]) -> Topic:
     """The topic that stands, when it has the settings given; else TopicConflict naming those that differ."""
     if topic is None:
         raise TopicConflict("the topic was created and dropped at this moment: try again")
-    other = {
-        name: getattr(topic.settings, name) for name, value in given.items() if getattr(topic.settings, name) != value
-    }
+    stands = {name: getattr(topic.settings, name) for name in given}
+    other = [name for name in given if stands[name] != given[name]]
     if other:
-        differ = ", ".join(f"{name} is {value}, not {given[name]}" for name, value in other.items())
-        raise TopicConflict(f"topic {topic.name!r} exists with other settings: {differ}; change them by a topic update")
+        differ = ", ".join(
+            f"{typed_name(name)} is {typed_value(name, stands[name])}, not {typed_value(name, given[name])}"
+            for name in other
+        )
+        raise TopicConflict(
+            f"topic {topic.name!r} exists with other settings: {differ}: {_mended(topic.name, other, given)}"
+        )
     return topic
+
+
+def _mended(topic: str, other: Sequence[str], given: Mapping[str, Any]) -> str:
+    """How a topic gets the settings given, as it is typed."""
+    fixed = [name for name in other if name in FIXED_SETTINGS]
+    if fixed:
+        return f"{' and '.join(fixed)} cannot be changed after a topic was created; drop it, or take another name"
+    options = " ".join(
+        f"--{typed_name(name).replace('_', '-')} {typed_value(name, given[name])}" for name in other if name != "paused"
+    )
+    name = shlex.quote(topic)
+    asked = [f"`timeline topic update {name} {options}`"] if options else []
+    if "paused" in other:
+        asked.append(f"`timeline topic {'pause' if given['paused'] else 'resume'} {name}`")
+    return f"{' and '.join(asked)} {'changes it' if len(other) == 1 else 'changes them'}, or update_topic"
 
 
 def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from timeline.wire import (
     encode,
 )
 from timeline.wire.crediting import credit_counts
+from timeline.wording import shown_duration
 
 if TYPE_CHECKING:
     from timeline.broker.dealer import Dealer
@@ -108,7 +109,7 @@ class ConsumeStream:
     def _admitted(self, hello: Hello, topic: Topic, dealer: Dealer) -> Consumer:
         settings = topic.settings
         if not 0 <= hello.lease_ms <= settings.max_lease_ms:
-            raise Invalid(f"lease must be at most the topic's max_lease, {settings.max_lease_ms} ms")
+            raise Invalid(f"lease must be at most the topic's max_lease, {shown_duration(settings.max_lease_ms)}")
         id = hello.consumer.encode()
         if not 1 <= len(id) <= MAX_HOLDER_BYTES:
             raise Invalid(f"a consumer's id is 1 to {MAX_HOLDER_BYTES} bytes")

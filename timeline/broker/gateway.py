@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from timeline.broker.access import ANYBODY, Caller, Deed
-from timeline.broker.admission import admit_mutations, forbidden, perhaps_done, refused
+from timeline.broker.admission import admit_mutations, beyond_horizon, forbidden, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
 from timeline.broker.owners import note_operator, owners
@@ -252,7 +252,7 @@ class Gateway:
             raise Invalid("an operation id must be 64 random bits, not 0")
         latest_ms = min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms)
         if at_ms > latest_ms:
-            raise Invalid(f"the due lies beyond the topic's horizon of {topic.settings.horizon_ms} ms from now")
+            raise Invalid(beyond_horizon(topic))
         mutation = TagMutation(
             operation=asked.operation,
             tag=asked.tag,

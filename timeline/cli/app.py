@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import logging
 import platform
@@ -18,6 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from timeline.cli import meant
 from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
@@ -61,12 +61,6 @@ class Failed(Exception):
         self.code = code
 
 
-def nearest(word: str, known: Sequence[str], cutoff: float = 0.5) -> str:
-    """` Did you mean …?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]}?" if near else ""
-
-
 class Suggesting(click.Group):
     """A group that names the nearest command when one is mistyped."""
 
@@ -76,7 +70,7 @@ class Suggesting(click.Group):
         name = args[0]
         if self.get_command(context, name) is None and not name.startswith("-"):
             known = self.list_commands(context)
-            hint = nearest(name, known) or f" There are: {', '.join(known)}."
+            hint = meant.likeliest(name, [*known, "--help"], meant.COMMANDS) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
 
@@ -233,7 +227,7 @@ def _usage(bad: click.ClickException) -> str:
     if isinstance(bad, click.NoSuchOption) and context is not None:
         known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         group = isinstance(context.command, click.Group)
-        hint = nearest(bad.option_name, [*known, "--help"], 0.7 if group else 0.5)
+        hint = meant.likeliest(bad.option_name, [*known, "--help"], meant.OPTIONS, 0.7 if group else 0.5)
         if not hint and group:
             hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
         said = f"there is no option {bad.option_name}.{hint}"

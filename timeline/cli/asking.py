@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import errno
 import functools
-import socket
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -16,8 +14,10 @@ import click
 import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.cli.identity import connected, credential_options, credentials_of_options
+from timeline.cli.values import DURATION
 from timeline.driver.channel import parse_addresses
 from timeline.driver.client import DEFAULT_ADDRESS
+from timeline.driver.knock import Answer, knock
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic
 
@@ -43,7 +43,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(**given)
         except (Unavailable, Closed) as error:
-            nobody = nobody_there(address)
+            nobody = asyncio.run(nobody_there(address))
             if not nobody and any(one in error.reason for one in parse_addresses(address)):
                 raise
             nobody = (
@@ -56,9 +56,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option(
-            "--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take."
-        ),
+        click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take."),
         click.option(
             "--address",
             envvar="TIMELINE_ADDRESS",
@@ -109,32 +107,18 @@ def _meant(address: str) -> str:
     return f"{host or default_host}:{port}"
 
 
-def nobody_there(addresses: str) -> str:
-    """A sentence that says why no broker can be reached at `addresses` and what to do; empty when a connection to one
-    of them can be made, so that the trouble is another."""
-    found = []
-    for address in parse_addresses(addresses):
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
-        except OSError as trouble:
-            found.append(f"{address} ({_why(trouble)})")
-        else:
-            return ""
+async def nobody_there(addresses: str) -> str:
+    """A sentence that says why no broker can be reached at `addresses` and what to do; empty when one of them may be a
+    broker's, so that the trouble is another."""
+    listed = parse_addresses(addresses)
+    answers = await asyncio.gather(*(knock(address, KNOCK_S) for address in listed))
+    if {Answer.TALKS, Answer.TLS} & set(answers):
+        return ""
+    found = ", ".join(f"{address} ({answer.short})" for address, answer in zip(listed, answers, strict=True))
     return (
-        f"no broker at {', '.join(found)}. Start one with 'timeline serve', "
+        f"no broker at {found}. Start one with 'timeline serve', "
         "or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
     )
-
-
-def _why(trouble: OSError) -> str:
-    if isinstance(trouble, socket.gaierror):
-        return "this name is not known"
-    if trouble.errno == errno.ECONNREFUSED:
-        return "nothing listens there"
-    if isinstance(trouble, TimeoutError):
-        return "no answer"
-    return (trouble.strerror or str(trouble)).lower()
 
 
 def missing_topic(name: str, there: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from timeline.cli.asking import check_receipts, client_command, group_option, to
 from timeline.cli.identity import connected, operator_option
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import tell_counts, tell_receipts
-from timeline.cli.values import due_of
+from timeline.cli.values import DURATION, due_of
 from timeline.errors import Invalid
 
 
@@ -23,8 +23,8 @@ from timeline.errors import Invalid
 @click.option(
     "--to", "--at", "to", metavar="TIME", help="The new due: 2026-03-29T09:00+02:00, now+15m, or local with --tz."
 )
-@click.option("--in", "in_", metavar="DURATION", help="The new due from now: 15m, 2h.")
-@click.option("--by", metavar="DURATION", help="With --tag: shift each by this, such as 2h or -30m.")
+@click.option("--in", "in_", type=DURATION, help="The new due from now: 15m, 2h.")
+@click.option("--by", type=DURATION, help="With --tag: shift each by this, such as 2h or -30m.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --to.")
 @click.option("--tag", help="Move all messages of this tag.")
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")

@@ -22,7 +22,7 @@ from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import QUIET, consumer_table, late_bound, more, table
 from timeline.cli.top import keys
-from timeline.cli.values import iso, shown_lateness
+from timeline.cli.values import DURATION, iso, shown_lateness
 from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings
@@ -117,7 +117,7 @@ def _broker_json(one: BrokerLine) -> dict[str, Any]:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Look again and again, until the key q.")
-@click.option("--every", default="1s", show_default=True, metavar="DURATION", help="How often, with --watch.")
+@click.option("--every", default="1s", show_default=True, type=DURATION, help="How often, with --watch.")
 @client_command
 def cluster(watch: bool, every: str, address: str, timeout: str, as_json: bool) -> int:
     """Show the cluster: each broker with its clock, load and lateness, which buckets of each topic it deals, and who is

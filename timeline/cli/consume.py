@@ -15,7 +15,7 @@ from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, 
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, plain, print_json, shown_payload
-from timeline.cli.values import iso, shown_lateness, shown_time
+from timeline.cli.values import DURATION, iso, shown_lateness, shown_time
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 
@@ -27,13 +27,11 @@ PARTING_S = 1.0
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--id", help="This consumer's id; one that comes back under its id gets what it still holds.  [host-pid]")
-@click.option("--lease", metavar="DURATION", help="How long to have each message.  [the topic's]")
+@click.option("--lease", type=DURATION, help="How long to have each message.  [the topic's]")
 @click.option("--credit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages at once.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many.")
-@click.option("--wait", metavar="DURATION", help="End when nothing has come for so long.")
-@click.option(
-    "--release", metavar="DURATION", help="Do not ack: put each back on the timeline, due again so long from now."
-)
+@click.option("--wait", type=DURATION, help="End when nothing has come for so long.")
+@click.option("--release", type=DURATION, help="Do not ack: put each back on the timeline, due again so long from now.")
 @click.option("--exec", "command", metavar="CMD", help="Run CMD with the payload on its standard input.")
 @client_command
 def consume(

@@ -15,7 +15,7 @@ from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress, counted
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
-from timeline.cli.values import due_of, shown_time
+from timeline.cli.values import DURATION, due_of, shown_time
 from timeline.errors import Invalid, TimelineError
 
 ALL_HELP = "All dead letters of the topic."
@@ -69,7 +69,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
 @click.option("--at", metavar="TIME", help="When they are due again.")
-@click.option("--in", "in_", metavar="DURATION", help="The same from now.  [now]")
+@click.option("--in", "in_", type=DURATION, help="The same from now.  [now]")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
 @group_option
 @operator_option

@@ -75,18 +75,18 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
         try:
             standings = await tl.standing()
         except TimelineError as trouble:
-            yield _no_broker(address, trouble)
+            yield await _no_broker(address, trouble)
         else:
             for one in standings.brokers:
                 try:
                     ping = await _ping(one.address, timeout)
                 except TimelineError as trouble:
-                    yield _no_broker(one.address, trouble)  # it has gone since it said how it stands
+                    yield await _no_broker(one.address, trouble)  # it has gone since it said how it stands
                     continue
                 for finding in of_broker(one, ping):
                     yield finding
             for gone, reason in standings.unreachable.items():
-                yield _no_broker(gone, TimelineError(reason))
+                yield await _no_broker(gone, TimelineError(reason))
             for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
                 yield finding
             return
@@ -133,8 +133,8 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
     return f"{place}serve would listen on {settings.listen}, metrics {settings.metrics}, store {shown(settings.store)}"
 
 
-def _no_broker(address: str, trouble: TimelineError) -> Finding:
-    nobody = nobody_there(address)
+async def _no_broker(address: str, trouble: TimelineError) -> Finding:
+    nobody = await nobody_there(address)
     if not nobody:
         found = f"{address} takes connections, but answers no question: {trouble.reason.removeprefix(f'{address}: ')}"
         return Finding(

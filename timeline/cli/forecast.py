@@ -17,10 +17,11 @@ from timeline.cli.asking import client_command, topic_names
 from timeline.cli.chart import columns, nice_step_ms, widened
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
-from timeline.cli.values import iso, shown_duration, zone_of
+from timeline.cli.values import DURATION, iso, zone_of
 from timeline.driver.reading import MAX_STEPS
 from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
+from timeline.wording import shown_duration
 
 HEIGHT = 8
 MARGIN = 12
@@ -45,8 +46,8 @@ class Load:
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@click.option("--window", default="1h", show_default=True, metavar="DURATION", help="How far to look ahead.")
-@click.option("--step", metavar="DURATION", help="How much a column covers.  [a round one that fits the terminal]")
+@click.option("--window", default="1h", show_default=True, type=DURATION, help="How far to look ahead.")
+@click.option("--step", type=DURATION, help="How much a column covers.  [a round one that fits the terminal]")
 @click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
 @client_command
 def forecast(

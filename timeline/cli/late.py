@@ -12,7 +12,7 @@ from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.causes import ADVICE, HAPPENED
 from timeline.cli.identity import connected
 from timeline.cli.output import print_json, print_table
-from timeline.cli.values import iso, shown_lateness, shown_time, zone_of
+from timeline.cli.values import DURATION, iso, shown_lateness, shown_time, zone_of
 from timeline.driver.reading import LateDelivery
 from timeline.driver.times import duration_ms
 from timeline.model import MAX_BATCH
@@ -20,7 +20,7 @@ from timeline.model import MAX_BATCH
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@click.option("--since", default="1h", show_default=True, metavar="DURATION", help="How far to look back.")
+@click.option("--since", default="1h", show_default=True, type=DURATION, help="How far to look back.")
 @click.option("--limit", type=click.IntRange(1, MAX_BATCH), default=100, show_default=True, help="The newest so many.")
 @click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
 @client_command

@@ -15,7 +15,7 @@ from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awa
 from timeline.cli.identity import connected, credential_options
 from timeline.cli.output import confirm, plain, print_json, print_table
 from timeline.cli.progress import Progress
-from timeline.cli.values import iso, shown_time
+from timeline.cli.values import DURATION, iso, shown_time
 from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
@@ -82,11 +82,11 @@ def print_ddl(dialect: str, table: str) -> int:
 
 @outbox.command()
 @database_command
-@click.option("--every", default="200ms", show_default=True, metavar="DURATION", help="How often to look when idle.")
+@click.option("--every", default="200ms", show_default=True, type=DURATION, help="How often to look when idle.")
 @click.option("--batch", default=1_000, show_default=True, type=click.IntRange(1, 10_000), help="Rows taken at once.")
 @click.option("--once", is_flag=True, help="Send what waits now, then end; 1 when some were set aside.")
 @click.option("--metrics", default="off", show_default=True, metavar="HOST:PORT|off", help="/metrics for Prometheus.")
-@click.option("--timeout", default="5s", show_default=True, metavar="DURATION", help="How long a call may take.")
+@click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take.")
 @click.option(
     "--address",
     envvar="TIMELINE_ADDRESS",

@@ -14,7 +14,7 @@ from timeline.cli.app import DONE, SOME_FAILED, Suggesting
 from timeline.cli.asking import topic_names
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.spark import pair, pipeline_command, running, watched
-from timeline.cli.values import parse_time, shown_bytes, shown_time
+from timeline.cli.values import DURATION, parse_time, shown_bytes, shown_time
 from timeline.driver.times import duration_ms
 
 
@@ -195,8 +195,8 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
 
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
-@click.option("--window", default="7d", show_default=True, metavar="DURATION", help="How far to look ahead.")
-@click.option("--step", default="1h", show_default=True, metavar="DURATION", help="How much a step covers.")
+@click.option("--window", default="7d", show_default=True, type=DURATION, help="How far to look ahead.")
+@click.option("--step", default="1h", show_default=True, type=DURATION, help="How much a step covers.")
 @click.option("--journal", default="", metavar="URL", help="Learn from this journal.")
 @click.option(
     "--per-consumer", default=0.0, metavar="RATE", help="What a consumer settles a second.  [as the journal shows]"
@@ -308,7 +308,7 @@ def _plain(value: Any) -> Any:
 
 @pipeline.command()
 @click.argument("journal")
-@click.option("--older", default="2h", show_default=True, metavar="DURATION", help="Only hours that began so long ago.")
+@click.option("--older", default="2h", show_default=True, type=DURATION, help="Only hours that began so long ago.")
 @pipeline_command
 def compact(journal: str, older: str, address: str, master: str, settings: tuple[str, ...], as_json: bool) -> int:
     """Make few large files of the journal's many small ones.
@@ -329,8 +329,8 @@ def compact(journal: str, older: str, address: str, master: str, settings: tuple
 @pipeline.command()
 @click.argument("data")
 @click.option("--into", metavar="FOLDER", help="Leave journal, backup and pages here.  [nowhere]")
-@click.option("--begins-in", default="90s", show_default=True, metavar="DURATION", help="Until the first departure.")
-@click.option("--lasts", default="60s", show_default=True, metavar="DURATION", help="From the first to the last.")
+@click.option("--begins-in", default="90s", show_default=True, type=DURATION, help="Until the first departure.")
+@click.option("--lasts", default="60s", show_default=True, type=DURATION, help="From the first to the last.")
 @pipeline_command
 def year(
     data: str, into: str | None, begins_in: str, lasts: str, address: str, master: str, settings: tuple[str, ...],

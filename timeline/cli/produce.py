@@ -18,7 +18,7 @@ from timeline.cli.identity import connected
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
-from timeline.cli.values import due_of, parse_headers, parse_time
+from timeline.cli.values import DURATION, due_of, parse_headers, parse_time
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError, TooLarge
 from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES
@@ -30,7 +30,7 @@ READ_BYTES = 256 * 1024
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("payload", required=False)
 @click.option("--at", metavar="TIME", help="When it is due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
-@click.option("--in", "in_", metavar="DURATION", help="How long from now: 250ms, 15m, 2h, 10d.")
+@click.option("--in", "in_", type=DURATION, help="How long from now: 250ms, 15m, 2h, 10d.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at, such as Europe/Berlin.")
 @click.option("--id", help="Its id, unique in the topic.  [a new UUIDv7]")
 @click.option("--tag", help="What bulk moves and cancels select by.")

@@ -17,10 +17,11 @@ from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.progress import Progress, counted
-from timeline.cli.values import iso, parse_time, shown_duration, shown_time, zone_of
+from timeline.cli.values import DURATION, iso, parse_time, shown_time, zone_of
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import State
+from timeline.wording import shown_duration
 
 STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
 LIMIT = 100
@@ -105,7 +106,7 @@ def _gone(topic: timeline.Topic, id: str) -> str:
 @click.option("--all", "everything", is_flag=True, help="No limit; with --json printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
 @click.option("--follow", is_flag=True, help="Go on: print what is new, moves, is taken, ends, until Ctrl-C.")
-@click.option("--every", default="1s", show_default=True, metavar="DURATION", help="With --follow: how often to look.")
+@click.option("--every", default="1s", show_default=True, type=DURATION, help="With --follow: how often to look.")
 @client_command
 def ls(
     topic: str,

@@ -9,7 +9,8 @@ import click
 
 from timeline import config
 from timeline.cli.app import REFUSED, Failed
-from timeline.cli.values import shown_bytes, shown_duration
+from timeline.cli.values import shown_bytes
+from timeline.wording import shown_duration
 
 PLAIN = config.ServeConfig()
 

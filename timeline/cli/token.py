@@ -14,10 +14,11 @@ from timeline.broker.access import Right
 from timeline.broker.tokens import Entry, change_tokens, digest, read_tokens, token_of, write_alone
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain
 from timeline.cli.output import print_json, print_table
-from timeline.cli.values import iso, shown_duration, shown_time
+from timeline.cli.values import DURATION, iso, shown_time
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
+from timeline.wording import shown_duration
 
 FILE_VARIABLE = "TIMELINE_TOKENS"
 ROUND_MS = 86_400_000
@@ -70,7 +71,7 @@ def file_command(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--into", metavar="FILE", type=click.Path(path_type=Path), help="Write it there, mode 0600, instead of showing it."
 )
-@click.option("--expires", metavar="DURATION", help="How long it is good for, such as 90d; for ever without it.")
+@click.option("--expires", type=DURATION, help="How long it is good for, such as 90d; for ever without it.")
 @file_command
 def create(
     name: str,

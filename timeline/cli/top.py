@@ -21,7 +21,7 @@ from timeline.cli.glance import Glance, Watcher
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import picture, seconds_ahead
-from timeline.cli.values import zone_of
+from timeline.cli.values import DURATION, zone_of
 from timeline.driver.times import duration_ms
 from timeline.errors import TimelineError
 
@@ -31,7 +31,7 @@ ENDING_KEYS = (b"q", b"Q", b"\x1b")
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@click.option("--every", default="1s", show_default=True, metavar="DURATION", help="How often to look.")
+@click.option("--every", default="1s", show_default=True, type=DURATION, help="How often to look.")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
 @client_command

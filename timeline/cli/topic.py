@@ -12,12 +12,13 @@ from timeline.cli.app import Suggesting, awaited
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import confirm, print_fields, print_json, print_table
-from timeline.cli.values import iso, shown_bytes, shown_duration, shown_time
+from timeline.cli.values import DURATION, iso, shown_bytes, shown_time
 from timeline.config import parse_bytes
 from timeline.driver.times import duration_ms
 from timeline.driver.topics import DURATIONS
 from timeline.errors import Invalid
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
+from timeline.wording import shown_duration
 
 PLAIN = TopicSettings()
 NO_LIMIT = {
@@ -79,7 +80,8 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for field, (takes, does) in reversed(SETTINGS.items()):
         option = f"--{field.removesuffix('_ms').replace('_', '-')}"
         default = _shown_setting(field, getattr(PLAIN, field))
-        function = click.option(option, metavar=takes, help=f"{does}  [{default}]")(function)
+        kind = DURATION if takes.endswith("DURATION") else None
+        function = click.option(option, type=kind, metavar=takes, help=f"{does}  [{default}]")(function)
     return function
 
 

@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
+
+import click
 
 from timeline.clock import Clock
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
@@ -16,7 +19,26 @@ FORMS = (
     "a time is ISO 8601 with its offset (2026-03-29T09:00+02:00, …Z), now, now+15m, now-1h, or a local time "
     "(2026-03-29T09:00) with --tz Europe/Berlin"
 )
+_BARE = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 _NOW = re.compile(r"now(?:\s*([+-])\s*(\S+))?")
+
+
+class _Length(click.ParamType[str]):
+    """An option that takes a duration. A number without a unit is seconds, as in the Python API."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """The text with its unit; what it is worth is judged where its bounds are known."""
+        return with_unit(str(value))
+
+
+DURATION = _Length()
+
+
+def with_unit(text: str) -> str:
+    """`text`, with the unit that a bare number has: seconds."""
+    return f"{text}s" if _BARE.fullmatch(text) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +62,7 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
     if match is not None:
         if match[2] is None:
             return Time(in_ms=0)
-        length_ms = duration_ms(match[2], option)
+        length_ms = duration_ms(with_unit(match[2]), option)
         return Time(in_ms=length_ms if match[1] == "+" else -length_ms)
     try:
         when = datetime.fromisoformat(said)
@@ -122,11 +144,3 @@ def shown_bytes(size_bytes: int) -> str:
         if size_bytes and size_bytes % unit_bytes == 0:
             return f"{size_bytes // unit_bytes}{unit}"
     return f"{size_bytes}B"
-
-
-def shown_duration(length_ms: int) -> str:
-    """A duration for people, such as 30s or 12h."""
-    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if length_ms and length_ms % size_ms == 0:
-            return f"{length_ms // size_ms}{unit}"
-    return f"{length_ms}ms" if length_ms else "0"

@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from timeline.clock import Clock
 from timeline.config import is_host, is_ipv6
 from timeline.driver.ids import Randomness
+from timeline.driver.knock import Answer
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportError
 
@@ -28,8 +29,6 @@ BACKOFF_FIRST_MS = 25.0
 BACKOFF_CAP_MS = 2_000.0
 LEAVING_REST_MS = 3_000.0
 LEARNED_AT_MOST = 64
-ABSENT = "nobody listens"
-"""What a transport says where nobody is there at all."""
 PLACES_AT_MOST = 256
 """Addresses kept, those that are no more included: connections to them may be in use."""
 LEAST_ATTEMPT_MS = 500.0
@@ -260,8 +259,8 @@ class Channel:
             return "it could not be sent in time"
         given = [place for place in self._places.values() if place.given]
         found = "; ".join(_found(place) for place in given)
-        absent = any(not place.trouble or ABSENT in place.trouble for place in given)
-        advice = ". Is one running there? `timeline serve` starts one" if absent else ""
+        absent = any(not place.trouble or _is_no_broker(place) for place in given)
+        advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
         return f"no broker could be reached: {found}{advice}"
 
     async def open(self, method: str, deadline: Deadline) -> Opened:
@@ -341,6 +340,11 @@ class Channel:
         for place in self._places.values():
             place.transport, place.failures, place.rest_until_ms = None, 0, 0.0
         self._current = ""
+
+
+def _is_no_broker(place: _Place) -> bool:
+    """Whether what was found there is nobody, or not a broker of any kind."""
+    return any(found.said(place.address) in place.trouble for found in Answer if found is not Answer.TLS)
 
 
 def _found(place: _Place) -> str:

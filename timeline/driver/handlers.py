@@ -20,6 +20,7 @@ from timeline.driver.sync_delivery import SyncDelivery
 from timeline.driver.times import Duration, When, duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
+from timeline.wording import shown_duration
 
 if TYPE_CHECKING:
     from timeline.driver.consumer import Consumer
@@ -194,7 +195,7 @@ class _Crew:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
                 # A thread cannot be stopped: its message goes back now, and the worker waits for it to end.
-                await self._failed(delivery, f"the handler took longer than {self.timeout_ms} ms")
+                await self._failed(delivery, f"the handler took longer than {shown_duration(self.timeout_ms)}")
                 await asyncio.wait({future})
                 return
         result = await asyncio.shield(future)

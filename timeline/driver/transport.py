@@ -16,7 +16,8 @@ import grpc.aio
 
 from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, Credentials, Shown
-from timeline.driver.knock import why_not
+from timeline.driver.handshake import why_not
+from timeline.driver.knock import Answer
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import Fault, TransportError
@@ -196,7 +197,7 @@ class GrpcTransport:
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise TransportError(Fault.UNREACHABLE, f"{self.address} did not answer in time") from None
+            raise TransportError(Fault.UNREACHABLE, Answer.SILENT.said(self.address)) from None
 
     def _opened(self) -> Any:
         try:

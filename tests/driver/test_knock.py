@@ -1,0 +1,133 @@
+"""Who is there where no broker is: nobody, somebody who speaks something else, a host that nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.driver.broker import Broker
+from timeline.cli import asking
+from timeline.cli.asking import nobody_there
+from timeline.driver import handshake
+from timeline.driver.knock import Answer, knock
+from timeline.driver.transport import GrpcTransport
+from timeline.wire.transport import Fault, TransportError
+
+WAIT_S = 20.0
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as a slow machine may take."""
+    monkeypatch.setattr(handshake, "KNOCK_S", WAIT_S)
+    monkeypatch.setattr(asking, "KNOCK_S", WAIT_S)
+
+
+@asynccontextmanager
+async def listening(speak: Speak, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server that is no broker; its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await speak(reader, writer)
+        except ConnectionError:
+            pass  # whoever knocked has gone
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+    await writer.drain()
+
+
+async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-other\r\n")
+    await reader.read()
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+
+
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    """What a server needs to speak TLS."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1)).sign(
+        key, hashes.SHA256()
+    )
+    file = tmp_path / "server.pem"
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    return context
+
+
+@pytest.mark.parametrize(("speak", "answer"), [(http, Answer.HTTP), (ssh, Answer.ELSE), (hangs_up, Answer.ELSE)])
+async def test_something_else_listens(speak: Speak, answer: Answer) -> None:
+    async with listening(speak) as address:
+        assert await knock(address, WAIT_S) is answer
+        await told_of(address, answer)
+
+
+async def test_something_listens_that_speaks_tls(certificate: ssl.SSLContext) -> None:
+    async with listening(says_nothing, certificate) as address:
+        assert await knock(address, WAIT_S) is Answer.TLS
+        await told_of(address, Answer.TLS)
+
+
+async def test_nobody_listens() -> None:
+    assert await knock("127.0.0.1:1", WAIT_S) is Answer.NOBODY
+    await told_of("127.0.0.1:1", Answer.NOBODY)
+
+
+async def test_a_host_that_nobody_knows() -> None:
+    assert await knock("no-such-host.invalid:9000", WAIT_S) is Answer.UNKNOWN_NAME
+    await told_of("no-such-host.invalid:9000", Answer.UNKNOWN_NAME)
+
+
+async def test_what_takes_connections_and_says_nothing_may_be_a_broker() -> None:
+    async with listening(says_nothing) as address:
+        assert await knock(address, 0.05) is Answer.TALKS
+
+
+async def test_a_broker_speaks_http2(broker: Broker) -> None:
+    assert await knock(broker.address, WAIT_S) is Answer.TALKS
+    assert await nobody_there(broker.address) == ""
+
+
+async def told_of(address: str, answer: Answer) -> None:
+    """The Python driver and the command line say it, too, each in its words."""
+    transport = GrpcTransport(address)
+    with pytest.raises(TransportError) as told:
+        await transport.ready(WAIT_S)
+    await transport.close()
+    assert (told.value.fault, told.value.reason) == (Fault.UNREACHABLE, answer.said(address))
+    assert ("nobody listens" in told.value.reason) == (answer is Answer.NOBODY)
+    # Of TLS the driver's own sentence tells all there is to tell.
+    told_of_nobody = "" if answer is Answer.TLS else f"no broker at {address} ({answer.short})"
+    assert told_of_nobody in (said := await nobody_there(address)) and bool(said) == bool(told_of_nobody)

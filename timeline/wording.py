@@ -1,0 +1,42 @@
+"""Durations and settings in the words that people type: `remember` and 30d, where the program counts `remember_ms`."""
+
+from __future__ import annotations
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+
+def shown_duration(length_ms: int) -> str:
+    """A duration for people, such as 30s or 12h; exact, and what every place that takes a duration reads back."""
+    for unit, size_ms in _UNITS:
+        if length_ms and length_ms % size_ms == 0:
+            return f"{length_ms // size_ms}{unit}"
+    return f"{length_ms}ms" if length_ms else "0"
+
+
+def typed_name(setting: str) -> str:
+    """A setting as it is typed: `lease_ms` is `lease`."""
+    return setting.removesuffix("_ms")
+
+
+def typed_value(setting: str, value: object) -> str:
+    """A setting's value as it is typed: 30s, auto, 1048576."""
+    if setting == "lease_ahead_ms" and value == -1:
+        return "auto"
+    if setting.endswith("_ms") and isinstance(value, int):
+        return shown_duration(value)
+    return str(value)
+
+
+def out_of_range(setting: str, low: int, high: int, value: object) -> str:
+    """The sentence for a value of `setting` that is not a whole number from `low` to `high`."""
+    if not setting.endswith("_ms"):
+        return f"{setting} must be a whole number from {low} to {high}, not {value!r}"
+    said = typed_value(setting, value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    auto = "auto, or " if low < 0 else ""
+    return f"{typed_name(setting)} must be {auto}{shown_duration(max(0, low))} to {shown_duration(high)}, not {said}"
+
+
+def above(setting: str, value: int, bound: str, most: int) -> str:
+    """The sentence for a setting that is above another one, which bounds it."""
+    name, limit = typed_name(setting), typed_name(bound)
+    return f"{name} {typed_value(setting, value)} is above {limit} {typed_value(bound, most)}: raise {limit}, too"
