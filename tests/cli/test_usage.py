@@ -194,9 +194,17 @@ def test_nobody_there(call: Call, arguments: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["produce t x --in 5", "produce t x --at now+5", "move t a --in 0.5", "move t --tag x --by -5",
-     "ls t --timeout 0.05", "consume t --lease 30 --wait 1", "forecast t --window 60 --step 5", "topic create t --remember 60 --lease 5"],
-)  # fmt: skip
+    [
+        "produce t x --in 5",
+        "produce t x --at now+5",
+        "move t a --in 0.5",
+        "move t --tag x --by -5",
+        "ls t --timeout 0.05",
+        "consume t --lease 30 --wait 1",
+        "forecast t --window 60 --step 5",
+        "topic create t --remember 60 --lease 5",
+    ],
+)
 def test_a_number_without_a_unit_is_seconds(call: Call, arguments: str) -> None:
     more = [] if "--timeout" in arguments else ["--timeout", "50ms"]
     done = call(*arguments.split(), "--address", NOBODY, *more)

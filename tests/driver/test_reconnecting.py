@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Status
+from timeline.driver.channel import Channel
 
 
 @pytest.fixture
@@ -140,3 +142,39 @@ async def test_closing_flushes_what_is_on_its_way(broker: Broker) -> None:
     for call in (p.produce(b"", in_="1h"), p.cancel("m"), p.produce_many([]), tl.topics()):
         with pytest.raises(timeline.Closed):
             await call
+
+
+async def test_an_outage_is_told_of_once_and_its_end_once(
+    lasting: tuple[Broker, timeline.Timeline], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, tl = lasting
+    tried_in_vain, failures = asyncio.Event(), 0
+    failed = Channel.failed
+
+    def counted(channel: Channel, address: str, trouble: str) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == 4:
+            tried_in_vain.set()
+        failed(channel, address, trouble)
+
+    monkeypatch.setattr(Channel, "failed", counted)
+    async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+        await p.produce(b"before", in_=0)
+        await _acked(c)
+        assert caplog.records == []
+        await broker.stop()
+        await tried_in_vain.wait()
+        await broker.start()
+        await p.produce(b"after", in_=0)
+        await _acked(c)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 2, told
+    assert told[0].startswith("consumer w of t lost its broker, and tries to reach one:") and broker.address in told[0]
+    assert told[1].startswith(f"consumer w of t has a broker again, at {broker.address}, after ")
+
+
+async def _acked(consumer: timeline.Consumer) -> None:
+    delivery = await consumer.take()
+    assert delivery is not None
+    await delivery.ack()

@@ -13,6 +13,7 @@ from timeline.driver.companion import beside, end
 from timeline.driver.hand import Hand, Load
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
+from timeline.driver.outage import Outage
 from timeline.driver.settling import UNSEEN, SettleDesk
 from timeline.driver.stream import ConsumeStream, Wish
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
@@ -63,6 +64,7 @@ class Session:
         """False: what still arrives goes back unseen, and no credit is given."""
         self.stopped_taking = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._outage = Outage(wish, link.clock)
         self._echo = 0
         self._talking = False
         """Whether a broker has welcomed this session, and is still there."""
@@ -108,6 +110,8 @@ class Session:
             except Unavailable:
                 if self.welcome is None and not self.closing:
                     raise  # never connected: say so, rather than wait where nobody is
+                if not self.closing:
+                    self._outage.begins(link.channel.unreached)
                 continue
             stream = ConsumeStream(opened, link.clock.monotonic_ms())
             await self._converse(stream)
@@ -296,6 +300,7 @@ class Session:
             self._link.channel.worked(stream.address)
             self._link.channel.learn(frame.brokers)
             self._talking = True
+            self._outage.over(stream.address)
             self.desk.line.work.set()
         elif isinstance(frame, Leaving):
             stream.leaving, stream.leave_by_ms = frame, now_ms + PARTING_MS
@@ -361,9 +366,9 @@ class Session:
                 return
         elif fault is not None and fault.fault in REFUSALS and not self._may_be_news(fault):
             raise refusal(fault)
-        if fault is not None:
-            log.info("the stream to %s ended: %s", stream.address, fault.reason)
         why = fault.reason if fault is not None else "it ended the stream"
+        if self.welcome is not None and not self.closing:
+            self._outage.begins(why if stream.address in why else f"{stream.address}: {why}")
         channel.failed(stream.address, why)
         waited_ms = self._link.clock.monotonic_ms() - self._since_ms
         if self.welcome is None and waited_ms >= self._link.timeout_ms:
