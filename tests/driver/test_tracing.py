@@ -125,6 +125,19 @@ async def test_what_is_put_again_in_another_trace_is_the_same_message(tl: timeli
         assert [[receipt.status for receipt in await p.produce_many(one)] for _ in range(2)] == [["OK"], ["DUPLICATE"]]
 
 
+async def test_a_batch_sent_again_is_the_same_messages_in_whatever_trace(tl: timeline.Timeline, told: Told) -> None:
+    headers: list[dict[str, str] | None]
+    for headers in ([None, None], [{"color": "red"}, None]):
+        batch = Batch([b"a", b"b"], in_="1h", headers=headers)
+        async with tl.producer("t") as p:
+            with told.tracer.start_as_current_span("first"):
+                first = await p.produce_many(batch)
+            with told.tracer.start_as_current_span("second"):
+                second = await p.produce_many(batch)
+        assert [receipt.status for receipt in first] == ["OK", "OK"]
+        assert [receipt.status for receipt in second] == ["DUPLICATE", "DUPLICATE"]
+
+
 async def test_messages_as_they_come_carry_their_trace(tl: timeline.Timeline, told: Told) -> None:
     async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
         coming = [Message(b"x", in_=0), Message(b"x", in_=0, id="own")]

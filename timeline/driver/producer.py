@@ -154,7 +154,8 @@ class Producer(Mutations):
         if by is None:
             return await self._put_many(columns, len(batch), timeout)
         with tracing.sending(by, self.topic, len(batch)) as trace:
-            columns["headers"] = _carried(columns["headers"], len(batch), own, trace)
+            # They stay, as its ids do: the same batch sent again, in another trace or in none, is the same messages.
+            batch.headers = columns["headers"] = _carried(batch.headers, len(batch), own, trace)
             return await self._put_many(columns, len(batch), timeout)
 
     async def _put_many(self, columns: Columns, count: int, timeout: Duration | None) -> Receipts:
