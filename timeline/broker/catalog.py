@@ -36,15 +36,22 @@ class Catalog:
         self._topics: dict[str, Topic] = {}
         self._read_at_ms = -REFRESH_AT_MOST_MS
         self._turn = asyncio.Lock()
+        self._asked = self._answered = 0
 
     def all(self) -> list[Topic]:
         """The records as cached, by name."""
         return [self._topics[name] for name in sorted(self._topics)]
 
     async def refresh(self) -> None:
-        """Reads all records again."""
+        """Reads all records again. However many ask while a reading is under way, one more answers them all: another
+        broker that creates a thousand topics says so a thousand times."""
+        self._asked += 1
+        mine = self._asked
         async with self._turn:
-            await self._refresh()
+            if self._answered < mine:
+                asked = self._asked
+                await self._refresh()
+                self._answered = asked
 
     async def _refresh(self) -> None:
         self._read_at_ms = self._clock.monotonic_ms()
