@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 import timeline
+from tests.driver.broker import Broker
 from timeline import Batch, Message, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -136,6 +137,19 @@ async def test_a_batch_sent_again_is_the_same_messages_in_whatever_trace(tl: tim
                 second = await p.produce_many(batch)
         assert [receipt.status for receipt in first] == ["OK", "OK"]
         assert [receipt.status for receipt in second] == ["DUPLICATE", "DUPLICATE"]
+
+
+async def test_what_ended_unknown_is_put_again_by_its_id_in_whatever_trace(
+    broker: Broker, tl: timeline.Timeline, told: Told
+) -> None:
+    async with tl.producer("t") as p:
+        await p.produce(b"", in_="1h")
+        held = broker.hold()
+        with pytest.raises(timeline.Unknown) as unknown:
+            await p.produce(b"x", in_="1h", headers={"color": "red"}, timeout="500ms")
+        held.set()
+        again = await p.produce(b"x", in_="1h", headers={"color": "red"}, id=unknown.value.id)
+        assert again.status == "DUPLICATE"
 
 
 async def test_messages_as_they_come_carry_their_trace(tl: timeline.Timeline, told: Told) -> None:
