@@ -34,9 +34,9 @@ class Catalog:
     ) -> None:
         self._store, self._clock, self._random_bits, self._on_change = store, clock, random_bits, on_change
         self._topics: dict[str, Topic] = {}
+        self._asked = self._answered = 0
         self._read_at_ms = -REFRESH_AT_MOST_MS
         self._turn = asyncio.Lock()
-        self._asked = self._answered = 0
 
     def all(self) -> list[Topic]:
         """The records as cached, by name."""
