@@ -14,7 +14,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.model import Operation, Status
+from timeline.model import Operation, State, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import Store
 from timeline.sync import make_membership
@@ -29,6 +29,8 @@ from timeline.wire import (
     Produce,
     Produced,
     PutFlag,
+    Scan,
+    ScanPage,
     Settle,
     Settled,
     SettleFlag,
@@ -128,6 +130,19 @@ class Link:
             payloads=more.pop("payloads", Ragged.of([b"p" + id.encode() for id in ids])),
             **more,
         )
+
+    def begin_put(self, ids: list[str]) -> Pipe:
+        """Sends a put of what is due at once, and does not wait for its answer."""
+        pipe = self.open("Produce")
+        pipe.up(self.puts(ids))
+        return pipe
+
+    async def ids(self, *states: State) -> list[bytes]:
+        """The ids of what is there in these states; in none: of all that lives."""
+        found: list[bytes] = []
+        async for data in self.node.service.unary_stream("Scan", encode(Scan("t", states=states))):
+            found += decode_as(data, ScanPage).rows.ids.tolist()
+        return sorted(found)
 
     async def put(self, ids: list[str], in_ms: int | list[int] = 0, topic: str = "t", **more: Any) -> Produced:
         pipe = self.open("Produce")

@@ -12,6 +12,7 @@ from tests.broker.link import Link, broker, statuses
 from timeline.broker.counting import SHARE
 from timeline.broker.limits import Limits
 from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, SettleFlag, TopicAction
 
@@ -118,6 +119,47 @@ async def test_counting_takes_a_bounded_share_of_the_stores_time():
         assert len(store.spans) == 3
         for (began, ended), (next_began, _) in zip(store.spans, store.spans[1:], strict=False):
             assert next_began - began >= (ended - began) / SHARE * 0.99
+
+
+class Refusing(MemoryStore):
+    """Counts and sweeps any topic but those `refused`, and says what it swept."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://")
+        self.refused = {"t"}
+        self.swept: list[str] = []
+
+    async def count_due(self, topic: Topic, edges_ms: np.ndarray) -> np.ndarray:
+        if topic.name in self.refused:
+            raise StoreUnavailable("too many to be counted within the deadline")
+        return await super().count_due(topic, edges_ms)
+
+    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
+        if topic.name in self.refused:
+            raise StoreUnavailable("too much to be swept within the deadline")
+        self.swept.append(topic.name)
+        return await super().sweep(topic, now_ms, limit)
+
+
+async def test_a_topic_that_cannot_be_counted_is_that_topics_trouble_alone():
+    async with broker(Refusing(), limits=Limits(count_every_ms=3_600_000, sweep_every_ms=3_600_000)) as link:
+        await link.topic(TopicAction.CREATE, "u")
+        await link.put(["a"], HOUR_MS, topic="u")
+        for count in (link.node.counting.near, link.node.counting.far):
+            with pytest.raises(StoreError):
+                await count()
+        value = link.node.metrics.registry.get_sample_value
+        assert value("timeline_messages_depth", {"topic": "u", "state": "waiting"}) == 1
+        assert link.node.not_ready == "", "what cannot be counted can be put and delivered all the same"
+
+
+async def test_a_topic_that_cannot_be_swept_is_that_topics_trouble_alone():
+    store = Refusing()
+    async with broker(store, limits=Limits(count_every_ms=3_600_000, sweep_every_ms=3_600_000)) as link:
+        await link.topic(TopicAction.CREATE, "u")
+        with pytest.raises(StoreError):
+            await link.node._sweep()
+        assert store.swept == ["u"]
 
 
 @pytest.mark.slow

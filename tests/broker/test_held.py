@@ -7,7 +7,7 @@ import time
 
 from tests.broker.link import Link, Pipe, broker, statuses
 from tests.broker.slow import SlowStore
-from tests.broker.test_races import PATIENT, states
+from tests.broker.test_races import PATIENT
 from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, State, Status
@@ -16,7 +16,7 @@ from timeline.wire import Deliver, TopicAction
 
 async def not_delivered(link: Link, consumer: Pipe) -> None:
     """Returns when "a" is leased no more; it was not delivered meanwhile."""
-    while consumer.from_broker.empty() and await states(link, State.AVAILABLE) != [b"a"]:
+    while consumer.from_broker.empty() and await link.ids(State.AVAILABLE) != [b"a"]:
         await asyncio.sleep(0)
     assert consumer.from_broker.empty()
 
@@ -26,7 +26,7 @@ async def test_a_pause_holds_back_what_was_leased_ahead():
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         consumer = await link.consume()
         await link.put(["a"], in_ms=150)
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         await link.topic(TopicAction.UPDATE, paused=True)
         await not_delivered(link, consumer)
@@ -42,7 +42,7 @@ async def test_a_pause_holds_back_what_a_lease_call_under_way_brings():
             await asyncio.sleep(0)
         store.hold("lease_due")
         await link.put(["a"])
-        while b"a" not in await states(link, State.LEASED):
+        while b"a" not in await link.ids(State.LEASED):
             await asyncio.sleep(0)
         await link.topic(TopicAction.UPDATE, paused=True)
         store.release("lease_due")
@@ -56,11 +56,11 @@ async def test_lease_ahead_that_is_turned_off_lets_go_of_what_was_leased_ahead()
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         await link.consume()
         await link.put(["a"], in_ms=30_000)
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=0)
         async with asyncio.timeout(20):
-            while await states(link, State.WAITING) != [b"a"]:
+            while await link.ids(State.WAITING) != [b"a"]:
                 await asyncio.sleep(0)
         assert statuses(await link.mutate(Operation.CANCEL, ["a"])) == [Status.OK]
 
@@ -72,7 +72,7 @@ async def test_what_was_leased_ahead_is_due_when_the_clock_says_so_though_it_jum
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         consumer = await link.consume(lease_ms=12 * 3_600_000)
         await link.put(["a"], in_ms=59_000)
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         ahead_s["wall"] = 3_600.0
         while clock.step_ms == 0.0:

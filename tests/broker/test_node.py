@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.broker.link import Link, broker, statuses
+from tests.broker.link import broker, statuses
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status
@@ -35,13 +35,6 @@ from timeline.wire import (
 from timeline.wire.frames import Cause
 
 
-async def scan(link: Link, **where: object) -> list[bytes]:
-    ids: list[bytes] = []
-    async for data in link.node.service.unary_stream("Scan", encode(Scan("t", **where))):
-        ids += decode_as(data, ScanPage).rows.ids.tolist()
-    return sorted(ids)
-
-
 async def test_put_deliver_ack_and_it_is_gone():
     async with broker() as link:
         consumer = await link.consume()
@@ -56,7 +49,7 @@ async def test_put_deliver_ack_and_it_is_gone():
         assert sorted(got.payloads) == [b"pa", b"pb"]
         assert got.version.tolist() == [2, 2]
         assert statuses(await link.settle(consumer, got, Operation.ACK)) == [Status.OK, Status.OK]
-        assert await scan(link) == []
+        assert await link.ids() == []
         assert statuses(await link.settle(consumer, got, Operation.ACK)) == [Status.NOT_FOUND] * 2
 
 
@@ -78,7 +71,7 @@ async def test_credit_bounds_what_is_in_flight_and_settling_gives_it_back():
         while taken < 2:
             taken += len((await consumer.down(Deliver)).birth)
         assert taken == 2
-        assert len(await scan(link, states=(State.AVAILABLE,))) == 3
+        assert len(await link.ids(State.AVAILABLE)) == 3
         await link.settle(consumer, first, Operation.ACK)
         again = await consumer.down(Deliver)
         assert len(again.birth) <= len(first.birth)
@@ -177,7 +170,7 @@ async def test_what_was_delivered_too_often_becomes_a_dead_letter_and_can_be_rev
         await link.settle(consumer, got, Operation.RELEASE, 0)
         await link.put(["b"])
         assert (await consumer.down(Deliver)).ids.tolist() == [b"b"]
-        assert await scan(link, states=(State.DEAD,)) == [b"a"]
+        assert await link.ids(State.DEAD) == [b"a"]
         assert statuses(await link.mutate(Operation.REVIVE, ["a"])) == [Status.OK]
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
         assert statuses(await link.mutate(Operation.PURGE, ["a"])) == [Status.LEASED]
@@ -215,7 +208,7 @@ async def test_one_bad_message_does_not_harm_its_batch():
         assert statuses(answer) == [Status.OK, Status.TOO_LARGE, Status.INVALID, Status.INVALID]
         assert "1048576 bytes" in answer.answers.details[1]
         assert "horizon" in answer.answers.details[3]
-        assert await scan(link) == [b"ok"]
+        assert await link.ids() == [b"ok"]
 
 
 async def test_an_unknown_topic_is_not_found_everywhere():
@@ -284,7 +277,7 @@ async def test_too_many_puts_waiting_are_throttled_with_a_wait():
         assert throttled
         assert all(answer.retry_after_ms > 0 for answer in throttled)
         stored = 2 * (40 - len(throttled))
-        assert len(await scan(link)) == stored
+        assert len(await link.ids()) == stored
 
 
 async def test_forecast_counts_what_is_to_come():
@@ -331,7 +324,7 @@ async def test_what_was_leased_ahead_is_not_early_for_a_session_that_takes_over(
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         await link.consume(session=1)
         await link.put(["a"], in_ms=150)
-        assert await scan(link, states=(State.LEASED,)) == [b"a"]
+        assert await link.ids(State.LEASED) == [b"a"]
         second = await link.consume(session=2)
         got = await second.down(Deliver)
         assert got.pushed_ms >= int(got.scheduled_ms[0])
@@ -348,7 +341,7 @@ async def test_what_a_consumer_holds_comes_back_only_within_its_credit():
         second = await link.consume(session=2, credit=2, credit_bytes=50)
         got = await second.down(Deliver)
         assert len(got.birth) == 1
-        assert len(await scan(link, states=(State.LEASED,))) == 3
+        assert len(await link.ids(State.LEASED)) == 3
 
 
 async def test_a_lease_that_ends_in_the_outbox_is_not_sent_and_its_credit_comes_back():

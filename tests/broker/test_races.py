@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 
-from tests.broker.link import Link, broker, statuses
+from tests.broker.link import broker, statuses
 from tests.broker.slow import InTurn, SlowStore
 from timeline.broker.limits import Limits
-from timeline.columns import Ragged
-from timeline.model import Operation, State, Status
+from timeline.model import Operation, State, Status, Topic, TopicSettings
 from timeline.wire import (
     Deliver,
     Leaving,
     LeavingReason,
-    Produce,
     Produced,
-    Scan,
-    ScanPage,
     TopicAction,
-    decode_as,
-    encode,
 )
 
 PATIENT = Limits(sweep_every_ms=3_600_000, count_every_ms=3_600_000, heartbeat_ms=3_600_000)
 """Nothing is found by looking again: what is delivered was told of."""
-
-
-async def states(link: Link, state: State) -> list[bytes]:
-    ids: list[bytes] = []
-    async for data in link.node.service.unary_stream("Scan", encode(Scan("t", states=(state,)))):
-        ids += decode_as(data, ScanPage).rows.ids.tolist()
-    return sorted(ids)
-
-
-def one_put(id: str) -> Produce:
-    return Produce(
-        request=1,
-        topic="t",
-        group="default",
-        ids=Ragged.of([id.encode()]),
-        birth=np.array([7], dtype=np.uint64),
-        time_ms=np.zeros(1, dtype=np.int64),
-        flags=np.ones(1, dtype=np.uint8),
-        payloads=Ragged.of([b"x"]),
-    )
 
 
 async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():
@@ -54,8 +27,7 @@ async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():
     async with broker(store, PATIENT) as link:
         consumer = await link.consume()
         store.hold("put")
-        pipe = link.open("Produce")
-        pipe.up(one_put("a"))
+        pipe = link.begin_put(["a"])
         await store.arrived("put")
         pipe.cancel()
         await asyncio.wait([pipe.task])
@@ -68,8 +40,7 @@ async def test_what_is_due_at_once_is_leased_before_its_put_is_answered():
     async with broker(store, PATIENT) as link:
         consumer = await link.consume()
         store.hold("put")
-        pipe = link.open("Produce")
-        pipe.up(one_put("a"))
+        pipe = link.begin_put(["a"])
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
         leases = store.calls["lease_due"]
         store.release("put")
@@ -169,6 +140,22 @@ async def test_two_who_ask_for_an_unknown_topic_wait_for_one_reading():
         assert store.calls["topics"] == 2  # at the start, and now
 
 
+async def test_however_many_ask_for_the_records_again_wait_for_one_reading_more():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        before = store.calls["topics"]
+        store.hold("topics")
+        first = asyncio.ensure_future(link.node.catalog.refresh())
+        await store.arrived("topics")
+        await store.create_topic(Topic("new", 77, TopicSettings(), 1, 0))
+        later = [asyncio.ensure_future(link.node.catalog.refresh()) for _ in range(5)]
+        await asyncio.sleep(0)
+        store.release("topics")
+        await asyncio.gather(first, *later)
+        assert store.calls["topics"] - before == 2
+        assert "new" in [topic.name for topic in link.node.catalog.all()]
+
+
 async def test_settings_that_change_while_a_round_is_under_way_are_looked_at():
     store = SlowStore()
     async with broker(store, PATIENT) as link:
@@ -205,7 +192,7 @@ async def test_a_look_long_before_the_due_does_not_keep_from_leasing_ahead():
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         await link.put(["a"], in_ms=60_200)
         await link.consume()
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
 
 
@@ -215,7 +202,7 @@ async def test_what_was_leased_ahead_goes_out_though_a_lease_call_hangs():
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         consumer = await link.consume()
         await link.put(["a"], in_ms=150)
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         store.hold("lease_due")
         await link.put(["b"], in_ms=3_000)
@@ -234,7 +221,7 @@ async def test_what_a_lease_call_brings_while_draining_goes_back():
         await consumer.down(Deliver)
         store.hold("lease_due")
         await link.put(["a"])
-        while await states(link, State.LEASED) != [b"a", b"seen"]:
+        while await link.ids(State.LEASED) != [b"a", b"seen"]:
             await asyncio.sleep(0)
         draining = asyncio.ensure_future(link.node.drain(60_000))
         assert isinstance(await consumer.down(), Leaving)
@@ -248,8 +235,8 @@ async def test_a_producer_that_does_not_read_does_not_hold_up_a_drain():
     async with broker(limits=Limits(drain_streams_ms=50)) as link:
         pipe = link.open("Produce")
         pipe.flowing.clear()
-        pipe.up(one_put("a"))
-        while await states(link, State.AVAILABLE) != [b"a"]:
+        pipe.up(link.puts(["a"]))
+        while await link.ids(State.AVAILABLE) != [b"a"]:
             await asyncio.sleep(0)
         await link.node.drain(3_600_000)
         assert link.node.not_ready
@@ -261,7 +248,7 @@ async def test_a_session_waits_for_what_the_one_before_hands_back():
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000)
         await link.consume(session=1)
         await link.put(["a"], in_ms=3_600)
-        while await states(link, State.LEASED) != [b"a"]:
+        while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         second = await link.consume(session=2)
         while not (link.node._dealers and store.calls["settle"]):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from tests.broker.link import Link, broker
-from tests.broker.test_node import scan
 from timeline.model import Status, Topic
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Leaving, LeavingReason, TopicAction, TopicList, Topics, decode_as, encode
@@ -53,7 +52,7 @@ async def test_a_dropped_topic_ends_its_streams_and_its_rows_are_never_seen_agai
         leaving = await consumer.down(Leaving)
         assert leaving.reason is LeavingReason.TOPIC_DROPPED
         await link.topic(TopicAction.CREATE)
-        assert await scan(link) == []
+        assert await link.ids() == []
 
 
 async def change(link: Link, revision: int, **settings: Any) -> TopicList:

@@ -12,7 +12,6 @@ import pytest
 from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
-from tests.broker.test_races import one_put
 from timeline.broker import handback, node
 from timeline.clock import Clock
 from timeline.model import Answers, Operation, Status
@@ -102,8 +101,7 @@ async def test_a_drain_whose_grace_is_over_waits_for_no_store(monkeypatch: pytes
     store = SlowStore()
     async with broker(store) as link:
         store.hold("put")
-        pipe = link.open("Produce")
-        pipe.up(one_put("a"))
+        link.begin_put(["a"])
         await store.arrived("put")
         await link.node.drain(20)
         assert link.node.not_ready

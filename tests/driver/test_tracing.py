@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 import timeline
+from tests.driver.broker import Broker
 from timeline import Batch, Message, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -123,6 +124,32 @@ async def test_what_is_put_again_in_another_trace_is_the_same_message(tl: timeli
             assert [receipt.status for receipt in await p.produce_many(again)] == statuses
         one = Batch([b"y"], in_="1h", ids=["three"])
         assert [[receipt.status for receipt in await p.produce_many(one)] for _ in range(2)] == [["OK"], ["DUPLICATE"]]
+
+
+async def test_a_batch_sent_again_is_the_same_messages_in_whatever_trace(tl: timeline.Timeline, told: Told) -> None:
+    headers: list[dict[str, str] | None]
+    for headers in ([None, None], [{"color": "red"}, None]):
+        batch = Batch([b"a", b"b"], in_="1h", headers=headers)
+        async with tl.producer("t") as p:
+            with told.tracer.start_as_current_span("first"):
+                first = await p.produce_many(batch)
+            with told.tracer.start_as_current_span("second"):
+                second = await p.produce_many(batch)
+        assert [receipt.status for receipt in first] == ["OK", "OK"]
+        assert [receipt.status for receipt in second] == ["DUPLICATE", "DUPLICATE"]
+
+
+async def test_what_ended_unknown_is_put_again_by_its_id_in_whatever_trace(
+    broker: Broker, tl: timeline.Timeline, told: Told
+) -> None:
+    async with tl.producer("t") as p:
+        await p.produce(b"", in_="1h")
+        held = broker.hold()
+        with pytest.raises(timeline.Unknown) as unknown:
+            await p.produce(b"x", in_="1h", headers={"color": "red"}, timeout="500ms")
+        held.set()
+        again = await p.produce(b"x", in_="1h", headers={"color": "red"}, id=unknown.value.id)
+        assert again.status == "DUPLICATE"
 
 
 async def test_messages_as_they_come_carry_their_trace(tl: timeline.Timeline, told: Told) -> None:

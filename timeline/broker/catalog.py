@@ -39,6 +39,7 @@ class Catalog:
         self._store, self._clock, self._random_bits, self._on_change = store, clock, random_bits, on_change
         self._alone = alone
         self._topics: dict[str, Topic] = {}
+        self._asked = self._answered = 0
         self._read_at_ms = -REFRESH_AT_MOST_MS
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
@@ -52,9 +53,15 @@ class Catalog:
         return self._topics.get(name)
 
     async def refresh(self) -> None:
-        """Reads all records again."""
+        """Reads all records again. However many ask while a reading is under way, one more answers them all: another
+        broker that creates a thousand topics says so a thousand times."""
+        self._asked += 1
+        mine = self._asked
         async with self._turn:
-            await self._refresh()
+            if self._answered < mine:
+                asked = self._asked
+                await self._refresh()
+                self._answered = asked
 
     async def _refresh(self) -> None:
         self._read_at_ms = self._clock.monotonic_ms()

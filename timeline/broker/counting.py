@@ -7,8 +7,9 @@ counted as often as its cost allows. Topics take turns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from timeline.broker.standing import Depth
 from timeline.columns import Int64
 from timeline.model import MAX_TIME_MS
+from timeline.storage_plugins.contract import StoreError
 from timeline.storage_plugins.room import Room, Roomy
 
 if TYPE_CHECKING:
@@ -47,23 +49,29 @@ class Counting:
         self._counted: dict[int, _Counted] = {}
 
     async def near(self) -> None:
-        """One turn of each topic: what is due, and what comes due within ten minutes. Then how much room is left."""
-        await self._room()
-        await self._turns(self._near)
+        """How much room is left. Then one turn of each topic: what is due, and what comes due within ten minutes."""
+        await self._turns([self._room, *(partial(self._near, dealer) for dealer in self._node.dealers)])
 
     async def far(self) -> None:
         """One turn of each topic: what comes due later than that."""
-        await self._turns(self._far)
+        await self._turns([partial(self._far, dealer) for dealer in self._node.dealers])
 
-    async def _turns(self, count: Callable[[Dealer], Awaitable[None]]) -> None:
+    async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """One after the other, whatever becomes of any. Raises the last trouble in the end."""
         node = self._node
+        trouble: StoreError | None = None
         for uid in self._counted.keys() - {dealer.topic.uid for dealer in node.dealers}:
             del self._counted[uid]
-        for dealer in node.dealers:
+        for count in counts:
             started_ms = node.clock.monotonic_ms()
-            await count(dealer)
+            try:
+                await count()
+            except StoreError as error:
+                trouble = error
             took_ms = node.clock.monotonic_ms() - started_ms
             await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
+        if trouble is not None:
+            raise trouble
 
     async def _near(self, dealer: Dealer) -> None:
         node, topic, now_ms = self._node, dealer.topic, self._node.clock.now_ms()

@@ -30,6 +30,9 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
+ASIDE = frozenset({"count_due", "room"})
+"""Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
+any call, and nothing that happens to a message waits for it."""
 ENDS = {
     2 * Operation.ACK: "acked",
     2 * Operation.ACK + 1: "acked",
@@ -95,7 +98,7 @@ class MeteredStore:
             answer = await work
         except StoreError as refused:
             outcome = refused.code
-            if isinstance(refused, StoreUnavailable):
+            if isinstance(refused, StoreUnavailable) and name not in ASIDE:
                 self.down = refused.reason or refused.code
             raise
         except Exception as broken:

@@ -341,19 +341,26 @@ class Node:
         self._look_all()
 
     async def _sweep(self) -> None:
-        """Removes what is over, topic by topic."""
+        """Removes what is over, topic by topic, whatever becomes of any. Raises the last trouble in the end."""
         if self.clocks.quarantined:
             return  # what is over by a wrong clock may not be
+        trouble: StoreError | None = None
         for dealer in list(self._dealers.values()):
             topic, more = dealer.topic, True
             while more:
                 now_ms = self.clock.now_ms()
-                swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
+                try:
+                    swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
+                except StoreError as error:
+                    trouble = error
+                    break
                 self.store.expired(topic, swept.expired)
                 if self.store.journal is not None:
                     self.store.journal.expired(topic, swept.expired)
                 more = swept.more
                 await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
+        if trouble is not None:
+            raise trouble
 
     def _measure(self) -> None:
         """Sets the gauges that need no store."""

@@ -20,7 +20,7 @@ from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When
-from timeline.errors import Closed, Invalid, TimelineError
+from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire.frames import AIM_BYTES
 
@@ -28,6 +28,8 @@ FRAME_MESSAGES = 10_000
 STREAMED_MESSAGES = 5_000
 STREAMED_BYTES = 16 * 1024 * 1024
 """What `produce_iter` holds at most: messages without their receipts."""
+MOST_IN_DOUBT = 1_000
+"""Traces of puts whose outcome is unknown, kept for whoever asks again; the oldest go."""
 
 
 class Producer(Mutations):
@@ -44,6 +46,7 @@ class Producer(Mutations):
     def __init__(self, link: Link, topic: str, group: str) -> None:
         super().__init__(link, topic, group)
         self._putting = Putting(link, topic, group)
+        self._in_doubt: dict[bytes, Mapping[str, str]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,11 +126,24 @@ class Producer(Mutations):
         """`made`: an id of the driver's, for a message without one."""
         own, *_, headers = message.encoded
         id = own or made or self._link.ids.make()
+        if own in self._in_doubt:  # it is asked for again, by the id that its error told
+            headers = carried(headers, self._in_doubt[own])
         by = tracing.tracer()
         if by is None:
             return await self._put_one(message, id, headers, flag, timeout_ms)
         with tracing.sending(by, self.topic, 1, id.decode()) as trace:
-            return await self._put_one(message, id, headers if own else carried(headers, trace), flag, timeout_ms)
+            try:
+                return await self._put_one(message, id, headers if own else carried(headers, trace), flag, timeout_ms)
+            except Unknown:
+                if not own:
+                    self._doubt(id, trace)
+                raise
+
+    def _doubt(self, id: bytes, trace: Mapping[str, str]) -> None:
+        """Nobody knows whether what went under this `id` of ours, with such trace headers, was put."""
+        self._in_doubt[id] = trace
+        if len(self._in_doubt) > MOST_IN_DOUBT:
+            del self._in_doubt[next(iter(self._in_doubt))]
 
     async def _put_one(self, message: Message, id: bytes, headers: bytes, flag: int, timeout_ms: float) -> Receipt:
         _, time_ms, flags, expires_ms, tag, _ = message.encoded
@@ -154,7 +170,8 @@ class Producer(Mutations):
         if by is None:
             return await self._put_many(columns, len(batch), timeout)
         with tracing.sending(by, self.topic, len(batch)) as trace:
-            columns["headers"] = _carried(columns["headers"], len(batch), own, trace)
+            # They stay, as its ids do: the same batch sent again, in another trace or in none, is the same messages.
+            batch.headers = columns["headers"] = _carried(batch.headers, len(batch), own, trace)
             return await self._put_many(columns, len(batch), timeout)
 
     async def _put_many(self, columns: Columns, count: int, timeout: Duration | None) -> Receipts:

@@ -197,24 +197,30 @@ class Buckets:
     """The buckets that this process has met."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Bucket] = {}
+        self._known: dict[int, dict[int, Bucket]] = {}
+        self._count = 0
 
     def of(self, topic: int, numbers: Iterable[int]) -> list[Bucket]:
         """Buckets of a topic, in ascending order, which is the order in which they are locked."""
-        found = [self._known.setdefault((topic, at), Bucket(topic, at)) for at in sorted(set(numbers))]
-        room = min(MOST_OF_ONE, max(FEWEST_OF_ONE, KNOWN_ENTRIES // len(self._known))) if self._known else 0
+        known, wanted = self._known.setdefault(topic, {}), sorted(set(numbers))
+        for at in wanted:
+            if at not in known:
+                known[at] = Bucket(topic, at)
+                self._count += 1
+        room = min(MOST_OF_ONE, max(FEWEST_OF_ONE, KNOWN_ENTRIES // max(1, self._count)))
+        found = [known[at] for at in wanted]
         for bucket in found:
             bucket.room = room
         return found
 
     def traced(self, topic: int, least: int) -> list[tuple[Bucket, int]]:
         """Those of a topic with an index that has so many traces at least."""
-        mine = [bucket for bucket in self._known.values() if bucket.topic == topic]
+        mine = self._known.get(topic, {}).values()
         return [(bucket, kind) for bucket in mine for kind, count in bucket.traces.items() if count >= least]
 
     def forget(self, topic: int) -> None:
         """Forgets a topic that was dropped."""
-        self._known = {key: bucket for key, bucket in self._known.items() if key[0] != topic}
+        self._count -= len(self._known.pop(topic, {}))
 
 
 __all__ = ["NOWHERE_MS", "Bucket", "Buckets", "Change", "Changed", "Head", "Pairs", "Place", "Stretch", "beyond"]

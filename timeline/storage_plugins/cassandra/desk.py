@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from timeline.leases import Ask, Decision, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Operation, Status, Topic
+from timeline.model import Status, Topic
+from timeline.storage_plugins.asks import removal
 from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
 from timeline.storage_plugins.cassandra.contents import Content, Contents
 from timeline.storage_plugins.cassandra.partition import Met, Partition
@@ -105,9 +105,8 @@ class Standing:
             if new is not None and decision.message is not None:
                 self._after[id] = replace(new, message=decision.message)
         elif decision.message is None:
-            keeps = decision.status is Status.EXPIRED or ask.operation in REMEMBERED
-            cancelled = decision.status is Status.OK and ask.operation is Operation.CANCEL
-            self.remove(stored, ask.op if cancelled else 0, keeps)
+            if (gone := removal(ask, decision)) is not None:
+                self.remove(stored, *gone)
         else:
             self._after[id] = replace(stored, message=decision.message)
         return decision

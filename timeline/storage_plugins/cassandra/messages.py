@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.leases import Ask, Decision, decide
+from timeline.leases import Ask, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, settle_asks
 from timeline.storage_plugins.cassandra.bucket import Bucket, Changed
 from timeline.storage_plugins.cassandra.contents import Content
 from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, settled_on
@@ -20,14 +21,6 @@ from timeline.storage_plugins.cassandra.rows import Stored
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.records import dropped
-
-
-def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision as answer `at`."""
-    answers.status[at] = decision.status.code
-    answers.version[at] = decision.message.version if decision.message else 0
-    answers.due_ms[at] = decision.message.due_ms if decision.message else 0
-    answers.settled[at], answers.late[at], answers.repeat[at] = decision.settled, decision.late, decision.repeat
 
 
 class Dropped(Exception):
@@ -190,19 +183,7 @@ async def put(desk: Desk, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         if not new.inline
     ]
     await desk.contents.write(topic.uid, now_ms, contents)
-    asks = [
-        Ask(Operation.PUT, time_ms=due_ms, birth=birth, group=group, payload_sum=sum_, expires_ms=expires_ms, move=move)
-        for due_ms, birth, group, sum_, expires_ms, move in zip(
-            puts.due_ms.tolist(),
-            puts.birth.tolist(),
-            puts.groups.tolist(),
-            puts.payload_sum.tolist(),
-            puts.expires_ms.tolist(),
-            puts.move.tolist(),
-            strict=True,
-        )
-    ]
-    answers = await decide_all(desk, topic, now_ms, ids, asks, news)
+    answers = await decide_all(desk, topic, now_ms, ids, put_asks(puts), news)
     if contents:
         # A repeat in this very batch has the place of what it repeats, which stays, as does what may stand.
         fresh = ((answers.status == Status.OK.code) & (answers.version == 1)) | (answers.status == Status.UNKNOWN.code)
@@ -228,30 +209,9 @@ def _news(puts: Puts, now_ms: int, attempt: int, topic: Topic) -> list[Stored]:
 
 async def settle(desk: Desk, topic: Topic, now_ms: int, settles: Settles) -> Answers:
     """`Store.settle`."""
-    columns = (settles.operation, settles.time_ms, settles.birth, settles.version, settles.holders, settles.op)
-    asks = [
-        Ask(
-            Operation(operation),
-            time_ms=time_ms,
-            birth=birth,
-            version=version,
-            holder=holder,
-            op=op,
-            unseen=unseen,
-            reason=reason,
-        )
-        for operation, time_ms, birth, version, holder, op, unseen, reason in zip(
-            *(column.tolist() for column in columns), settles.unseen.tolist(), settles.reasons.tolist(), strict=True
-        )
-    ]
-    return await decide_all(desk, topic, now_ms, settles.ids.tolist(), asks)
+    return await decide_all(desk, topic, now_ms, settles.ids.tolist(), settle_asks(settles))
 
 
 async def mutate(desk: Desk, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
     """`Store.mutate`."""
-    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
-    asks = [
-        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
-        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    return await decide_all(desk, topic, now_ms, mutations.ids.tolist(), asks)
+    return await decide_all(desk, topic, now_ms, mutations.ids.tolist(), mutation_asks(mutations))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.leases import Ask, decide, state_of
-from timeline.model import Operation, Rows, State, Status, Topic, buckets_of
+from timeline.leases import decide, state_of
+from timeline.model import Rows, State, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import tag_ask
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Head
 from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, partly, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE, LAST_ID
@@ -253,9 +254,8 @@ async def _tag_part(
         for stored in standing.there():
             if stored.message.remembered or stored.tag != mutation.tag or stored.put_ms > mutation.started_ms:
                 continue
-            ask = _tag_ask(mutation, stored)
-            beyond = mutation.operation is Operation.MOVE and ask.time_ms > mutation.latest_ms
-            if beyond and stored.message.last_op != mutation.op:
+            ask = tag_ask(mutation, stored.message)
+            if ask is None:
                 counts[Status.INVALID.code] += 1
             elif mutation.dry_run:
                 counts[decide(stored.message, ask, now_ms, topic.settings).status.code] += 1
@@ -272,13 +272,6 @@ async def _tag_part(
     counts, moved, gone = await settled_on(bucket, attempt)
     desk.contents.delete(topic.uid, contents_of(bucket, gone))
     return counts, moved
-
-
-def _tag_ask(mutation: TagMutation, stored: Stored) -> Ask:
-    due_ms = mutation.due_ms
-    if mutation.operation is Operation.MOVE and due_ms == 0:
-        due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
-    return Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
 
 
 async def count_due(desk: Desk, topic: Topic, edges_ms: Int64) -> Int64:

@@ -213,6 +213,25 @@ async def check_relet(trial: Trial) -> None:
 
 
 @check()
+async def check_next_due_after_a_late_extend(trial: Trial) -> None:
+    """A lease that had run out and was extended all the same is the next to run out, though others that run longer had
+    come after it before."""
+    for operation in (Operation.EXTEND, Operation.RELET):
+        topic = await trial.topic()
+        await trial.stored(topic, [b"long"])
+        await trial.lease(topic, lease_ms=600_000)
+        await trial.stored(topic, [b"short"])
+        rows = (await trial.lease(topic, lease_ms=1_000)).rows
+        left = await trial.lease(topic, now_ms=T0 + 2_000, max_bytes=1)
+        expect_equal((len(left.rows), left.next_due_ms), (0, T0 + 1_000), "(leases, next due) without room for any")
+        late = await trial.settle(topic, operation, rows, now_ms=T0 + 2_100, time_ms=T0 + 7_000)
+        expect_equal(statuses(late), [Status.OK], f"status of a late {operation.name}")
+        await trial.stored(topic, [b"other"], T0 + 2_150)
+        leased = await trial.lease(topic, now_ms=T0 + 2_200)
+        expect_equal((leased.rows.ids.tolist(), leased.next_due_ms), ([b"other"], T0 + 7_000), "(ids, next due)")
+
+
+@check()
 async def check_mixed_settles(trial: Trial) -> None:
     """Operations and statuses mix freely in one batch, and an id that comes twice meets what the first one left."""
     topic = await trial.topic()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged
-from timeline.leases import Ask, decide
+from timeline.leases import decide
 from timeline.model import Answers, Operation, Status, TopicSettings
+from timeline.storage_plugins.asks import fill, mutation_ask
 from timeline.storage_plugins.contract import Mutations, TagMutation, TagStep
 from timeline.storage_plugins.memory.rows import FREE, HELD, KEPT, TopicRows
-from timeline.storage_plugins.memory.rulings import answer, message_at, rule
+from timeline.storage_plugins.memory.rulings import message_at, rule
 from timeline.storage_plugins.memory.settles import find
 from timeline.storage_plugins.memory.walks import Walks
 
@@ -31,19 +32,8 @@ def mutate(rows: TopicRows, settings: TopicSettings, now_ms: int, mutations: Mut
             rows.remove(slots[picks], now_ms, settings.remember_ms > 0)
         done[picks] = True
     for at in np.flatnonzero(~done).tolist():
-        answer(answers, at, rule(rows, ids[at], _ask(mutations, at), now_ms, settings))
+        fill(answers, at, rule(rows, ids[at], mutation_ask(mutations, at), now_ms, settings))
     return answers
-
-
-def _ask(mutations: Mutations, at: int) -> Ask:
-    return Ask(
-        mutations.operation,
-        time_ms=int(mutations.due_ms[at]),
-        group=mutations.groups[at],
-        if_version=int(mutations.if_version[at]),
-        leased=bool(mutations.leased[at]),
-        op=int(mutations.op[at]),
-    )
 
 
 def _plain(rows: TopicRows, slots: Indexes, now_ms: int, mutations: Mutations, picks: Indexes) -> Bools:
@@ -155,6 +145,6 @@ def _tried(rows: TopicRows, settings: TopicSettings, now_ms: int, slots: Indexes
     answers = Answers.blank(len(slots))
     doubtful = ~_plain(rows, slots, now_ms, mutations, np.arange(len(slots)))
     for at in np.flatnonzero(doubtful).tolist():
-        ask = _ask(mutations, at)
-        answer(answers, at, decide(message_at(rows, int(slots[at])), ask, now_ms, settings))
+        ask = mutation_ask(mutations, at)
+        fill(answers, at, decide(message_at(rows, int(slots[at])), ask, now_ms, settings))
     return answers

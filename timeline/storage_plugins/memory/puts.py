@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 
 from timeline.columns import Bools
-from timeline.leases import Ask
-from timeline.model import Answers, Operation, Status, TopicSettings
+from timeline.model import Answers, Status, TopicSettings
+from timeline.storage_plugins.asks import fill, put_ask
 from timeline.storage_plugins.contract import Puts
 from timeline.storage_plugins.memory.rows import WORDS, TopicRows, records_of
-from timeline.storage_plugins.memory.rulings import answer, rule
+from timeline.storage_plugins.memory.rulings import rule
 
 
 def put(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, fast: bool) -> Answers:
@@ -65,17 +65,8 @@ def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
 
 
 def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, at: int, answers: Answers) -> None:
-    ask = Ask(
-        Operation.PUT,
-        time_ms=int(puts.due_ms[at]),
-        birth=int(puts.birth[at]),
-        group=puts.groups[at],
-        payload_sum=int(puts.payload_sum[at]),
-        expires_ms=int(puts.expires_ms[at]),
-        move=bool(puts.move[at]),
-    )
     id = puts.ids[at]
-    decision = rule(rows, id, ask, now_ms, settings)
+    decision = rule(rows, id, put_ask(puts, at), now_ms, settings)
     if decision.status is Status.OK and id not in rows.index:
         _put_all(rows, now_ms, puts.take(np.array([at], dtype=np.intp)))
-    answer(answers, at, decision)
+    fill(answers, at, decision)

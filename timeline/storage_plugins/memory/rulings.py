@@ -7,7 +7,7 @@ import numpy as np
 from timeline.columns import Indexes
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status, TopicSettings
+from timeline.model import Operation, Status, TopicSettings
 from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, TopicRows
 
 
@@ -79,13 +79,3 @@ def write_back(rows: TopicRows, slot: int, message: Message) -> None:
     rows.place(slots, kind, np.array([message.died_ms or message.due_ms], dtype=np.int64))
     if revived and message.expires_ms:
         rows.expire_at(slots, records["expires_ms"][slots], records["birth"][slots])
-
-
-def answer(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision down as the answer of item `at`."""
-    answers.status[at] = decision.status.code
-    answers.settled[at] = decision.settled
-    answers.late[at] = decision.late
-    answers.repeat[at] = decision.repeat
-    answers.version[at] = decision.message.version if decision.message else 0
-    answers.due_ms[at] = decision.message.due_ms if decision.message else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from timeline.columns import Bools, Indexes
-from timeline.leases import Ask
 from timeline.model import Answers, Operation, TopicSettings
+from timeline.storage_plugins.asks import fill, settle_ask
 from timeline.storage_plugins.contract import Settles
 from timeline.storage_plugins.memory.rows import FREE, HELD, TopicRows, records_of
-from timeline.storage_plugins.memory.rulings import answer, rule
+from timeline.storage_plugins.memory.rulings import rule
 
 
 def find(rows: TopicRows, ids: list[bytes]) -> Indexes:
@@ -41,21 +41,8 @@ def settle(rows: TopicRows, settings: TopicSettings, now_ms: int, settles: Settl
             if len(picks):
                 done[apply(rows, settings, now_ms, settles, picks, slots[picks], answers)] = True
     for at in np.flatnonzero(~done).tolist():
-        answer(answers, at, rule(rows, ids[at], _ask(settles, at), now_ms, settings))
+        fill(answers, at, rule(rows, ids[at], settle_ask(settles, at), now_ms, settings))
     return answers
-
-
-def _ask(settles: Settles, at: int) -> Ask:
-    return Ask(
-        Operation(int(settles.operation[at])),
-        time_ms=int(settles.time_ms[at]),
-        birth=int(settles.birth[at]),
-        version=int(settles.version[at]),
-        holder=settles.holders[at],
-        op=int(settles.op[at]),
-        unseen=bool(settles.unseen[at]),
-        reason=settles.reasons[at],
-    )
 
 
 def _tokens_match(rows: TopicRows, slots: Indexes, settles: Settles) -> Bools:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import put_ask, settle_ask
 from timeline.storage_plugins.contract import Puts, Settles, StoreUnavailable
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import decide_each, put_ask, settle_ask
+from timeline.storage_plugins.sql.changes import decide_each
 from timeline.storage_plugins.sql.rows import Stored, remembered_of, stored_of
 
 Reserve = Callable[[int], int]

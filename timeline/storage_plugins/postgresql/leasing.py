@@ -14,13 +14,13 @@ from timeline.columns import Indexes, Int64, Ragged, UInt32
 from timeline.leases import deal
 from timeline.leases.dealing import turns_of
 from timeline.model import Answers, Operation, Rows, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import settle_ask
 from timeline.storage_plugins.contract import Grant, Leased, Settles
 from timeline.storage_plugins.postgresql import lease_statements, statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.messages import Changes, decide_each
 from timeline.storage_plugins.postgresql.rows import Part, leased_of, stored_of
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import settle_ask
 from timeline.storage_plugins.sql.search import MOST_REMOVED, burial, buried, met
 
 BYTES_AT_ONCE = 256 * 1024 * 1024

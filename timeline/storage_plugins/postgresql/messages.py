@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, removal
 from timeline.storage_plugins.contract import Mutations, StoreUnknown
 from timeline.storage_plugins.postgresql import statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stored_of
 from timeline.storage_plugins.sql import signed_one
-from timeline.storage_plugins.sql.changes import fill, left_of, mutation_asks, removal
+from timeline.storage_plugins.sql.changes import left_of
 
 MOST_LOST = 100
 """Races that one call may lose for the same message. In each of them somebody else has changed it."""

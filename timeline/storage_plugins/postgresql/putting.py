@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import put_ask
 from timeline.storage_plugins.contract import Puts, StoreUnknown
 from timeline.storage_plugins.postgresql import records, statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
@@ -12,7 +13,6 @@ from timeline.storage_plugins.postgresql.messages import MOST_LOST, decide_each,
 from timeline.storage_plugins.postgresql.numbers import Numbers
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import put_ask
 
 
 class Putting:

@@ -193,6 +193,10 @@ class PostgresqlStore(Store):
         finally:
             if (settles.operation == Operation.RELEASE).any():
                 self._floors.lower(topic, now_ms)
+            # One that had run out may end before those that were known to run.
+            ends_ms = settles.time_ms[(settles.operation == Operation.EXTEND) | (settles.operation == Operation.RELET)]
+            if len(ends_ms):
+                self._floors.lower(topic, end_ms=int(ends_ms.min()))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from timeline.columns import Ragged
 from timeline.leases import decide
 from timeline.model import Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import tag_ask
 from timeline.storage_plugins.contract import TagMutation, TagStep
 from timeline.storage_plugins.postgresql import statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
@@ -21,7 +22,6 @@ from timeline.storage_plugins.postgresql.rows import stored_of
 from timeline.storage_plugins.postgresql.schema import NOTHING
 from timeline.storage_plugins.postgresql.statements import OR_REPLACED, TOPIC
 from timeline.storage_plugins.sql import TAGGED, signed_one
-from timeline.storage_plugins.sql.changes import tag_ask
 from timeline.storage_plugins.sql.rows import cursor_at, place_after
 
 AT_ONCE = 2_000

@@ -18,8 +18,8 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
+from timeline.model import Answers, Status, Topic, TopicSettings, buckets_of
+from timeline.storage_plugins.asks import fill, removal
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable
 from timeline.storage_plugins.redis import queries, scripts
 from timeline.storage_plugins.redis.records import Stored, pack, unpack
@@ -236,12 +236,11 @@ def left_of(stored: Stored, ask: Ask, decision: Decision, now_ms: int, settings:
     message = decision.message
     if message is not None:
         return None if message is stored.message else pack(dataclasses.replace(stored, message=message))
-    if stored.message.remembered or decision.status not in (Status.OK, Status.EXPIRED):
+    gone = None if stored.message.remembered else removal(ask, decision)
+    if gone is None:
         return None
-    expired = decision.status is Status.EXPIRED
-    if not settings.remember_ms or not (expired or ask.operation in REMEMBERED):
-        return b""
-    return kept(stored, ask.op if ask.operation is Operation.CANCEL and not expired else 0, now_ms)
+    last_op, remembers = gone
+    return kept(stored, last_op, now_ms) if remembers and settings.remember_ms else b""
 
 
 def kept(stored: Stored, last_op: int, now_ms: int) -> bytes:
@@ -341,16 +340,6 @@ class Call:
         if self.troubles and len(self.troubles) == len(self.answers):
             raise next((error for error in self.troubles if not isinstance(error, StoreUnavailable)), self.troubles[0])
         return self.answers
-
-
-def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision down as the answer of item `at`."""
-    answers.status[at] = decision.status.code
-    answers.version[at] = decision.message.version if decision.message else 0
-    answers.due_ms[at] = decision.message.due_ms if decision.message else 0
-    answers.settled[at] = decision.settled
-    answers.late[at] = decision.late
-    answers.repeat[at] = decision.repeat
 
 
 __all__ = ["Call", "Items", "Keys", "Outcome", "all_of", "kept", "left_of", "standing"]

@@ -9,6 +9,7 @@ import numpy as np
 from timeline.columns import Int64, UInt64
 from timeline.leases import Ask, Message
 from timeline.model import Answers, Operation, Status, Topic
+from timeline.storage_plugins.asks import mutation_asks, put_ask, settle_ask
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.redis.changes import Call, Keys
@@ -94,16 +95,7 @@ class _LazyAsks(list[Ask]):
         self._puts = puts
 
     def __getitem__(self, at: int) -> Ask:  # type: ignore[override]
-        puts = self._puts
-        return Ask(
-            Operation.PUT,
-            time_ms=int(puts.due_ms[at]),
-            birth=int(puts.birth[at]),
-            group=puts.groups[at],
-            payload_sum=int(puts.payload_sum[at]),
-            expires_ms=int(puts.expires_ms[at]),
-            move=bool(puts.move[at]),
-        )
+        return put_ask(self._puts, at)
 
 
 def _born(puts: Puts, at: int, now_ms: int) -> Stored:
@@ -163,27 +155,12 @@ class _LazySettles(list[Ask]):
         self._settles = settles
 
     def __getitem__(self, at: int) -> Ask:  # type: ignore[override]
-        settles = self._settles
-        return Ask(
-            Operation(int(settles.operation[at])),
-            time_ms=int(settles.time_ms[at]),
-            birth=int(settles.birth[at]),
-            version=int(settles.version[at]),
-            holder=settles.holders[at],
-            op=int(settles.op[at]),
-            unseen=bool(settles.unseen[at]),
-            reason=settles.reasons[at],
-        )
+        return settle_ask(self._settles, at)
 
 
 async def mutate(server: Server, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
     """`Store.mutate`."""
-    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
-    asks = [
-        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
-        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    return await _decided(server, topic, now_ms, mutations.ids.tolist(), asks)
+    return await _decided(server, topic, now_ms, mutations.ids.tolist(), mutation_asks(mutations))
 
 
 async def _decided(server: Server, topic: Topic, now_ms: int, ids: list[bytes], asks: list[Ask]) -> Answers:

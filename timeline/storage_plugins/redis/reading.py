@@ -11,6 +11,7 @@ import numpy as np
 from timeline.columns import Int64
 from timeline.leases import Ask, Message, decide, state_of
 from timeline.model import Operation, Rows, State, Status, Topic, bucket_of
+from timeline.storage_plugins.asks import tag_ask
 from timeline.storage_plugins.contract import (
     Page,
     ScanFilter,
@@ -233,20 +234,17 @@ async def mutate_tag(
     ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
     pending = {id: value for id, value in zip(ids, values, strict=True) if value}
     earliest: list[int] = []
-    moves, written = mutation.operation is Operation.MOVE, False
+    written = False
     while pending:
         items, decided = Items([], [], [], []), []
         for id, value in pending.items():
             stored = standing(value, now_ms, topic.settings)
             if stored is None or stored.tag != mutation.tag or stored.put_ms > mutation.started_ms:
                 continue
-            due_ms = mutation.due_ms
-            if moves and due_ms == 0:
-                due_ms = max(0, stored.message.scheduled_ms + mutation.by_ms)
-            if moves and due_ms > mutation.latest_ms and stored.message.last_op != mutation.op:
+            ask = tag_ask(mutation, stored.message)
+            if ask is None:
                 counts[Status.INVALID.code] += 1
                 continue
-            ask = Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
             decision = decide(stored.message, ask, now_ms, topic.settings)
             new = (
                 None if decision.repeat or mutation.dry_run else left_of(stored, ask, decision, now_ms, topic.settings)

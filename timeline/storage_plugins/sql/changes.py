@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from timeline.leases import Ask, Decision, Message, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.contract import Mutations, Puts, Settles, TagMutation
+from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, removal, tag_ask
+from timeline.storage_plugins.contract import Mutations, TagMutation
 from timeline.storage_plugins.sql.rows import Stored
 
 
@@ -64,16 +64,6 @@ class Changes(ABC):
         return stored
 
 
-def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
-    """What a decision that leaves no message means for the one that stood: the operation that its remains carry, and
-    whether a topic that remembers keeps any. None: it was refused, and stands."""
-    if decision.status is Status.EXPIRED:
-        return 0, True
-    if decision.status is not Status.OK:
-        return None
-    return ask.op if ask.operation is Operation.CANCEL else 0, ask.operation in REMEMBERED
-
-
 def left_of(message: Message, last_op: int) -> Message:
     """What a topic that remembers keeps of a message."""
     return Message(message.birth, message.version, last_op=last_op, payload_sum=message.payload_sum, remembered=True)
@@ -99,16 +89,6 @@ def decide_each(
             standing[id] = left
         fill(answers, places[at], decision)
     return []
-
-
-def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision as answer `at`."""
-    answers.status[at] = decision.status.code
-    answers.version[at] = decision.message.version if decision.message is not None else 0
-    answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
-    answers.settled[at] = decision.settled
-    answers.late[at] = decision.late
-    answers.repeat[at] = decision.repeat
 
 
 def mutate(changes: Changes, mutations: Mutations) -> Answers:
@@ -143,50 +123,3 @@ def mutate_tagged(
             dues_ms.append(decision.message.due_ms)
     changes.write()
     return counts, min(dues_ms, default=None)
-
-
-def tag_ask(mutation: TagMutation, message: Message) -> Ask | None:
-    """A tag operation on one message as the rules ask it; None where that is INVALID: it would move it beyond the
-    latest due, and has not done so before."""
-    due_ms = mutation.due_ms
-    if mutation.operation is Operation.MOVE:
-        due_ms = due_ms or max(0, message.scheduled_ms + mutation.by_ms)
-        if due_ms > mutation.latest_ms and message.last_op != mutation.op:
-            return None
-    return Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
-
-
-def mutation_asks(mutations: Mutations) -> list[Ask]:
-    """The mutations as the rules ask them."""
-    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
-    return [
-        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
-        for group, due_ms, if_version, leased, op in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-
-
-def put_ask(puts: Puts, at: int) -> Ask:
-    """One of the puts as the rules ask it."""
-    return Ask(
-        Operation.PUT,
-        time_ms=int(puts.due_ms[at]),
-        birth=int(puts.birth[at]),
-        group=puts.groups[at],
-        payload_sum=int(puts.payload_sum[at]),
-        expires_ms=int(puts.expires_ms[at]),
-        move=bool(puts.move[at]),
-    )
-
-
-def settle_ask(settles: Settles, at: int) -> Ask:
-    """One of the settles as the rules ask it."""
-    return Ask(
-        Operation(int(settles.operation[at])),
-        time_ms=int(settles.time_ms[at]),
-        birth=int(settles.birth[at]),
-        version=int(settles.version[at]),
-        holder=settles.holders[at],
-        op=int(settles.op[at]),
-        unseen=bool(settles.unseen[at]),
-        reason=settles.reasons[at],
-    )

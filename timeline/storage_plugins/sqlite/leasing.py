@@ -11,9 +11,10 @@ import numpy as np
 
 from timeline.columns import Indexes, Int64, UInt32
 from timeline.model import Answers, Operation, Rows, Topic, buckets_of
+from timeline.storage_plugins.asks import settle_ask
 from timeline.storage_plugins.contract import Grant, Leased, Settles
 from timeline.storage_plugins.sql import signed, signed_one
-from timeline.storage_plugins.sql.changes import decide_each, settle_ask
+from timeline.storage_plugins.sql.changes import decide_each
 from timeline.storage_plugins.sql.dealing import MANY_GRANTS, lease
 from timeline.storage_plugins.sql.rows import Columns, Part
 from timeline.storage_plugins.sql.search import Search

@@ -8,10 +8,11 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import put_ask
 from timeline.storage_plugins.contract import Puts
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed, signed_one
-from timeline.storage_plugins.sql.changes import decide_each, put_ask
+from timeline.storage_plugins.sql.changes import decide_each
 from timeline.storage_plugins.sql.rows import CHANGING, Stored, remembered_of, stored_of
 from timeline.storage_plugins.sqlite import statements
 from timeline.storage_plugins.sqlite.writer import Transaction

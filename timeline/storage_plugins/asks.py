@@ -1,0 +1,106 @@
+"""What a call's columns ask of the rules, a message at a time, and what the rules' decision is as its answer."""
+
+from __future__ import annotations
+
+from timeline.leases import Ask, Decision, Message
+from timeline.leases.table import REMEMBERED
+from timeline.model import Answers, Operation, Status
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, TagMutation
+
+
+def put_ask(puts: Puts, at: int) -> Ask:
+    """One of the puts as the rules ask it."""
+    return Ask(
+        Operation.PUT,
+        time_ms=int(puts.due_ms[at]),
+        birth=int(puts.birth[at]),
+        group=puts.groups[at],
+        payload_sum=int(puts.payload_sum[at]),
+        expires_ms=int(puts.expires_ms[at]),
+        move=bool(puts.move[at]),
+    )
+
+
+def put_asks(puts: Puts) -> list[Ask]:
+    """All of them: less work than one by one."""
+    columns = (puts.due_ms, puts.birth, puts.groups, puts.payload_sum, puts.expires_ms, puts.move)
+    return [
+        Ask(Operation.PUT, time_ms=due_ms, birth=birth, group=group, payload_sum=sum_, expires_ms=expires_ms, move=move)
+        for due_ms, birth, group, sum_, expires_ms, move in zip(*(one.tolist() for one in columns), strict=True)
+    ]
+
+
+def settle_ask(settles: Settles, at: int) -> Ask:
+    """One of the settles as the rules ask it."""
+    return Ask(
+        Operation(int(settles.operation[at])),
+        time_ms=int(settles.time_ms[at]),
+        birth=int(settles.birth[at]),
+        version=int(settles.version[at]),
+        holder=settles.holders[at],
+        op=int(settles.op[at]),
+        unseen=bool(settles.unseen[at]),
+        reason=settles.reasons[at],
+    )
+
+
+def settle_asks(settles: Settles) -> list[Ask]:
+    """All of them: less work than one by one."""
+    numbers = (settles.operation, settles.time_ms, settles.birth, settles.version, settles.op, settles.unseen)
+    columns = (*(one.tolist() for one in numbers), settles.holders.tolist(), settles.reasons.tolist())
+    return [
+        Ask(Operation(operation), time_ms, birth, version, holder, op=op, unseen=unseen, reason=reason)
+        for operation, time_ms, birth, version, op, unseen, holder, reason in zip(*columns, strict=True)
+    ]
+
+
+def mutation_ask(mutations: Mutations, at: int) -> Ask:
+    """One of the mutations as the rules ask it."""
+    return Ask(
+        mutations.operation,
+        time_ms=int(mutations.due_ms[at]),
+        group=mutations.groups[at],
+        if_version=int(mutations.if_version[at]),
+        leased=bool(mutations.leased[at]),
+        op=int(mutations.op[at]),
+    )
+
+
+def mutation_asks(mutations: Mutations) -> list[Ask]:
+    """All of them: less work than one by one."""
+    columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
+    return [
+        Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
+        for group, due_ms, if_version, leased, op in zip(*(one.tolist() for one in columns), strict=True)
+    ]
+
+
+def tag_ask(mutation: TagMutation, message: Message) -> Ask | None:
+    """A tag operation on one message as the rules ask it; None where that is INVALID: it would move it beyond the
+    latest due, and has not done so before."""
+    due_ms = mutation.due_ms
+    if mutation.operation is Operation.MOVE:
+        due_ms = due_ms or max(0, message.scheduled_ms + mutation.by_ms)
+        if due_ms > mutation.latest_ms and message.last_op != mutation.op:
+            return None
+    return Ask(mutation.operation, time_ms=due_ms, group=mutation.group, op=mutation.op, leased=mutation.leased)
+
+
+def fill(answers: Answers, at: int, decision: Decision) -> None:
+    """Writes a decision as answer `at`."""
+    answers.status[at] = decision.status.code
+    answers.version[at] = decision.message.version if decision.message is not None else 0
+    answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
+    answers.settled[at] = decision.settled
+    answers.late[at] = decision.late
+    answers.repeat[at] = decision.repeat
+
+
+def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
+    """What a decision that leaves no message means for the one that stood: the operation that its remains carry, and
+    whether a topic that remembers keeps any. None: it was refused, and stands."""
+    if decision.status is Status.EXPIRED:
+        return 0, True
+    if decision.status is not Status.OK:
+        return None
+    return ask.op if ask.operation is Operation.CANCEL else 0, ask.operation in REMEMBERED
