@@ -232,9 +232,9 @@ class Channel:
         soonest = min(there, key=lambda place: place.rest_until_ms)
         wait_ms = soonest.rest_until_ms - now_ms
         if wait_ms >= deadline.left_ms:
-            await _rest(max(0.0, deadline.left_ms))
+            await asyncio.sleep(max(0.0, deadline.left_ms) / 1000.0)
             return None
-        await _rest(wait_ms)
+        await asyncio.sleep(wait_ms / 1000.0)
         return soonest
 
     def transport(self, address: str) -> Transport:
@@ -364,7 +364,3 @@ async def _next(pages: AsyncIterator[bytes], patience_s: float) -> bytes | None:
             return await anext(pages, None)
     except TimeoutError:
         raise TransportError(Fault.DEADLINE, "no page in time") from None
-
-
-async def _rest(wait_ms: float) -> None:
-    await asyncio.sleep(wait_ms / 1000.0)

@@ -220,7 +220,7 @@ class Session:
         """Leases that ended, buffers to extend, deadlines of what nobody waits for: whether or not a broker is
         there."""
         while True:
-            await _rest(self._rhythm_ms)
+            await asyncio.sleep(self._rhythm_ms / 1000.0)
             now_ms = self._link.clock.monotonic_ms()
             self._hand.sweep(now_ms)
             self.desk.expire(now_ms)
@@ -399,7 +399,3 @@ class Session:
     async def _give_up(self, task: asyncio.Task[None]) -> None:
         await end(task)
         self.desk.line.drop()
-
-
-async def _rest(wait_ms: float) -> None:
-    await asyncio.sleep(wait_ms / 1000.0)
