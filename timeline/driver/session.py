@@ -323,14 +323,11 @@ class Session:
         if len(bad):
             self._hand.stats.damaged += len(bad)
             self._hand.settle(load, bad)
-            self._quietly_bury(load, bad)
+            log.error("%d messages of %s arrived damaged and are buried", len(bad), self.wish.topic)
+            self.desk.quietly([(load, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
         if not self.taking:
             self.hand_back()
         self.arrived()
-
-    def _quietly_bury(self, load: Load, bad: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
-        log.error("%d messages of %s arrived damaged and are buried", len(bad), self.wish.topic)
-        self.desk.quietly([(load, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
 
     def stop_taking(self) -> None:
         """Hands back what waits; what still arrives, too."""
