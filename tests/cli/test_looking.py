@@ -92,7 +92,7 @@ def test_follow_tells_each_change(tell: Call, topic: str, address: str) -> None:
     finally:
         following.kill()
         following.wait()
-    assert (following.returncode, errors) == (130, b"\n")
+    assert (following.returncode, errors) == (130, b"\ntimeline: interrupted\n")
 
 
 STOOD = timeline.StoredMessage(
@@ -119,6 +119,7 @@ STOOD = timeline.StoredMessage(
             {"state": State.AVAILABLE, "deliveries": 1, "version": 2, "holder": "w"},
             "lease ran out",
         ),
+        ({"state": State.AVAILABLE}, {"state": State.AVAILABLE, "due_ms": 2_000, "version": 3}, "handed back"),
         ({"state": State.DEAD}, {"state": State.WAITING}, "revived"),
     ],
 )
