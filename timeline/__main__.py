@@ -16,6 +16,7 @@ def main() -> int:
     try:
         return _main()
     except KeyboardInterrupt:  # while the first modules are imported
+        print("\ntimeline: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -75,6 +75,8 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
     told = {row["about"]: row for row in done.json}
     assert "no broker at 127.0.0.1:1 (nothing listens there)" in told["broker"]["found"]
     assert "timeline serve" in told["broker"]["advice"]
+    assert told["address"]["found"] == "looking for a broker at 127.0.0.1:1, as --address says"
+    assert told["port"]["found"].startswith(f"{taken} for --listen cannot be had: ")
     assert told["port"]["verdict"] == "bad" and taken in told["port"]["found"] and "--listen" in told["port"]["advice"]
     assert told["store"] == {
         "about": "store", "verdict": "good", "found": "sqlite:///timeline.db is not there yet; serve will make it",
@@ -83,6 +85,12 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []  # it has only looked
     text = call("doctor", "--address", NOBODY, "--timeout", "300ms").out
     assert "✗ broker" in text and "    → Start one with 'timeline serve'" in text
+
+
+def test_doctor_says_where_it_looked_and_who_said_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMELINE_ADDRESS", NOBODY)
+    told = {row["about"]: row for row in call("doctor", "--timeout", "50ms", "--json").json}
+    assert told["address"]["found"] == f"looking for a broker at {NOBODY}, as TIMELINE_ADDRESS says"
 
 
 def test_doctor_of_a_bad_configuration(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime
 
 import pytest
 
 from timeline.cli.chart import columns, nice_step_ms, widened
-from timeline.cli.forecast import Load, picture
+from timeline.cli.forecast import Load, _axis, picture
 from timeline.cli.progress import Progress
 from timeline.cli.values import shown_bytes, shown_lateness, zone_of
 from timeline.clock import Clock
+from timeline.driver.times import instant_ms
 
 
 def test_columns_are_as_high_as_their_share() -> None:
@@ -43,10 +45,40 @@ def test_a_forecast_names_its_peak() -> None:
     text = "\n".join(line.plain for line in picture("t", load, 60_000, 100, zone_of("Europe/Berlin")))
     assert "t: 1,860 to come until 10:00, 7 due already" in text
     assert "peak        120 in the 1m from 2026-03-29 09:30:00+02:00  (2/s)" in text
-    assert "09:00 " in text and "09:30" in text and "each column 1m" in text
+    assert "a column is what comes due within 1m; ┬ stands at the time below it, Europe/Berlin" in text
     assert text.count("█") == 8 + 29 * 4
+    assert "\n       60 │" in text  # half of the most
     nothing = picture("t", Load(edges_ms, [0] * 60, 0, False), 60_000, 100, zone_of("UTC"))
     assert [line.plain for line in nothing] == ["t: about 0 to come until 08:00"]
+
+
+@pytest.mark.parametrize(
+    ("start", "window_ms", "width", "first", "every"),
+    [
+        ("2026-03-29T09:00:16", 3_600_000, 72, "09:10", 600_000),
+        ("2026-03-29T09:00:16", 60_000, 72, "09:00:20", 10_000),
+        ("2026-03-28T18:10:00", 86_400_000, 60, "29 Mar 00:00", 21_600_000),
+        ("2026-03-28T18:10:00", 30 * 86_400_000, 72, "02 Apr", 604_800_000),
+    ],
+)
+def test_an_axis_has_round_times_each_under_its_mark(
+    start: str, window_ms: int, width: int, first: str, every: int
+) -> None:
+    zone = zone_of("Europe/Berlin")
+    start_ms = instant_ms(datetime.fromisoformat(start).replace(tzinfo=zone))
+    line, times = _axis(Load([start_ms, start_ms + window_ms], [1], 0, True), width, zone)
+    assert len(line) == width and times.strip().split("   ")[0] == first
+    for at, mark in enumerate(line):
+        if mark == "┬":
+            assert times[at] != " " and (at == 0 or times[at - 1] == " ")
+    assert line.count("┬") in (window_ms // every, window_ms // every + 1)
+    assert line.index("┬") == times.index(first)
+
+
+def test_half_of_a_small_odd_number_is_not_named() -> None:
+    load = Load([1_774_767_600_000 + at * 60_000 for at in range(11)], [1] * 10, 0, True)
+    drawn = [line.plain for line in picture("t", load, 60_000, 80, zone_of("UTC"))]
+    assert [line.split()[0] for line in drawn if "│" in line and not line.startswith("          │")] == ["1"]
 
 
 class Screen(io.StringIO):

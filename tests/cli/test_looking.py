@@ -16,6 +16,7 @@ import timeline
 from tests.cli.conftest import Call, plain_environment, start
 from timeline.cli.causes import ADVICE, HAPPENED
 from timeline.cli.follow import changes, follow
+from timeline.cli.read import LIMIT
 from timeline.model import State
 from timeline.wire import Cause
 
@@ -92,7 +93,7 @@ def test_follow_tells_each_change(tell: Call, topic: str, address: str) -> None:
     finally:
         following.kill()
         following.wait()
-    assert (following.returncode, errors) == (130, b"\n")
+    assert (following.returncode, errors) == (130, b"\ntimeline: interrupted\n")
 
 
 STOOD = timeline.StoredMessage(
@@ -119,6 +120,7 @@ STOOD = timeline.StoredMessage(
             {"state": State.AVAILABLE, "deliveries": 1, "version": 2, "holder": "w"},
             "lease ran out",
         ),
+        ({"state": State.AVAILABLE}, {"state": State.AVAILABLE, "due_ms": 2_000, "version": 3}, "handed back"),
         ({"state": State.DEAD}, {"state": State.WAITING}, "revived"),
     ],
 )
@@ -182,3 +184,19 @@ def test_completion_scripts(call: Call, shell: str) -> None:
     done = call("completion", shell)
     assert done.code == 0 and "_TIMELINE_COMPLETE" in done.out
     assert call("completion", "tcsh").code == 2
+
+
+def test_follow_says_that_it_goes_on_and_takes_more_than_a_list_shows(tell: Call, topic: str, address: str) -> None:
+    lines = "\n".join(f"m{n}" for n in range(LIMIT + 1)).encode()
+    start("produce", topic, "--lines", "--in", "1h", address=address).communicate(lines, timeout=30)
+    following = start("ls", topic, "--follow", address=address)
+    try:
+        assert following.stdout is not None
+        assert all(following.stdout.readline().rstrip().endswith(b"there") for _ in range(LIMIT + 1))
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=30)
+    finally:
+        following.kill()
+        following.wait()
+    said = f"timeline: following {topic}, a look every 1s; Ctrl-C ends it\n"
+    assert errors.decode() == f"{said}\ntimeline: interrupted\n"

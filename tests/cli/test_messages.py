@@ -249,7 +249,8 @@ def test_leaving_hands_back_what_nobody_saw(
     finally:
         consumer.kill()
         consumer.wait()
-    assert (consumer.returncode, errors) == (code, b"")
+    said = b"timeline: interrupted\n" if number is signal.SIGINT else b""
+    assert (consumer.returncode, errors) == (code, said)
     rows = tell("ls", topic, "--json").json
     assert [(row["state"], row["deliveries"], row["holder"]) for row in rows] == [("available", 0, None)] * 2
 
@@ -341,6 +342,7 @@ def test_ctrl_c_ends_at_once_and_quietly(tell: Call, topic: str, address: str, c
         process.kill()
         process.wait()
     assert process.returncode == 130
+    assert errors.endswith(b"timeline: interrupted\n")
     assert b"Traceback" not in errors and b"rror" not in errors
     assert tell("topic", "show", topic).code == 0
 

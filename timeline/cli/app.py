@@ -22,6 +22,7 @@ from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, Timeli
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
+INTERRUPTED_SAID = "interrupted"
 
 COMMANDS = {
     "serve": ("timeline.cli.serve", "Run a broker"),
@@ -191,6 +192,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         # When nobody reads the output any more (`timeline ls t | head`), click ends the process quietly, with 1.
         answer = cli.main(listed, prog_name="timeline", standalone_mode=False)
+        if answer == INTERRUPTED:
+            complain(INTERRUPTED_SAID)
         return answer if isinstance(answer, int) else DONE
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
@@ -212,6 +215,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
         # What was cut off is no error to tell of.
         logging.getLogger("asyncio").disabled = True
+        complain(INTERRUPTED_SAID)
         return INTERRUPTED
     except OSError as error:
         if debug:

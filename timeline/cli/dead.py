@@ -38,7 +38,7 @@ def dead() -> None:
 @click.argument("topic", shell_complete=topic_names)
 @client_command
 def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
-    """Dead letters of TOPIC with their reasons.
+    """Dead letters of TOPIC with their reasons, by when they died.
 
     \b
     Example:
@@ -49,11 +49,11 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
         async with connected(address, timeout) as tl:
             with Progress("read") as progress:
                 entries = [entry async for entry in counted(tl.dead(topic), progress)]
+        entries.sort(key=lambda entry: (entry.died_ms, entry.id))
         if as_json:
             for entry in entries:
                 print_json(entry_json(entry))
             return
-        entries.sort(key=lambda entry: (entry.died_ms, entry.id))
         rows = [
             (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
             for entry in entries

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
 import timeline
@@ -40,14 +41,25 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
       timeline doctor --address broker-1:9000 --json
     """
 
+    source = click.get_current_context().get_parameter_source("address")
+
     async def work() -> int:
         worst = GOOD
+        _tell(_asked(address, source), as_json)
         async for finding in _look(address, timeout, file):
             worst = max(worst, finding.verdict)
             _tell(finding, as_json)
         return SOME_FAILED if worst == BAD else DONE
 
     return awaited(work())
+
+
+def _asked(address: str, source: ParameterSource | None) -> Finding:
+    """Where a broker is looked for, and who said so."""
+    said = {ParameterSource.COMMANDLINE: "as --address says", ParameterSource.ENVIRONMENT: "as TIMELINE_ADDRESS says"}
+    by_default = "which is the default; --address HOST:PORT or TIMELINE_ADDRESS say another"
+    who = said.get(source, by_default) if source is not None else by_default
+    return Finding("address", GOOD, f"looking for a broker at {address}, {who}")
 
 
 def _tell(finding: Finding, as_json: bool) -> None:
@@ -130,7 +142,10 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
     from timeline.storage_plugins import shown
 
     place = f"{file}: " if file else ""
-    return f"{place}serve would listen on {settings.listen}, metrics {settings.metrics}, store {shown(settings.store)}"
+    return (
+        f"{place}'timeline serve' without options would listen on {settings.listen}, "
+        f"metrics {settings.metrics}, store {shown(settings.store)}"
+    )
 
 
 async def _no_broker(address: str, trouble: TimelineError) -> Finding:

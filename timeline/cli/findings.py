@@ -103,9 +103,13 @@ def of_ports(settings: ServeConfig) -> list[Finding]:
             check_free(address)
         except OSError as taken:
             why = (taken.strerror or str(taken)).lower()
-            found.append(Finding("port", BAD, f"{address} cannot be had: {why}", f"choose another: {option} HOST:PORT"))
+            found.append(
+                Finding(
+                    "port", BAD, f"{address} for {option} cannot be had: {why}", f"choose another: {option} HOST:PORT"
+                )
+            )
         else:
-            found.append(Finding("port", GOOD, f"{address} is free"))
+            found.append(Finding("port", GOOD, f"{address} for {option} is free"))
     return found
 
 

@@ -86,6 +86,8 @@ def _went_on(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> s
     """What came to a message that is in the state that it was in."""
     if entry.state is State.LEASED:
         return "extended" if entry.version == before.version else "leased again"
+    if entry.version - before.version > 1 and entry.state is State.AVAILABLE and entry.deliveries == before.deliveries:
+        return "handed back"  # leased and, before anybody saw it, let go again
     if entry.deliveries > before.deliveries:  # a consumer had it in between
         return "lease ran out" if entry.holder else "released"
     return "moved"

@@ -14,7 +14,7 @@ from rich.text import Text
 import timeline
 from timeline.cli.app import awaited
 from timeline.cli.asking import client_command, topic_names
-from timeline.cli.chart import columns, nice_step_ms, widened
+from timeline.cli.chart import NICE_STEPS_MS, columns, nice_step_ms, widened
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.values import DURATION, iso, zone_of
@@ -28,6 +28,9 @@ MARGIN = 12
 WIDTH_UNSEEN = 100
 """How wide the picture is where nobody sees it on a terminal."""
 PEAKS = 3
+DAY_MS = 86_400_000
+LABEL_GAP = 3
+LEAST_MARK_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +110,51 @@ def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | No
     per_step = step_ms * max(1, -(-len(load.counts) // width))
     top = max(shown)
     lines = [head, Text("")]
+    # Half of a small odd number is no count.
+    half = f"{top / 2:,.0f}" if top % 2 == 0 or top >= 10 else ""
     for at, bars in enumerate(columns(shown, HEIGHT)):
-        label = f"{top:,.0f}" if at == 0 else f"{top / 2:,.0f}" if at == HEIGHT // 2 else ""
+        label = f"{top:,.0f}" if at == 0 else half if at == HEIGHT // 2 else ""
         lines.append(
             Text.assemble((f"{label:>9} ", "grey58"), ("│", "grey58"), (bars, "green" if at else "bold green"))
         )
-    lines.append(Text(f"{'0':>9} └{'─' * len(shown)}", "grey58"))
-    lines.append(Text(" " * 11 + _axis(load, len(shown), zone), "grey58"))
-    lines.append(Text(f"{'':11}each column {shown_duration(per_step)}", "grey58"))
+    line, times = _axis(load, len(shown), zone)
+    lines.append(Text(f"{'0':>9} └{line}", "grey58"))
+    lines.append(Text(f"{'':11}{times}", "grey58"))
+    of_zone = zone.key if zone is not None else f"UTC{as_datetime(load.edges_ms[0]).astimezone().isoformat()[-6:]}"
+    said = f"a column is what comes due within {shown_duration(per_step)}; ┬ stands at the time below it, {of_zone}"
+    lines.append(Text(f"{'':11}{said}", "grey58"))
     lines += [Text(""), *_peaks(load, step_ms, zone)]
     return lines
 
 
-def _axis(load: Load, width: int, zone: ZoneInfo | None) -> str:
-    """Times under the columns, at the ends and between."""
+def _axis(load: Load, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
+    """The line under the columns, with a mark at each round time, and the times, each beginning at its mark."""
     first_ms, last_ms = load.edges_ms[0], load.edges_ms[-1]
-    axis = [" "] * (width + 12)
-    marks = 4 if width >= 60 else 2 if width >= 30 else 1
-    for mark in range(marks + 1):
-        at = round(width * mark / marks)
-        said = _clock(first_ms + (last_ms - first_ms) * mark // marks, zone, load)
-        start = at if mark == 0 else at - len(said) if mark == marks else at - len(said) // 2
-        axis[start : start + len(said)] = said
-    return "".join(axis).rstrip()
+    window_ms = max(1, last_ms - first_ms)
+    offset = as_datetime(first_ms).astimezone(zone).utcoffset()
+    offset_ms = int(offset.total_seconds() * 1000) if offset is not None else 0
+    for every_ms in (*NICE_STEPS_MS, window_ms):
+        form = _form(every_ms, window_ms)
+        room = len(as_datetime(first_ms).strftime(form)) + LABEL_GAP
+        if every_ms >= LEAST_MARK_MS and window_ms / every_ms <= max(1, width // room):
+            break
+    line, times = ["─"] * width, [" "] * (width + room)
+    at_ms = -(-(first_ms + offset_ms) // every_ms) * every_ms - offset_ms
+    while at_ms < last_ms:
+        column = (at_ms - first_ms) * width // window_ms
+        said = as_datetime(at_ms).astimezone(zone).strftime(form)
+        line[column], times[column : column + len(said)] = "┬", said
+        at_ms += every_ms
+    return "".join(line), "".join(times).rstrip()
+
+
+def _form(every_ms: int, window_ms: int) -> str:
+    """How a time is written that stands `every_ms` from the next: as short as leaves no doubt."""
+    if every_ms < 60_000:
+        return "%H:%M:%S"
+    if every_ms < DAY_MS:
+        return "%H:%M" if window_ms < DAY_MS else "%d %b %H:%M"
+    return "%d %b" if window_ms < 300 * DAY_MS else "%Y-%m-%d"
 
 
 def _clock(at_ms: int, zone: ZoneInfo | None, load: Load) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import REFUSED, Failed, awaited
+from timeline.cli.app import REFUSED, Failed, awaited, complain
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.earliest import bound_ms, earliest
 from timeline.cli.follow import follow as changing
@@ -25,6 +25,7 @@ from timeline.wording import shown_duration
 
 STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
 LIMIT = 100
+FOLLOWED_AT_MOST = 10_000
 
 
 @click.command()
@@ -101,11 +102,14 @@ def _gone(topic: timeline.Topic, id: str) -> str:
 @click.option("--due-to", metavar="TIME", help="Due before this time.")
 @click.option("--tz", metavar="ZONE", help="Time zone of what is given and shown.  [this machine's]")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", default=LIMIT, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"At most so many.  [{LIMIT}; with --follow {FOLLOWED_AT_MOST}, which it reads at each look]",
 )
 @click.option("--all", "everything", is_flag=True, help="No limit; with --json printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
-@click.option("--follow", is_flag=True, help="Go on: print what is new, moves, is taken, ends, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C: print what is new, moves, is taken, is gone.")
 @click.option("--every", default="1s", show_default=True, type=DURATION, help="With --follow: how often to look.")
 @client_command
 def ls(
@@ -115,7 +119,7 @@ def ls(
     due_from: str | None,
     due_to: str | None,
     tz: str | None,
-    limit: int,
+    limit: int | None,
     everything: bool,
     payloads: bool,
     follow: bool,
@@ -133,6 +137,7 @@ def ls(
       timeline ls departures --tag spring --payload --json --all
     """
     zone = zone_of(tz)
+    bound = limit or (FOLLOWED_AT_MOST if follow else LIMIT)
     from_ms = 0 if due_from is None else parse_time(due_from, "--due-from", tz).absolute_ms()
     to_ms = 0 if due_to is None else parse_time(due_to, "--due-to", tz).absolute_ms()
     if from_ms and to_ms and from_ms >= to_ms:
@@ -150,13 +155,15 @@ def ls(
 
             if follow:
                 tell = tell_json(entry_json) if as_json else tell_lines(zone, payloads)
-                return await changing(look, sys.maxsize if everything else limit, every_s, tell)
+                if not as_json:
+                    complain(f"following {topic}, a look every {shown_duration(round(every_s * 1000))}; Ctrl-C ends it")
+                return await changing(look, sys.maxsize if everything else bound, every_s, tell)
             if everything and as_json:
                 async for entry in look():
                     print_json(entry_json(entry))
                 return
-            most = sys.maxsize if everything else limit
-            before_ms = None if everything or tag or due else await bound_ms(tl, topic, limit, chosen or ())
+            most = sys.maxsize if everything else bound
+            before_ms = None if everything or tag or due else await bound_ms(tl, topic, bound, chosen or ())
             with Progress("read") as progress:
                 entries, more = await earliest(lambda before: counted(look(before), progress), most, before_ms)
         if as_json:
@@ -173,7 +180,7 @@ def ls(
             ]  # fmt: skip
             print_table(columns, rows, right=("DELIVERIES",), empty=_nothing(topic, states, tag, due is not None))
         if more:
-            click.echo(f"timeline: there are more than {limit}; --limit or --all shows them", err=True)
+            click.echo(f"timeline: there are more than {bound}; --limit or --all shows them", err=True)
 
     return awaited(work())
 
