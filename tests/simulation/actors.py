@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.simulation.loop import Process, Timer
     from tests.simulation.world import World
 
-IDS = 26
+IDS = int(__import__("os").environ.get("IDS", "26"))
 TAGS = ("red", "blue")
 FAR_MS = 3_600_000
 CERTAIN = ("TOO_LARGE",)
@@ -99,7 +99,7 @@ class Producer(Actor):
         for topic in self.world.topics:
             self.producers[topic] = self.client.producer(topic, group=self.group)
         under_way: list[asyncio.Task[Any]] = []
-        acts = [(self.put, 40), (self.put_many, 5), (self.flood, 2), (self.move, 16), (self.cancel, 9),
+        acts = [(self.put, 40), (self.put_many, int(__import__("os").environ.get("MANY","5"))), (self.flood, int(__import__("os").environ.get("FLOOD","2"))), (self.move, 16), (self.cancel, 9),
                 (self.by_tag, 5), (self.revive, 6), (self.purge, 4), (self.look, 8), (self.misuse, 4),
                 (self.settings, 2)]  # fmt: skip
         weights = [weight for _, weight in acts]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.brokers import Broker
     from tests.simulation.world import World
 
-PHASE_S = 14.0
+PHASE_S = float(__import__("os").environ.get("PHASE", "14"))
 HOUR_S = 3_600.0
 LOST, REPEATED = 0.05, 0.03
 """Chance that the answer of a call is lost, so that the driver repeats what was done; and that the wire brings a call

@@ -210,7 +210,7 @@ class World:
         for id in ("c1", "c2", "c3", "c4")[: 3 if len(self.brokers) == 1 else 4]:
             self.start_consumer(id)
         for group in ("a", "a", "b"):
-            self.start_producer(group, 84)
+            self.start_producer(group, int(__import__("os").environ.get("CALLS", "84")))
         await self.faults.strike()
         await self.faults.heal()
         await self._quiet()
