@@ -54,8 +54,8 @@ test: static services ## Everything: static checks, 2,000 simulation seeds, all 
 services: ## Install the servers that tests start (root), or say which are missing
 	@scripts/services.sh
 
-run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
-	@.venv/bin/timeline demo $(ARGS)
+run: $(STAMP) $(if $(CLUSTER),services) ## The demo: a day of departures goes out on time (options in ARGS; CLUSTER=1: two brokers, one is killed)
+	@.venv/bin/timeline demo $(if $(CLUSTER),--cluster,) $(ARGS)
 
 pipeline: $(STAMP) services ## A year of departures through the pipeline, every one accounted for (ARGS="--into FOLDER" keeps it)
 	@.venv/bin/timeline pipeline year $(DATA) $(ARGS)
