@@ -13,7 +13,7 @@ SEEDS ?= 2000
 SEED ?=
 # Seeds that `make check` and `make test` run, apart from what SEEDS asks of `make simulate`.
 CHECK_SEEDS ?= 150
-TEST_SEEDS ?= 2000
+TEST_SEEDS ?= 5000
 # How long `make fuzz` fuzzes, over all kinds of frame; `make test` does it for TEST_FUZZ_SECONDS.
 FUZZ_SECONDS ?= 3600
 TEST_FUZZ_SECONDS ?= 60
@@ -45,7 +45,7 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/lint-imports
 	$(PY) scripts/check_links.py
 
-test: static services ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
+test: static services ## Everything: static checks, 5,000 simulation seeds, all tests, real processes and faults too
 	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
 	$(PY) -m tests.fuzz --seconds $(TEST_FUZZ_SECONDS)
 	$(PYTEST) $(PARALLEL) -m "not processes"

@@ -60,7 +60,8 @@ def demo(
         tell(played, Console(file=sys.stderr, highlight=False))
         folder = {} if played.folder is None else {"folder": str(played.folder)}
         day_played = {"day": str(played.plan.day), "speed": played.plan.clock.speed}
-        print_json({**played.summary.as_json(), **day_played, **folder})
+        killed = {"broker_killed": played.killed} if played.killed else {}
+        print_json({**played.summary.as_json(), **day_played, **killed, **folder})
     else:
         tell(played, console)
     return 0 if played.summary.well else SOME_FAILED

@@ -69,6 +69,8 @@ class Played:
     summary: Summary
     plan: Plan
     folder: Path | None
+    killed: str = ""
+    """The broker that was, in a cluster."""
 
 
 async def conduct(options: Options, audience: Audience) -> Played:
@@ -85,11 +87,13 @@ async def conduct(options: Options, audience: Audience) -> Played:
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     with _folder(options.keep) as folder:
         troupe = Troupe(folder)
+        conductor = Conductor(options, flights, folder, troupe, audience)
         try:
-            summary, plan = await Conductor(options, flights, folder, troupe, audience).play()
+            summary, plan = await conductor.play()
         finally:
             await troupe.kill()
-        return Played(summary, plan, folder if options.keep else None)
+        killed = conductor.killed.name if conductor.killed is not None else ""
+        return Played(summary, plan, folder if options.keep else None, killed)
 
 
 @contextlib.contextmanager
@@ -155,7 +159,7 @@ class Conductor:
     async def _cluster(self) -> str:
         """Brokers that find each other through etcd; their addresses."""
         self.audience.say(
-            f"opening: three members of etcd, {BROKERS} brokers, airlines' feeders and gates, each a process of its own …"
+            f"opening: etcd's members, {BROKERS} brokers, airlines' feeders and gates, each a process of its own …"
         )
         sync = await start_etcd(self.troupe)
         store = self.options.store or await start_redis(self.troupe)
@@ -219,9 +223,7 @@ class Conductor:
     async def _kill_a_broker(self, picture: Picture) -> None:
         """kill -9; the others have all of its work from then on."""
         self.killed = self.brokers.pop()
-        picture.say(
-            self.clock.now(), "crash", f"{self.killed.name} of {BROKERS} is killed; {self.brokers[0].name} goes on"
-        )
+        picture.say(self.clock.now(), "crash", f"{self.killed.name} is killed; {self.brokers[0].name} goes on")
         await self.killed.kill()
 
     def _look_after_gates(self, plan: Plan) -> None:
