@@ -13,7 +13,7 @@ SEEDS ?= 2000
 SEED ?=
 # Seeds that `make check` and `make test` run, apart from what SEEDS asks of `make simulate`.
 CHECK_SEEDS ?= 100
-TEST_SEEDS ?= 2000
+TEST_SEEDS ?= 5000
 # How long `make fuzz` fuzzes, over all kinds of frame; `make test` does it for TEST_FUZZ_SECONDS.
 FUZZ_SECONDS ?= 3600
 TEST_FUZZ_SECONDS ?= 60
@@ -45,7 +45,7 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/lint-imports
 	$(PY) scripts/check_links.py
 
-test: static services ## Everything: static checks, 2,000 simulation seeds, all tests, real processes and faults too
+test: static services ## Everything: static checks, 5,000 simulation seeds, all tests, real processes and faults too
 	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
 	$(PY) -m tests.fuzz --seconds $(TEST_FUZZ_SECONDS)
 	$(PYTEST) $(PARALLEL) -m "not processes"
@@ -54,8 +54,8 @@ test: static services ## Everything: static checks, 2,000 simulation seeds, all 
 services: ## Install the servers that tests start (root), or say which are missing
 	@scripts/services.sh
 
-run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS)
-	@.venv/bin/timeline demo $(ARGS)
+run: $(STAMP) $(if $(CLUSTER),services) ## The demo: a day of departures goes out on time (options in ARGS; CLUSTER=1: two brokers, one is killed)
+	@.venv/bin/timeline demo $(if $(CLUSTER),--cluster,) $(ARGS)
 
 pipeline: $(STAMP) services ## A year of departures through the pipeline, every one accounted for (ARGS="--into FOLDER" keeps it)
 	@.venv/bin/timeline pipeline year $(DATA) $(ARGS)

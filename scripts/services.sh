@@ -18,6 +18,8 @@ redis-cli redis-tools
 faketime faketime
 etcd etcd-server
 etcdctl etcd-client
+ip iproute2
+iptables iptables
 openssl openssl
 prometheus prometheus
 faketime faketime

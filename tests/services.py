@@ -49,6 +49,21 @@ def _missing_tmpfs() -> str | None:
     return None
 
 
+def _missing_netns() -> str | None:
+    """Tries it for real, for the same reason."""
+    absent = _missing_program("ip", "iproute2") or _missing_program("iptables", "iptables")
+    if absent:
+        return absent
+    name = f"timeline-{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"network namespaces cannot be made here (run as root): {tried.stderr.strip()}"
+    rule = ["ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-p", "tcp", "--dport", "1", "-j", "DROP"]
+    ruled = subprocess.run(rule, capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return f"iptables cannot be used here: {ruled.stderr.strip()}" if ruled.returncode else None
+
+
 def _missing_cassandra() -> str | None:
     absent = _missing_program("java", "openjdk-17-jre-headless")
     if absent:
@@ -103,6 +118,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "etcd_cluster": lambda: _missing_program("etcd", "etcd-server"),
     "faketime": _missing_faketime,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "netns": _missing_netns,
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,
     "redis": lambda: _missing_program("redis-server", "redis-server"),

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.services import require_service
 from timeline.demo.flights import COLUMNS, Flight
 from timeline.demo.part import HISTORY_SUFFIX
+from timeline.demo.servers import missing
 
 pytestmark = pytest.mark.processes
 TIMELINE = (sys.executable, "-m", "timeline")
@@ -78,6 +80,23 @@ def test_a_day_goes_out_on_time(data: Path, flights: list[Flight], tmp_path: Pat
     assert told["crashes"] == 4 and told["leases_back"] >= 4  # type: ignore[operator]
     assert set(told["lateness_ms"]) == {"p50", "p99", "max"}  # type: ignore[call-overload]
     assert list(folder.iterdir()) == [] and processes_of(folder) == []
+
+
+def test_a_cluster_goes_on_without_the_broker_that_is_killed(data: Path, flights: list[Flight], tmp_path: Path) -> None:
+    for service in ("etcd", "redis"):
+        require_service(service)
+    folder = tmp_path / "temporary"
+    code, told, said = played(data, folder, "--speed", "6000", "--cluster")
+    assert (code, told["off"]) == (0, []), said
+    assert told["broker_killed"] == "broker-2" and told["put"] == len(flights)
+    assert (told["early"], told["lost"], told["doubled"]) == (0, 0, 0)
+    assert list(folder.iterdir()) == [] and processes_of(folder) == []
+
+
+def test_a_cluster_names_the_servers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "apt-get install etcd-server redis-server;" in str(missing(""))
+    assert str(missing("redis://there")).endswith("apt-get install etcd-server")
 
 
 def test_keep_leaves_everything_to_look_at(data: Path, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -17,22 +18,31 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import timeline
 from tests.faults.machine import CERTAIN, PATIENCE_S, Child, Machine, free_port
-from timeline.history import FAIL, Event
+from tests.faults.worker import TOPIC
+from timeline.history import FAIL, Event, Verdict
 from timeline.wire import SERVICE
 
-RATE = 600
+RATE = 1_000
 """Messages a second that each of two producers puts."""
-ENDS = ("crash", "stop", "drain")
+PUTS = 20_000
+"""So many a run has at least, and"""
+OUT = 100
+"""so many leases are out when a fault strikes."""
+ENDS = ("crash", "stop", "drain", "cut")
+HELD_BACK = ("stop", "cut")
+"""Faults under which what was sent may wait, and be done once they are over."""
+OVER = ("start", "continue", "mend")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a fault cost: the longest time without any delivery while it lasted and for ten seconds more, deliveries
-    again, and the latest delivery, all in the whole run but for the first."""
+    """What a fault cost, until the next one: the longest time without any delivery, the latest of first deliveries, and
+    how many were delivered again."""
 
+    fault: str
     silent_ms: float
-    redelivered: int
     latest_ms: float
+    redelivered: int
 
 
 async def serving(address: str) -> None:
@@ -51,15 +61,19 @@ class ClusterMachine(Machine):
         self.store, self.sync = store, sync
         self.places = {f"b{number}": f"127.0.0.1:{free_port()}" for number in range(1, brokers + 1)}
         self.address = ",".join(self.places.values())
+        self.more: tuple[str, ...] = ()
+        """More options of each broker."""
+        self.inside: dict[str, Sequence[str]] = {}
+        """What runs a broker that does not run as it is."""
         self.brokers: dict[str, Child] = {}
         self._done: list[Event] = []
 
     async def start_named(self, name: str) -> None:
         """The broker `name`, ready: it has joined."""
         flags = ["--store", self.store, "--sync", self.sync, "--listen", self.places[name], "--name", name]
-        more = ["--metrics", "off", "--json", "--grace", "20s"]
-        log = self.folder / f"{name}.log"
-        child = self.brokers[name] = await Child.start(name, log, "-m", "timeline", "serve", *flags, *more)
+        more = ["--metrics", "off", "--json", "--grace", "20s", *self.more]
+        log, command = self.folder / f"{name}.log", ("-m", "timeline", "serve", *flags, *more)
+        child = self.brokers[name] = await Child.start(name, log, *command, inside=self.inside.get(name, ()))
         self.children.append(child)
         await child.until(lambda told: "listen" in told)
         await serving(self.places[name])
@@ -94,17 +108,51 @@ class ClusterMachine(Machine):
                     child.news.clear()
                 await self._news()
 
-    async def work_on(self, more: int = 1_000) -> None:
-        """Returns when each producer has put so many messages more, and each consumer has received something since."""
-        put = {name: child.told.get("put", 0) for name, child in self.producers.items()}
-        got = {name: child.told.get("received", 0) for name, child in self.consumers.items()}
-        for name, child in self.producers.items():
-            await child.until(lambda told, name=name: told.get("put", 0) >= put[name] + more)  # type: ignore[misc]
-        for name, child in self.consumers.items():
-            await child.until(lambda told, name=name: told.get("received", 0) > got[name])  # type: ignore[misc]
+    async def begin(self, lease: str, rate: int = RATE, handle_ms: int = 0, remember: str = "0s") -> None:
+        """All brokers, a topic, a consumer at each broker, which learns of the others there, and two producers."""
+        await self.start_all()
+        async with timeline.connect(self.address, timeout="30s") as client:
+            topic = await client.create_topic(TOPIC, lease=lease, remember=remember)
+        self.faults.note("topic", {"name": TOPIC, "settings": {"remember_ms": topic.settings.remember_ms}})
+        window = rate * handle_ms // 1_000 or 120
+        workers = [
+            self.start_consumer(f"c{number}", window, handle_ms, address)
+            for number, address in enumerate(self.places.values(), start=1)
+        ]
+        producers = [self.start_producer(name, 1_000_000, rate) for name in ("p1", "p2")]
+        await asyncio.gather(*workers, *producers)
+        await self.work_on()
+
+    async def work_on(self, more: int = 1_000, each: bool = True) -> None:
+        """Returns when producers have put so many messages more, consumers have received so many more, and each of them
+        (unless `each` is False) has received some since."""
+        put, got = self._told(self.producers, "put"), self._told(self.consumers, "received")
+        before = {name: child.told.get("received", 0) for name, child in self.consumers.items()}
+        async with asyncio.timeout(PATIENCE_S):
+            while self._told(self.producers, "put") < put + more or self._told(self.consumers, "received") < got + more:
+                await self._told_more()
+        for name, child in self.consumers.items() if each else ():
+            await child.until(lambda told, name=name: told.get("received", 0) > before[name])  # type: ignore[misc]
+
+    def _told(self, children: dict[str, Child], what: str) -> int:
+        return sum(child.told.get(what, 0) for child in children.values())
+
+    async def _told_more(self) -> None:
+        """Returns when a worker tells something."""
+        children = [*self.consumers.values(), *self.producers.values()]
+        for child in children:
+            assert not child.told.get("ended"), f"{child.name} ended, having told {child.told}"
+            child.news.clear()
+        waiting = [asyncio.create_task(child.news.wait()) for child in children]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     async def enough(self) -> None:
-        """Producers end, and all that was put is settled."""
+        """Once enough was put, producers end, and all that was put is settled."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self._told(self.producers, "put") < PUTS:
+                await self._told_more()
         for producer in self.producers.values():
             producer.tell()
         await self.drained()
@@ -112,23 +160,23 @@ class ClusterMachine(Machine):
     async def stop(self) -> None:
         for child in self.consumers.values():
             child.hang_up()
+        for child in self.consumers.values():
             assert await child.wait() == 0
-        for name in list(self.brokers):
-            await self.drain(name)
+        await asyncio.gather(*(self.drain(name) for name in list(self.brokers)))
         self._done = super()._read()
 
     def _read(self) -> list[Event]:
         """All that is done is read once."""
         return self._done or super()._read()
 
-    def _gone(self) -> list[tuple[float, float]]:
-        """When a broker was away: from, until (monotonic ms)."""
+    def _gone(self, kinds: Sequence[str]) -> list[tuple[float, float]]:
+        """When a broker was away for such a reason: from, until (monotonic ms)."""
         spans: list[tuple[float, float]] = []
         faults = self.faults_noted()
         for name in self.places:
-            mine = [event for event in faults if event.arguments["process"] == name]
+            mine = [event for event in faults if event.arguments.get("process") == name]
             for first, then in pairwise([*mine, None]):
-                if first is not None and first.arguments["what"] in ENDS:
+                if first is not None and first.arguments["what"] in kinds:
                     spans.append((first.invoked, then.invoked if then is not None else inf))
         return spans
 
@@ -137,13 +185,18 @@ class ClusterMachine(Machine):
 
     def history(self) -> list[Event]:
         """What all processes did. A call that failed while a broker was away may have been done before its answer
-        was lost, and says so."""
+        was lost, and says so. One that was made while a broker could not go on may have been sent to it, given up, and
+        answered by another: what was sent first is done later, perhaps."""
         events = self._read()
-        gone = self._gone()
+        gone, held_back = self._gone(ENDS), self._gone(HELD_BACK)
         for event in events:
-            if event.outcome != FAIL or event.result.get("status") in CERTAIN:
+            if event.operation in ("receive", "fault", "topic") or event.result.get("status") in CERTAIN:
                 continue
-            if any(event.invoked <= until and event.returned >= since for since, until in gone):
+            if any(event.invoked <= until and event.returned >= since for since, until in held_back):
+                event.result.update(repeated=True, lingers=True)
+            elif event.outcome == FAIL and any(
+                event.invoked <= until and event.returned >= since for since, until in gone
+            ):
                 event.result["repeated"] = True
         return events
 
@@ -160,35 +213,49 @@ class ClusterMachine(Machine):
             if event.operation == "receive"
         )
 
-    def figures(self) -> Figures:
-        """What the faults of this run cost."""
+    def figures(self) -> list[Figures]:
+        """What each fault cost."""
         events = self._read()
         receives = sorted((event for event in events if event.operation == "receive"), key=lambda one: one.invoked)
-        first = min((event.invoked for event in events if event.operation == "fault" and _is_end(event)), default=inf)
         last_put = max(event.invoked for event in events if event.operation == "put")
-        after = [event for event in receives if first <= event.invoked <= last_put]
-        gaps = [then.invoked - before.invoked for before, then in pairwise(after)]
-        late = [event.wall_ms - event.arguments["due_ms"] for event in after if event.arguments["deliveries"] == 1]
-        again = sum(event.arguments["deliveries"] > 1 for event in receives)
-        return Figures(max(gaps, default=0.0), again, max(late, default=0.0))
-
-
-def _is_end(event: Event) -> bool:
-    return event.arguments["what"] in ENDS
+        faults = [event for event in self.faults_noted() if event.arguments["what"] not in OVER]
+        faults = [event for event in faults if event.invoked < last_put]
+        costs = []
+        for fault, then in pairwise([*faults, None]):
+            assert fault is not None
+            until = then.invoked if then is not None else last_put
+            mine = [event for event in receives if fault.invoked <= event.invoked <= until]
+            gaps = [after.invoked - before.invoked for before, after in pairwise(mine)]
+            late = [event.wall_ms - event.arguments["due_ms"] for event in mine if event.arguments["deliveries"] == 1]
+            name = " ".join(str(event) for event in fault.arguments.values())
+            again = sum(event.arguments["deliveries"] > 1 for event in mine)
+            costs.append(Figures(name, round(max(gaps, default=0.0), 1), round(max(late, default=0.0), 1), again))
+        return costs
 
 
 @asynccontextmanager
-async def cluster_machine(folder: Path, store: str, sync: str, lease: str) -> AsyncIterator[ClusterMachine]:
-    """Three brokers, a topic, three consumers and two producers at work."""
+async def cluster_machine(folder: Path, store: str, sync: str) -> AsyncIterator[ClusterMachine]:
+    """Brokers that are yet to start."""
     made = ClusterMachine(folder, store, sync)
     try:
-        await made.start_all()
-        async with timeline.connect(made.address, timeout="30s") as client:
-            await client.create_topic("departures", lease=lease)
-        for name in ("c1", "c2", "c3"):
-            await made.start_consumer(name)
-        for name in ("p1", "p2"):
-            made.producers[name] = await made._worker("produce", name, "--count", "1000000", "--rate", str(RATE))
         yield made
     finally:
         await made.finish()
+
+
+async def judged(made: ClusterMachine, record: Callable[[str, object], None]) -> Verdict:
+    """Everything is settled, the histories hold, and each fault hit something. What they cost is told as JSON."""
+    await made.enough()
+    await made.stop()
+    verdict = await made.judge()
+    figures = [asdict(one) for one in made.figures()]
+    record("figures", json.dumps(figures))
+    print("", json.dumps(verdict.counts), *(json.dumps(one) for one in figures), sep="\n")
+    assert verdict.holds, verdict.summary()
+    assert verdict.counts["put"] >= PUTS
+    assert verdict.counts["early"] == verdict.counts["lost"] == verdict.counts["doubled"] == 0
+    last_put = max(event.invoked for event in made.history() if event.operation == "put")
+    for fault in made.faults_noted():
+        if fault.arguments["what"] not in OVER and fault.invoked < last_put:
+            assert made.leases_out(fault.invoked) >= OUT
+    return verdict

@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -48,10 +48,12 @@ class Child:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, log: Path, *command: str) -> Child:
+    async def start(cls, name: str, log: Path, *command: str, inside: Sequence[str] = ()) -> Child:
+        """Python with that command. `inside`: what runs it in its own turn, as in another network."""
+        pipe = asyncio.subprocess.PIPE
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors
+                *inside, sys.executable, *command, stdin=pipe, stdout=pipe, stderr=errors
             )
         return cls(process, name)
 
@@ -127,9 +129,9 @@ class Machine:
         async with timeline.connect(self.address, timeout="30s") as client:
             await client.create_topic(TOPIC, lease=LEASE_MS / 1_000, **settings)
 
-    async def _worker(self, what: str, name: str, *flags: str) -> Child:
+    async def _worker(self, what: str, name: str, *flags: str, address: str = "") -> Child:
         self.sessions += 1
-        common = ["--address", self.address, "--name", name, "--session", str(self.sessions)]
+        common = ["--address", address or self.address, "--name", name, "--session", str(self.sessions)]
         history = str(self.folder / f"{name}.{self.sessions}.jsonl")
         command = ["-m", "tests.faults.worker", what, *common, "--history", history, *flags]
         child = await Child.start(name, self.folder / f"{name}.log", *command)
@@ -137,12 +139,15 @@ class Machine:
         await child.until(lambda told: "started" in told)
         return child
 
-    async def start_consumer(self, name: str, window: int = 120) -> Child:
-        child = self.consumers[name] = await self._worker("consume", name, "--window", str(window))
+    async def start_consumer(self, name: str, window: int = 120, handle_ms: int = 0, address: str = "") -> Child:
+        """A consumer at `address`, where one is said."""
+        flags = ["--window", str(window), "--handle-ms", str(handle_ms)]
+        child = self.consumers[name] = await self._worker("consume", name, *flags, address=address)
         return child
 
-    async def start_producer(self, name: str, count: int = 12_000) -> Child:
-        child = self.producers[name] = await self._worker("produce", name, "--count", str(count))
+    async def start_producer(self, name: str, count: int = 12_000, rate: int = 0) -> Child:
+        flags = ["--count", str(count), "--rate", str(rate)]
+        child = self.producers[name] = await self._worker("produce", name, *flags)
         return child
 
     def note(self, what: str, **more: Any) -> None:

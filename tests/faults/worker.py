@@ -6,8 +6,8 @@ standard output how far it is, a JSON object a line.
 
 A producer puts `--rate` messages a second (0: as fast as it can), until it has put `--count` of them or is told by a
 line on its standard input that it is enough. A consumer keeps `--window` deliveries unsettled while it can, so that
-leases are always out; a line on its standard input makes it settle everything from then on. An end of standard input
-ends either.
+leases are always out, or, with `--handle-ms`, settles each after a time of its own, of up to that. A line on its
+standard input makes it settle everything from then on. An end of standard input ends either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import json
 import random
 import sys
-from collections import deque
 from typing import Any
 
 import timeline
@@ -27,8 +26,8 @@ from timeline.model import payload_sum
 
 TOPIC = "departures"
 BATCH = 250
-CREDIT_BYTES = 5_000
-"""About what its credit in messages comes to: now the one, now the other is what a consumer runs out of."""
+CREDIT_BYTES = 17
+"""About what a message of its credit comes to: now the one, now the other is what a consumer runs out of."""
 SPREAD_MS = 4_000
 
 
@@ -115,7 +114,8 @@ class Consume:
     def __init__(self, asked: argparse.Namespace, history: HistoryFile) -> None:
         self.asked, self.history = asked, history
         self.rng = random.Random(asked.name)
-        self.held: deque[tuple[Any, dict[str, Any]]] = deque()
+        self.held: dict[int, tuple[Any, dict[str, Any]]] = {}
+        """By the number of the delivery, the oldest first."""
         self.window = asked.window
         self.settling: set[asyncio.Task[None]] = set()
         self.received = self.settled = self.again = 0
@@ -125,18 +125,23 @@ class Consume:
 
     def finish(self) -> None:
         """From now on nothing is held back."""
-        self.window = 0
+        self.window = self.asked.handle_ms = 0
         self._settle_oldest()
 
     async def run(self, client: Any) -> None:
         mine = {"topic": TOPIC, "consumer": self.asked.name, "session": self.asked.session}
         credit = self.asked.window * 2 + 50
-        self.history.note("consume", {**mine, "credit": credit, "credit_bytes": CREDIT_BYTES})
-        async with client.consumer(TOPIC, id=self.asked.name, credit=credit, credit_bytes=CREDIT_BYTES) as consumer:
+        credit_bytes = credit * CREDIT_BYTES
+        self.history.note("consume", {**mine, "credit": credit, "credit_bytes": credit_bytes})
+        async with client.consumer(TOPIC, id=self.asked.name, credit=credit, credit_bytes=credit_bytes) as consumer:
             self.consumer = consumer
             async for delivery in consumer:
                 self._receive(delivery)
-                self._settle_oldest()
+                if self.asked.handle_ms:
+                    handled_s = self.rng.random() * self.asked.handle_ms / 1_000.0
+                    asyncio.get_running_loop().call_later(handled_s, self._settle_soon, self.received)
+                else:
+                    self._settle_oldest()
                 if self.received % 100 == 0:
                     self._tell()
         self.history.note("parted", mine)
@@ -169,24 +174,29 @@ class Consume:
             "deliveries": delivery.deliveries,
         }
         self.history.note("receive", {**noted, **seen})
-        self.held.append((delivery, noted))
+        self.held[self.received] = delivery, noted
 
     def _note_lost(self) -> None:
         """What the driver has given up counts as its own no more."""
         if self.consumer.stats.lost == self.lost_before:
             return
         self.lost_before = self.consumer.stats.lost
-        for delivery, noted in self.held:
+        for delivery, noted in self.held.values():
             if delivery.lost and (token := (delivery.id, delivery.version)) not in self.given_up:
                 self.given_up.add(token)
                 self.history.note("lost", noted)
 
     def _settle_oldest(self) -> None:
         while len(self.held) > self.window:
-            delivery, noted = self.held.popleft()
-            task = asyncio.get_running_loop().create_task(self._settle(delivery, noted))
-            self.settling.add(task)
-            task.add_done_callback(self._was_settled)
+            self._settle_soon(next(iter(self.held)))
+
+    def _settle_soon(self, number: int) -> None:
+        """Settles a delivery, unless that was done meanwhile."""
+        if number not in self.held:
+            return
+        task = asyncio.get_running_loop().create_task(self._settle(*self.held.pop(number)))
+        self.settling.add(task)
+        task.add_done_callback(self._was_settled)
 
     def _was_settled(self, task: asyncio.Task[None]) -> None:
         self.settling.discard(task)
@@ -196,7 +206,7 @@ class Consume:
 
     async def _settle(self, delivery: Any, noted: dict[str, Any]) -> None:
         draw = self.rng.random()
-        if draw < 0.03 and self.window:
+        if draw < 0.03 and (self.window or self.asked.handle_ms):
             await self._one("release", {**noted, "in_ms": 200}, delivery.release(in_="200ms"))
             return
         if draw < 0.08:
@@ -250,6 +260,7 @@ def main() -> None:
     parser.add_argument("--session", type=int, default=1)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--window", type=int, default=100)
+    parser.add_argument("--handle-ms", type=int, default=0)
     parser.add_argument("--rate", type=int, default=0)
     asyncio.run(work(parser.parse_args()))
 

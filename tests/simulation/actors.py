@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 IDS = 26
 TAGS = ("red", "blue")
 FAR_MS = 3_600_000
+LEAST_OPERATIONS = 300
+"""So much every seed does, whatever its size."""
 CERTAIN = ("TOO_LARGE",)
 """With these no sending of the call happened, whatever stood. INVALID may be about the message: due past its expiry."""
 NOTHING = ("UNAVAILABLE", "THROTTLED")
@@ -95,15 +97,17 @@ class Producer(Actor):
         self.recent: dict[str, deque[str]] = {topic: deque(maxlen=6) for topic in world.topics}
 
     async def work(self, calls: int) -> None:
-        """Makes so many calls, some at once, some after a while."""
+        """Makes so many calls, or more where the seed has done too little by then, some at once, some after a while."""
         for topic in self.world.topics:
             self.producers[topic] = self.client.producer(topic, group=self.group)
         under_way: list[asyncio.Task[Any]] = []
-        acts = [(self.put, 40), (self.put_many, 5), (self.flood, 2), (self.move, 16), (self.cancel, 9),
+        many = self.world.size.many
+        acts = [(self.put, 40), (self.put_many, many), (self.flood, 2), (self.move, 16), (self.cancel, 9),
                 (self.by_tag, 5), (self.revive, 6), (self.purge, 4), (self.look, 8), (self.misuse, 4),
                 (self.settings, 2)]  # fmt: skip
         weights = [weight for _, weight in acts]
-        for _ in range(calls):
+        while calls > 0 or self.world.operations < LEAST_OPERATIONS:
+            calls -= 1
             act = self.rng.choices(acts, weights)[0][0]
             topic = self.rng.choice(self.world.topics)
             under_way.append(asyncio.get_running_loop().create_task(act(topic)))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tests.simulation.brokers import Broker
     from tests.simulation.world import World
 
-PHASE_S = 14.0
 HOUR_S = 3_600.0
 LOST, REPEATED = 0.05, 0.03
 """Chance that the answer of a call is lost, so that the driver repeats what was done; and that the wire brings a call
@@ -38,7 +37,8 @@ class Faults:
     async def strike(self) -> None:
         """The first phase. A tenth of the seeds has no fault at all."""
         world, rng = self.world, self.rng
-        until_s = world.loop.time() + PHASE_S
+        phase_s = world.size.faults_s
+        until_s = world.loop.time() + phase_s
         faultless = rng.random() < 0.1
         if not faultless:
             world.network.loss_chance, world.network.repeat_chance = LOST, REPEATED
@@ -55,7 +55,7 @@ class Faults:
                 self._etcd_cut, self._etcd_emptied, self._ghost, self._deaf_peers, self._deaf_peers,
             ]  # fmt: skip
         chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
-        at = sorted(rng.uniform(0.2, PHASE_S - 3.0) for _ in chosen)
+        at = sorted(rng.uniform(0.2, phase_s - 3.0) for _ in chosen)
         start_s = world.loop.time()
         striking: list[asyncio.Task[None]] = []
         for when, fault in zip(at, chosen, strict=True):

@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 
 from tests.simulation.__main__ import run_seeds
+from tests.simulation.actors import LEAST_OPERATIONS
 from tests.simulation.coverage import FAULTS, RARE, STATUSES, WIDE, WIDEST, missing
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
-from tests.simulation.world import World
+from tests.simulation.world import SMALL, World
 
 FEW = 12
-LEAST_OPERATIONS = 300
 
 
 @pytest.mark.slow  # `make check` runs more of them anyway
@@ -29,7 +29,7 @@ def test_some_seeds_hold() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_seed_is_the_same_every_time(seed: int) -> None:
-    first, second = World(seed), World(seed)
+    first, second = World(seed, size=SMALL), World(seed, size=SMALL)
     first.run()
     second.run()
     assert first.history() == second.history()
@@ -37,7 +37,7 @@ def test_a_seed_is_the_same_every_time(seed: int) -> None:
 
 @pytest.mark.slow
 def test_seeds_differ() -> None:
-    first, second = World(1), World(2)
+    first, second = World(1, size=SMALL), World(2, size=SMALL)
     first.run()
     second.run()
     assert first.history() != second.history()

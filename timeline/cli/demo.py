@@ -25,10 +25,13 @@ from timeline.demo.troupe import CannotPlay
 @click.option(
     "--store", default="", metavar="URL", help="Where the broker keeps messages.  [an SQLite file of its own]"
 )
+@click.option("--cluster", is_flag=True, help="Two brokers over three members of etcd; one is killed half-way.")
 @click.option("--json", "as_json", is_flag=True, help="The last line on standard output is one JSON object.")
 @click.option("--keep", is_flag=True, help="Leave histories, logs and store behind, and say where.")
 @click.option("--no-board", is_flag=True, help="Plain lines instead of the live board.")
-def demo(speed: float, day: str, data: str | None, store: str, as_json: bool, keep: bool, no_board: bool) -> int:
+def demo(
+    speed: float, day: str, data: str | None, store: str, cluster: bool, as_json: bool, keep: bool, no_board: bool
+) -> int:
     """Watch a real day of New York's departures go out on time.
 
     A broker, airlines' feeders and gates, each a process of its own: departures are put ahead of their scheduled time,
@@ -41,8 +44,9 @@ def demo(speed: float, day: str, data: str | None, store: str, as_json: bool, ke
       timeline demo                                  two minutes and a half, a snowstorm
       timeline demo --speed 6000 --json              about 20 seconds, for machines
       timeline demo --day 2013-06-13 --data flights_2013.parquet
+      timeline demo --cluster                        two brokers, one of which is killed
     """
-    options = Options(day=parse_day(day), speed=speed, data=data, store=store, keep=keep)
+    options = Options(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
     console = Console(highlight=False)
     write = partial(click.echo, err=as_json)
     try:
@@ -56,7 +60,8 @@ def demo(speed: float, day: str, data: str | None, store: str, as_json: bool, ke
         tell(played, Console(file=sys.stderr, highlight=False))
         folder = {} if played.folder is None else {"folder": str(played.folder)}
         day_played = {"day": str(played.plan.day), "speed": played.plan.clock.speed}
-        print_json({**played.summary.as_json(), **day_played, **folder})
+        killed = {"broker_killed": played.killed} if played.killed else {}
+        print_json({**played.summary.as_json(), **day_played, **killed, **folder})
     else:
         tell(played, console)
     return 0 if played.summary.well else SOME_FAILED

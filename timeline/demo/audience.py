@@ -111,6 +111,8 @@ def tell(played: Played, console: Console) -> None:
     console.print(table)
     console.print(f"lateness   {_spread(summary.lateness)}, {summary.lateness.count} first deliveries", soft_wrap=True)
     console.print(_crash_line(summary), soft_wrap=True)
+    if played.killed:
+        console.print(f"cluster    {played.killed} was killed half-way, the other one went on", soft_wrap=True)
     for sentence in summary.off:
         console.print(Text(f"off: {sentence}", style="bold red"), soft_wrap=True)
     for violation in summary.violations[:5]:

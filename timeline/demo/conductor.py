@@ -20,6 +20,7 @@ from timeline.demo.gate import gate_name
 from timeline.demo.part import HISTORY_SUFFIX, PLAN
 from timeline.demo.picture import Picture
 from timeline.demo.plan import DEFAULT_SPEED, GATES, LEASE_MS, TOPIC, Plan, check_speed, make_plan
+from timeline.demo.servers import missing, start_etcd, start_redis
 from timeline.demo.summary import Summary, summarize
 from timeline.demo.troupe import CannotPlay, Player, Troupe
 from timeline.history import read_history
@@ -30,18 +31,25 @@ OVERTIME_MS = 20_000
 """How long after the last due the day may still go on before what is missing counts as lost."""
 AGAIN_S = 1.0
 """How long a crashed gate stays away."""
+BROKERS = 2
+"""Of a cluster; the last of them is killed when half of the departures are out."""
+REMEMBER = "1h"
+"""A cluster's topic remembers what was settled: whatever a driver had asked of the broker that dies, and asks again of
+the other, is answered for certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a person asks of a demo. `store`: a URL, empty for an SQLite file of its own. `keep`: leave the folder with
-    histories, logs and store behind."""
+    """What a person asks of a demo. `store`: a URL, empty for an SQLite file of its own, or a Redis of its own where
+    `cluster` asks for two brokers over three members of etcd. `keep`: leave the folder with histories, logs and store
+    behind."""
 
     day: dt.date = DEFAULT_DAY
     speed: float = DEFAULT_SPEED
     data: str | None = None
     store: str = ""
     keep: bool = False
+    cluster: bool = False
 
 
 class Audience(Protocol):
@@ -61,12 +69,16 @@ class Played:
     summary: Summary
     plan: Plan
     folder: Path | None
+    killed: str = ""
+    """The broker that was, in a cluster."""
 
 
 async def conduct(options: Options, audience: Audience) -> Played:
     """Plays a day and judges it; every process has ended when it returns or raises. Raises Invalid for a day, file or
-    speed that cannot be played, CannotPlay when a process cannot be started or the broker dies."""
+    speed that cannot be played, CannotPlay when a process cannot be started or a broker dies unasked."""
     check_speed(options.speed)
+    if options.cluster and (absent := missing(options.store)):
+        raise CannotPlay(absent)
     flights = flights_of(options.day, options.data)
     this = asyncio.current_task()
     assert this is not None
@@ -75,11 +87,13 @@ async def conduct(options: Options, audience: Audience) -> Played:
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     with _folder(options.keep) as folder:
         troupe = Troupe(folder)
+        conductor = Conductor(options, flights, folder, troupe, audience)
         try:
-            summary, plan = await Conductor(options, flights, folder, troupe, audience).play()
+            summary, plan = await conductor.play()
         finally:
             await troupe.kill()
-        return Played(summary, plan, folder if options.keep else None)
+        killed = conductor.killed.name if conductor.killed is not None else ""
+        return Played(summary, plan, folder if options.keep else None, killed)
 
 
 @contextlib.contextmanager
@@ -105,35 +119,63 @@ class Conductor:
         self.audience = audience
         self.clock = Clock()
         self.troubles: list[str] = []
+        self.brokers: list[Player] = []
+        self.killed: Player | None = None
         self.lives = [1] * GATES
         self.gates: list[Player | None] = [None] * GATES
         self.returning: set[asyncio.Task[None]] = set()
 
     async def play(self) -> tuple[Summary, Plan]:
         """The whole day; what it came to."""
-        self.audience.say("opening: a broker, airlines' feeders and gates, each a process of its own …")
-        store = self.options.store or f"sqlite:///{self.folder / 'timeline.db'}"
-        broker, address = await self.troupe.broker(store)
+        address = await (self._cluster() if self.options.cluster else self._broker())
         # In a store that somebody else may use, a topic of our own; it goes when the day is over.
         topic = TOPIC if not self.options.store else f"demo-{TOPIC}-{self.clock.now_ms()}"
         async with timeline.connect(address, timeout="10s") as client:
-            await self._create(client, topic, broker)
+            await self._create(client, topic)
             plan, feeders = await self._begin(address, topic)
-            await self._watch(plan, broker, feeders)
+            await self._watch(plan, feeders)
             await self._close(feeders)
             rows = await self._scan(client, topic)
             end_wall_ms = self.clock.now()
             if self.options.store and not self.options.keep:
                 await client.drop_topic(topic)
-        code = await broker.end()
-        if code:
-            self.troubles.append(f"the broker ended with code {code} on SIGTERM: {broker.last_words()}")
+        for broker in self.brokers:
+            code = await broker.end()
+            if code:
+                self.troubles.append(f"the {broker.name} ended with code {code} on SIGTERM: {broker.last_words()}")
+        if self.options.cluster and self.killed is None:
+            self.troubles.append("no broker was killed, so nothing was shown about that")
         histories = sorted(self.folder.glob(f"*{HISTORY_SUFFIX}"))
         return summarize(plan, read_history(histories), rows, end_wall_ms, self.troubles), plan
 
-    async def _create(self, client: timeline.Timeline, topic: str, broker: Player) -> None:
+    async def _broker(self) -> str:
+        """One broker; its address."""
+        self.audience.say("opening: a broker, airlines' feeders and gates, each a process of its own …")
+        store = self.options.store or f"sqlite:///{self.folder / 'timeline.db'}"
+        broker, address = await self.troupe.broker(store)
+        self.brokers = [broker]
+        return address
+
+    async def _cluster(self) -> str:
+        """Brokers that find each other through etcd; their addresses."""
+        self.audience.say(
+            f"opening: etcd's members, {BROKERS} brokers, airlines' feeders and gates, each a process of its own …"
+        )
+        sync = await start_etcd(self.troupe)
+        store = self.options.store or await start_redis(self.troupe)
+        names = [f"broker-{number}" for number in range(1, BROKERS + 1)]
+        opened = await asyncio.gather(
+            *(self.troupe.broker(store, name, "--sync", sync, "--name", name) for name in names)
+        )
+        self.brokers = [broker for broker, _ in opened]
+        return ",".join(address for _, address in opened)
+
+    async def _create(self, client: timeline.Timeline, topic: str) -> None:
         """The day's topic; the first call tells whether the broker can use its store at all."""
-        creating = asyncio.ensure_future(client.create_topic(topic, lease=dt.timedelta(milliseconds=LEASE_MS)))
+        settings = {"remember": REMEMBER} if self.options.cluster else {}
+        lease = dt.timedelta(milliseconds=LEASE_MS)
+        creating = asyncio.ensure_future(client.create_topic(topic, lease=lease, **settings))
+        broker = self.brokers[0]
         dying = asyncio.ensure_future(broker.process.wait())
         await asyncio.wait((creating, dying), return_when=asyncio.FIRST_COMPLETED)
         if dying.done():
@@ -157,7 +199,7 @@ class Conductor:
             await player.go()
         return plan, feeders
 
-    async def _watch(self, plan: Plan, broker: Player, feeders: list[Player]) -> None:
+    async def _watch(self, plan: Plan, feeders: list[Player]) -> None:
         """Lets the day go by until every flight has left or is cancelled, or time is up."""
         picture = Picture(plan, self.folder)
         until_ms = plan.last_due_ms + 2 * plan.lease_ms + OVERTIME_MS
@@ -167,12 +209,22 @@ class Conductor:
             picture.refresh()
             picture.presume(self.clock.now())
             self.audience.watch(picture, self.clock.now())
-            if not broker.running:
-                raise CannotPlay(f"the broker died with code {broker.process.returncode}: {broker.last_words()}")
+            if self.options.cluster and self.killed is None and 2 * picture.settled >= len(picture.departures):
+                await self._kill_a_broker(picture)
+            for broker in self.brokers:
+                if not broker.running:
+                    code = broker.process.returncode
+                    raise CannotPlay(f"the {broker.name} died with code {code}: {broker.last_words()}")
             for feeder in feeders:
                 if feeder.process.returncode:
                     raise CannotPlay(f"{feeder.name} died with code {feeder.process.returncode}: {feeder.last_words()}")
             self._look_after_gates(plan)
+
+    async def _kill_a_broker(self, picture: Picture) -> None:
+        """kill -9; the others have all of its work from then on."""
+        self.killed = self.brokers.pop()
+        picture.say(self.clock.now(), "crash", f"{self.killed.name} is killed; {self.brokers[0].name} goes on")
+        await self.killed.kill()
 
     def _look_after_gates(self, plan: Plan) -> None:
         """A gate that has crashed comes back after a while, as another consumer."""

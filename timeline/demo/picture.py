@@ -198,7 +198,7 @@ class Picture:
             if outcome == "ok":
                 self._takes[line["operation"]](one, wall_ms)
             else:
-                self._say(wall_ms, "trouble", f"{line['operation']} of {one.get('id', '')} answered {outcome}")
+                self.say(wall_ms, "trouble", f"{line['operation']} of {one.get('id', '')} answered {outcome}")
 
     def _put(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
@@ -211,13 +211,13 @@ class Picture:
         self.counts["moved"] += 1
         flight = departure.filing.flight
         until = self.plan.clock.text(flight.leaves_ms)
-        self._say(wall_ms, "delay", f"{flight.number} to {flight.dest} {flight.delay_min} min late, now {until}")
+        self.say(wall_ms, "delay", f"{flight.number} to {flight.dest} {flight.delay_min} min late, now {until}")
 
     def _cancelled(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
         departure.stage, departure.changed_ms = Stage.CANCELLED, wall_ms
         self.counts["cancelled"] += 1
-        self._say(wall_ms, "cancel", f"{departure.filing.flight.number} to {departure.filing.flight.dest} cancelled")
+        self.say(wall_ms, "cancel", f"{departure.filing.flight.number} to {departure.filing.flight.dest} cancelled")
 
     def _received(self, values: dict[str, Any], wall_ms: float) -> None:
         departure, gate = self.departures[values["id"]], self._gate(values["consumer"])
@@ -231,7 +231,7 @@ class Picture:
             self.lateness_ms.append(lateness_of(values, wall_ms))
             return
         self.counts["leases_back"] += 1
-        self._say(wall_ms, "back", f"{number}'s lease ran out: {gate.title} boards it")
+        self.say(wall_ms, "back", f"{number}'s lease ran out: {gate.title} boards it")
 
     def _acked(self, values: dict[str, Any], wall_ms: float) -> None:
         departure, gate = self.departures[values["id"]], self._gate(values["consumer"])
@@ -249,7 +249,7 @@ class Picture:
     def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])
         if gate.crashes:
-            self._say(wall_ms, "up", f"{gate.title} is open again")
+            self.say(wall_ms, "up", f"{gate.title} is open again")
         gate.consumer, gate.up, gate.boarding = values["consumer"], True, []
 
     def _fault(self, values: dict[str, Any], wall_ms: float) -> None:
@@ -258,12 +258,13 @@ class Picture:
         gate.crashes += 1
         self.counts["crashes"] += 1
         held = ", ".join(gate.boarding)
-        self._say(wall_ms, "crash", f"{gate.title} crashes with {held} in hand")
+        self.say(wall_ms, "crash", f"{gate.title} crashes with {held} in hand")
 
     def _gate(self, consumer: str) -> Gate:
         name = consumer.partition(".")[0]
         return self.gates.setdefault(name, Gate(name))
 
-    def _say(self, real_ms: float, kind: str, text: str) -> None:
+    def say(self, real_ms: float, kind: str, text: str) -> None:
+        """A line for the events list."""
         self.happenings.append(Happening(real_ms, kind, text))
         self.happened += 1

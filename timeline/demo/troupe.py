@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -34,6 +37,17 @@ class Player(Child):
         await self.tell(GO)
 
 
+class Backstage(Player):
+    """A server that brokers need, and what runs it."""
+
+    async def kill(self) -> None:
+        """Ends both at once."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                os.killpg(self.pid, signal.SIGKILL)
+            await self.process.wait()
+
+
 class Troupe:
     """All child processes of one demo, in `folder`."""
 
@@ -41,17 +55,20 @@ class Troupe:
         self.folder = folder
         self.players: list[Player] = []
 
-    async def broker(self, store: str) -> tuple[Player, str]:
-        """Starts a broker on free ports; the process and the address it listens on."""
+    async def broker(self, store: str, name: str = "broker", *options: str) -> tuple[Player, str]:
+        """Starts a broker on free ports, with more `options` of serve; the process and the address it listens on."""
         free = "127.0.0.1:0"
-        player = await self._start(
-            "broker", "timeline.demo.broker", "serve", "--listen", free, "--metrics", free, "--store", store, "--json"
-        )
+        flags = ("serve", "--listen", free, "--metrics", free, "--store", store, "--json", *options)
+        player = await self._start(Player, name, "timeline.demo.broker", *flags)
         return player, str(json.loads(await player.first_line())["listen"])
+
+    async def server(self, name: str, *command: str) -> Player:
+        """Starts a server that brokers need."""
+        return await self._start(Backstage, name, "timeline.demo.servers", *command)
 
     async def part(self, name: str, module: str, *arguments: object) -> Player:
         """Starts `python -m timeline.demo.<module> FOLDER <arguments>`."""
-        return await self._start(name, f"timeline.demo.{module}", str(self.folder), *map(str, arguments))
+        return await self._start(Player, name, f"timeline.demo.{module}", str(self.folder), *map(str, arguments))
 
     async def ready(self, *players: Player) -> None:
         """Waits until all of them could begin. Raises CannotPlay."""
@@ -65,7 +82,7 @@ class Troupe:
         for player in self.players:
             await player.kill()
 
-    async def _start(self, name: str, module: str, *arguments: str) -> Player:
-        player = await Player.start(name, self.folder, sys.executable, "-m", module, *arguments)
+    async def _start(self, kind: type[Player], name: str, module: str, *arguments: str) -> Player:
+        player = await kind.start(name, self.folder, sys.executable, "-m", module, *arguments)
         self.players.append(player)
         return player

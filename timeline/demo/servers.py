@@ -1,0 +1,99 @@
+"""What the demo's brokers need to be a cluster: three members of etcd and, where no store is given, a Redis, on free
+ports of this machine, their data in the demo's folder. `python -m timeline.demo.servers PROGRAM …` runs one of them and
+ends it when it is told to, or when the conductor is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from timeline.demo.troupe import Troupe
+
+MEMBERS = 3
+PACKAGES = {"etcd": "etcd-server", "redis-server": "redis-server"}
+"""Of Debian and Ubuntu."""
+LOOK_S = 0.05
+STDIN = 0
+
+
+def missing(store: str) -> str | None:
+    """What is not installed that a cluster on `store` (empty: one of its own) needs, as a sentence; None: nothing."""
+    needed = ["etcd"] if store else ["etcd", "redis-server"]
+    absent = [PACKAGES[program] for program in needed if shutil.which(program) is None]
+    if not absent:
+        return None
+    own = "" if store else "; or give a store that brokers share with --store"
+    return f"a cluster needs servers that are not here: apt-get install {' '.join(absent)}{own}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+async def start_etcd(troupe: Troupe) -> str:
+    """Three members of one etcd; the URL that brokers find each other by."""
+    ports = free_ports(2 * MEMBERS)
+    peers = {f"etcd-{number}": f"http://127.0.0.1:{port}" for number, port in enumerate(ports[:MEMBERS], start=1)}
+    cluster = ",".join(f"{name}={peer}" for name, peer in peers.items())
+    for (name, peer), port in zip(peers.items(), ports[MEMBERS:], strict=True):
+        here = f"http://127.0.0.1:{port}"
+        where = ("--listen-client-urls", here, "--advertise-client-urls", here)
+        among = ("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster)
+        data = ("--name", name, "--data-dir", str(troupe.folder / name))
+        await troupe.server(name, "etcd", *data, *where, *among, "--logger", "zap", "--log-level", "warn")
+    return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports[MEMBERS:]) + "/demo"
+
+
+async def start_redis(troupe: Troupe) -> str:
+    """A Redis with an append-only file; the store's URL."""
+    (port,) = free_ports(1)
+    where = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(troupe.folder), "--save", "")
+    player = await troupe.server("redis", "redis-server", *where, "--appendonly", "yes", "--appendfsync", "everysec")
+    while not await _accepts(port):
+        if not player.running:
+            break  # the broker says what is missing
+        await asyncio.sleep(LOOK_S)
+    return f"redis://127.0.0.1:{port}/0"
+
+
+async def _accepts(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+def run(program: str, *arguments: str) -> int:
+    """Runs a server until it ends, is told to by SIGTERM, or nobody is there any more who could tell."""
+    with subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL, stdout=sys.stderr) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.kill())  # its data goes with the demo
+
+        def end_with_the_conductor() -> None:
+            while os.read(STDIN, 1024):
+                pass
+            server.kill()
+
+        threading.Thread(target=end_with_the_conductor, daemon=True).start()
+        server.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(*sys.argv[1:]))
