@@ -14,7 +14,7 @@ Caused by: java.io.IOException: middle
 Caused by: java.io.IOException: No space left on device
 \t... 26 more
 """
-RAISED = """[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer: Traceback (most recent call last):
+RAISED = """[PYTHON_DATA_SOURCE_ERROR] Failed to initialize the writer: Traceback (most recent call last):
   File "/site/timeline/driver/ids.py", line 7, in <module>
     import numpy as np
 ModuleNotFoundError: No module named 'numpy'
@@ -30,8 +30,7 @@ ModuleNotFoundError: No module named 'numpy'
         ("An error occurred while calling o1.save.", "An error occurred while calling o1.save."),
         (
             RAISED,
-            "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer: "
-            "ModuleNotFoundError: No module named 'numpy'",
+            "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize the writer: ModuleNotFoundError: No module named 'numpy'",
         ),
         ("[PATH_NOT_FOUND] Path does not exist: file:/x.\n\tat y", "[PATH_NOT_FOUND] Path does not exist: file:/x."),
         ("", "RuntimeError"),

@@ -28,7 +28,7 @@ from timeline.pipeline.load import Asked, load
 from timeline.pipeline.pending import pending_in
 from timeline.pipeline.restore import restore, verify
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 LATER = datetime(2031, 5, 6, tzinfo=UTC)
 
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 def watched(spark: SparkSession, action: Callable[[], T], said: Callable[[int, int], None]) -> T:
     """What `action` answers. `said(done, total)` is told of its tasks meanwhile, from another thread."""
-    # Spark looks for a session's data sources in the session of the thread that writes, and in one that did not make the
-    # session finds none. Making a frame is the public call that tells the thread its session.
+    # Spark looks for data sources in the session of the thread that writes, and a thread that did not make the session
+    # has none. Making a frame is the public call that tells the thread its session.
     spark.createDataFrame([], StructType([]))
     context, group = spark.sparkContext, f"timeline-{uuid.uuid4().hex[:12]}"
     over = threading.Event()
