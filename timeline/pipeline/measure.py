@@ -195,7 +195,7 @@ class _Used:
                 if name == "java":
                     used.engine_s += cpu_s(pid)
                     used.engine_bytes += _resident_bytes(pid)
-                else:
+                elif name.startswith("python"):
                     used.workers_s += cpu_s(pid)
                     used.worker_bytes = max(used.worker_bytes, _resident_bytes(pid))
             except (FileNotFoundError, ProcessLookupError):
