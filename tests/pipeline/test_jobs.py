@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 import timeline
 from tests.pipeline.conftest import Serving, serving, stored
 from timeline.broker.journal_files import FIELDS
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable
+from timeline.pipeline import connection
 from timeline.pipeline.audit import audit
 from timeline.pipeline.audit_page import audit_page
 from timeline.pipeline.backup import backup
@@ -27,7 +29,7 @@ from timeline.pipeline.load import Asked, load
 from timeline.pipeline.pending import pending_in
 from timeline.pipeline.restore import restore, verify
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 LATER = datetime(2031, 5, 6, tzinfo=UTC)
 
 
@@ -74,7 +76,9 @@ def test_any_table_is_loaded_and_again_changes_nothing(
     one = next(each for each in stored(broker.address, topic) if each.id == "F0003")
     assert json.loads(one.payload or b"")["flight_id"] == "F0003" and one.tag == "UA"
     assert not (tmp_path / "state.json").exists(), "a load that is done leaves no state behind"
-    again = load(spark, table, asked, MAPPING)
+    # From another thread than the session's, as where a scheduler or an event loop runs jobs.
+    with ThreadPoolExecutor(1) as other:
+        again = other.submit(load, spark, table, asked, MAPPING).result()
     assert (again.put, again.there) == (0, 300)
 
 
@@ -155,6 +159,40 @@ def test_a_backup_is_restored_into_another_store_and_is_the_same(
         assert compared.examples == {"k7": "missing", "k8": "scheduled", "stranger": "extra"}
         with pytest.raises(Invalid, match="has messages that are not of this backup, such as 'stranger'"):
             restore(spark, other.address, url)
+
+
+def test_a_backup_that_died_goes_on_after_the_last_chunk_that_it_had_written(
+    spark: Any, broker: Serving, kept: tuple[str, str], topic: str
+) -> None:
+    before, url = kept
+    folder = Path(url.removeprefix("file://"))
+    whole = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").unlink()
+    with pytest.raises(Invalid, match=f"has part of a backup of topic '{before}': name another place"):
+        backup(spark, broker.address, topic, url)
+    # As if it had been killed while it wrote the last chunk.
+    (folder / "chunks" / "0002.json").unlink()
+    victim = next((folder / "data" / "chunk=0002").glob("*.parquet"))
+    victim.write_bytes(b"half of it")
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("data/chunk=000[01]/*.parquet")}
+    backup(spark, broker.address, before, url, chunks=3)
+    again = json.loads((folder / "manifest.json").read_text())
+    assert again["chunks"] == whole["chunks"] and again["complete"]
+    assert written == {path: path.stat().st_mtime_ns for path in folder.glob("data/chunk=000[01]/*.parquet")}
+    assert not victim.exists()
+
+
+def test_a_job_says_that_no_broker_answers(
+    spark: Any, table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ASK_MS", 500)
+    for job in (
+        lambda: load(spark, table, Asked("127.0.0.1:1", "t"), MAPPING),
+        lambda: backup(spark, "127.0.0.1:1", "t", f"file://{tmp_path}/b"),
+    ):
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+            job()
+    assert not (tmp_path / "b").exists()
 
 
 def test_what_is_due_by_now_is_refused_unless_it_is_said_what_for(

@@ -20,7 +20,7 @@ import pytest
 import timeline
 from tests.pipeline.conftest import Serving, serving
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS, FILES = 120_000, 24
 QUIET = ("--set", "spark.driver.memory=1g", "--master", "local[2]")
 

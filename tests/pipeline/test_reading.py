@@ -15,7 +15,7 @@ from timeline.model import State
 from timeline.pipeline.options import LIVING
 from timeline.pipeline.reading import Where, pushed
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 LATER = datetime(2031, 1, 1, tzinfo=UTC)
 
 

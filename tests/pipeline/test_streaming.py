@@ -15,7 +15,7 @@ import pytest
 import timeline
 from tests.pipeline.conftest import Serving, stored
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 90
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.pipeline.conftest import Serving, stored, taken
 from tests.pipeline.dying import DyingSource
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LATER = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 COLUMNS = "id string, due timestamp, payload string, tag string, headers map<string,string>, expires timestamp"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +10,7 @@ import click
 from timeline.cli.app import DONE, SOME_FAILED, Suggesting
 from timeline.cli.asking import topic_names
 from timeline.cli.output import print_fields, print_json, print_table
+from timeline.cli.pipeline_trials import measure, year
 from timeline.cli.spark import pair, pipeline_command, running, watched
 from timeline.cli.values import DURATION, parse_time, shown_bytes, shown_time
 from timeline.driver.times import duration_ms
@@ -326,36 +324,5 @@ def compact(journal: str, older: str, address: str, master: str, settings: tuple
     return DONE
 
 
-@pipeline.command()
-@click.argument("data")
-@click.option("--into", metavar="FOLDER", help="Leave journal, backup and pages here.  [nowhere]")
-@click.option("--begins-in", default="90s", show_default=True, type=DURATION, help="Until the first departure.")
-@click.option("--lasts", default="60s", show_default=True, type=DURATION, help="From the first to the last.")
-@pipeline_command
-def year(
-    data: str, into: str | None, begins_in: str, lasts: str, address: str, master: str, settings: tuple[str, ...],
-    as_json: bool,
-) -> int:  # fmt: skip
-    """Account for a year of departures: DATA (flights_2013.parquet) through brokers of its own and all of the pipeline.
-
-    \b
-    Example:
-      timeline pipeline year flights_2013.parquet --into year
-    """
-    spans = duration_ms(begins_in, "--begins-in"), duration_ms(lasts, "--lasts", least_ms=1)
-    with tempfile.TemporaryDirectory(prefix="timeline-year-") as scratch, running("year", master, settings) as spark:
-        from timeline.pipeline.year import year as run
-
-        folder = Path(into or scratch).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        with watched() as watch:
-            account = asyncio.run(run(spark, data, folder, watch, *spans))
-    if as_json:
-        sheet = [{"what": what, "found": found, "wanted": wanted} for what, found, wanted in account.sheet]
-        print_json({"balanced": account.balanced, "seconds": account.seconds, "sheet": sheet})
-    else:
-        rows = [(what, f"{found:,}", f"{wanted:,}") for what, found, wanted in account.sheet]
-        print_table(("of the year's departures", "found", "must be"), rows, ("found", "must be"), empty="")
-        print_fields({step: f"{seconds:.1f} s" for step, seconds in account.seconds.items()})
-        click.echo("every departure is accounted for" if account.balanced else "the account does not balance")
-    return DONE if account.balanced else SOME_FAILED
+pipeline.add_command(year)
+pipeline.add_command(measure)

@@ -33,7 +33,7 @@ def backup(
 ) -> Manifest:
     """Writes the topic's messages below `url`; answers the manifest. Raises Invalid when another backup is there,
     NotFound or Unavailable; the same call goes on after the last chunk that was written."""
-    with Connection(addresses, 60_000) as connection:
+    with Connection(addresses) as connection:
         record = connection.topic(topic)
     manifest = manifest_of(record, Clock().now_ms())
     _check_place(url, manifest)

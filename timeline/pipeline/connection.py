@@ -18,16 +18,18 @@ from timeline.errors import Closed, Invalid, NotFound
 from timeline.model import Topic
 
 T = TypeVar("T")
+ASK_MS = 10_000
+"""Who asks for a job that nobody answers hears so after this long."""
 IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
 """The variables are these behind TIMELINE_."""
 
 
 class Connection:
-    """A client at `addresses` whose calls wait `timeout_ms`, as whom the process's variables say (`identity`). Use it
-    with `with`. Raises Invalid."""
+    """A client at `addresses` whose calls wait `timeout_ms`, `ASK_MS` when it is 0, as whom the process's variables say
+    (`identity`). Use it with `with`. Raises Invalid."""
 
-    def __init__(self, addresses: str, timeout_ms: int) -> None:
-        self.client = Timeline(addresses, f"{timeout_ms}ms", credentials=identity())
+    def __init__(self, addresses: str, timeout_ms: int = 0) -> None:
+        self.client = Timeline(addresses, f"{timeout_ms or ASK_MS}ms", credentials=identity())
         self._background = Background()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,10 @@
 """Who holds a micro-batch: one holder for each of its partitions, named by query, batch and partition.
 
 A micro-batch is what its partitions leased, and that is settled before anybody reads it: whatever a holder has when a
-task has read it is what any other try of the task reads, and what `commit` acknowledges, no more. So a holder leases
-once: only the first try of a task may, and only until `lease_by_ms` on the broker's clock; any other takes the holder
-over, which ends a lease under way, and reads what is there. Finding nothing before that time is over, it waits, since
-the first try might still come."""
+task has read it is what any other try of the task reads, and what `commit` acknowledges, no more. So only the first try
+of a task leases, and only until `lease_by_ms` on the broker's clock. Any other looks, without being in its way, until
+something is held or that time is over, and then takes the holder over: that ends a lease under way, and what is held
+from then on is all there will be. Who was taken over leases nothing more."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ LATE_MS = 10_000
 """A lease that began in time is over by then."""
 MORE_MS = 50.0
 """What comes due later than so long after the last part is the next batch's."""
+LOOK_MS = 250
+"""A try that may not lease looks so often whether the one that may has."""
 
 
 @dataclass
@@ -48,32 +50,41 @@ def holder_of(query: str, batch: int, part: int) -> str:
 
 async def gather(client: Timeline, share: Share, first_try: bool) -> None:
     """What the partition is to have is under its holder, and will not be more. `first_try`: of the task."""
-    may_lease = first_try and not share.again
+    if first_try and not share.again and await _leased(client, share):
+        return
     while True:
-        try:
-            async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
-                assert holding.welcome is not None
-                left_ms = share.lease_by_ms - holding.welcome.now_ms
-                if await _has_any(client, share):
-                    return
-                if may_lease and left_ms > 0:
-                    may_lease = False
-                    await holding.lease(share.most, first_ms=2 * MORE_MS, more_ms=MORE_MS)
-                    return
-                if may_lease or left_ms + LATE_MS <= 0:
-                    return  # too late for anybody to lease for this batch
-        except Superseded:
-            may_lease = False
-            continue
-        # Another try may be about to lease.
-        await asyncio.sleep(min(1_000, max(50, left_ms + LATE_MS)) / 1000.0)
+        found, now_ms = await _look(client, share)
+        left_ms = share.lease_by_ms + LATE_MS - now_ms
+        if found or left_ms <= 0:
+            break
+        await asyncio.sleep(min(left_ms, LOOK_MS) / 1000.0)
+    try:
+        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms"):
+            pass
+    except Superseded:
+        pass  # by another try that leases no more than this one does
 
 
-async def _has_any(client: Timeline, share: Share) -> bool:
-    async for page in client.scan_pages(share.topic, holder=share.holder, limit=1):
-        if len(page.rows):
+async def _leased(client: Timeline, share: Share) -> bool:
+    """Leases for the partition, unless that was done or it is too late; False: another try took the holder over."""
+    try:
+        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
+            found, now_ms = await _look(client, share)
+            if not found and now_ms < share.lease_by_ms:
+                await holding.lease(share.most, first_ms=2 * MORE_MS, more_ms=MORE_MS)
             return True
-    return False
+    except Superseded:
+        return False
+
+
+async def _look(client: Timeline, share: Share) -> tuple[bool, int]:
+    """Whether the holder has anything, and when the broker said so, by its clock."""
+    now_ms = 0
+    async for page in client.scan_pages(share.topic, holder=share.holder, limit=1):
+        now_ms = page.now_ms
+        if len(page.rows):
+            return True, now_ms
+    return False, now_ms
 
 
 async def held(client: Timeline, topic: str, holder: str, payload: bool) -> AsyncIterator[PageRows]:

@@ -84,7 +84,7 @@ def load(
     """Puts the rows of `table`. `expressions`: SQL for the columns of messages, see `rows.mapped`. Raises Invalid when
     the rows are not as they must be, NotFound, Unavailable; what was put by then stays, and the same call goes on."""
     Options.of({"addresses": asked.addresses, "topic": asked.topic, "past": asked.past, "timeout": asked.timeout})
-    with Connection(asked.addresses, 10_000) as connection:
+    with Connection(asked.addresses) as connection:
         topic = connection.topic(asked.topic)
     state = _State.of(asked, topic, table, expressions or {})
     rows = mapped(table, expressions or {})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -140,7 +141,7 @@ def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
             continue
         try:
             found = measure(data_of(spark, url, [chunk]), chunk)
-        except PySparkException as trouble:
+        except (PySparkException, Py4JError) as trouble:
             raise Invalid(f"chunk {chunk.number} of {url} cannot be read: {first_line(trouble)}") from trouble
         if found != chunk:
             raise Invalid(

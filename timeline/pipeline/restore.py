@@ -137,7 +137,7 @@ def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
 
 def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
     """Makes the topic as it was; False when it is there."""
-    with Connection(addresses, 60_000) as connection:
+    with Connection(addresses) as connection:
         try:
             connection.topic(name)
         except NotFound:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
@@ -9,6 +11,7 @@ from pyspark.sql import SparkSession
 from timeline.pipeline.source import TimelineSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+WORKERS = "spark.pyspark.python"
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -20,7 +23,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 def spark_session(name: str, master: str = "", settings: Mapping[str, str] | None = None) -> SparkSession:
     """A session called `name`, on this machine unless `master` or spark-submit says otherwise, with `timeline`
-    registered."""
+    registered. On this machine, Python workers are what runs here, unless PYSPARK_PYTHON or a setting says which."""
     builder = SparkSession.builder.appName(name)
     if master:
         builder = builder.master(master)
@@ -31,6 +34,15 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
         "spark.python.daemon.module": "timeline.pipeline.daemon",
         "spark.log.level": "ERROR",
     }
-    for key, value in (defaults | dict(settings or {})).items():
+    asked = dict(settings or {})
+    if _is_here(master or asked.get("spark.master", "")):
+        # Whatever python3 is on the PATH need not have this package.
+        os.environ.setdefault("PYSPARK_PYTHON", asked.get(WORKERS, sys.executable))
+    for key, value in (defaults | asked).items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
+
+
+def _is_here(master: str) -> bool:
+    """Whether Spark's workers run on this machine, started by this process. spark-submit has said where they run."""
+    return "PYSPARK_GATEWAY_PORT" not in os.environ and (not master or master.startswith("local"))

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 EVERY_S = 0.25
 T = TypeVar("T")
@@ -16,7 +17,9 @@ T = TypeVar("T")
 
 def watched(spark: SparkSession, action: Callable[[], T], said: Callable[[int, int], None]) -> T:
     """What `action` answers. `said(done, total)` is told of its tasks meanwhile, from another thread."""
-    # The action stays in this thread: Spark knows a session's data sources by the thread that made it.
+    # Spark looks for data sources in the session of the thread that writes, and a thread that did not make the session
+    # has none. Making a frame is the public call that tells the thread its session.
+    spark.createDataFrame([], StructType([]))
     context, group = spark.sparkContext, f"timeline-{uuid.uuid4().hex[:12]}"
     over = threading.Event()
 

@@ -1,0 +1,217 @@
+"""How fast rows get in and out, beside the same rows written straight to Parquet, and what each process takes for it.
+
+    timeline pipeline measure --rows 1000000 --parallel 1 --parallel 2 --parallel 4
+
+Table, Spark, brokers and stores share the machine, as everywhere in these figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from timeline.bench.processes import Measured, broker, cpu_s
+from timeline.clock import Clock
+from timeline.driver.client import Timeline
+from timeline.pipeline.backup import backup
+from timeline.pipeline.load import Asked, load
+from timeline.pipeline.restore import restore
+from timeline.pipeline.schema import read_schema
+
+TOPIC = "measured"
+ROWS_A_PARTITION = 250_000
+AHEAD_MS, WINDOW_MS = 3_600_000, 30 * 86_400_000
+EVERY_S = 0.5
+POINTS = 10
+MIB = 1 << 20
+T = TypeVar("T")
+NO_CONTENT = [name for name in read_schema(payload=True).names if name not in ("payload", "headers")]
+
+
+@dataclass
+class Step:
+    """One step: rows a second, and the processor time of Spark's engine, of its Python workers and of the brokers, in
+    microseconds a row. `engine_mib`, `driver_mib`: memory of the engine and of this process at ten points of it."""
+
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+    engine_us: float = 0.0
+    workers_us: float = 0.0
+    brokers_us: float = 0.0
+    engine_mib: list[int] = field(default_factory=list)
+    driver_mib: list[int] = field(default_factory=list)
+    workers_mib: int = 0
+    """The most that one Python worker had."""
+
+
+@dataclass
+class Figures:
+    """What was measured; `looked_s`: of the load, the time until its first row was put."""
+
+    rows: int
+    parallel: int
+    store: str
+    steps: dict[str, Step] = field(default_factory=dict)
+    looked_s: float = 0.0
+    broker_mib: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+async def measure(
+    spark: SparkSession, folder: Path, store: str, into: str, rows: int, payload_bytes: int, parallel: int
+) -> Figures:
+    """Writes `rows` of `payload_bytes` as Parquet, loads them onto a broker on `store`, scans them, backs them up, and
+    restores them to one on `into`. Raises CannotMeasure, and whatever the jobs raise."""
+    figures = Figures(rows, parallel, store.partition(":")[0])
+    table, place = f"file://{folder}/table", f"file://{folder}/backup"
+    made = _made(spark, rows, payload_bytes, Clock().now_ms() + AHEAD_MS)
+    made.write.parquet(table)
+    async with broker(folder, store) as (one, address):
+        async with Timeline(address, "60s") as tl:
+            await tl.create_topic(TOPIC)
+        source = spark.read.parquet(table)
+        await _step(figures, "parquet", [one], lambda: source.write.parquet(f"file://{folder}/again"))
+        looked = _Looked()
+        asked = Asked(address, TOPIC)
+        loading = _step(figures, "load", [one], lambda: load(spark, source, asked, said=looked))
+        if (loaded := await loading).put != rows:
+            figures.wrong.append(f"{loaded.put:,} rows were put")
+        figures.looked_s = round(looked.seconds, 2)
+        figures.broker_mib = one.resident_bytes() // MIB
+        for name, columns in (("scan", NO_CONTENT), ("scan with payload", read_schema(payload=True).names)):
+            frame = _scanned(spark, address, columns, max(4, 2 * parallel))
+            await _step(figures, name, [one], lambda frame=frame: _counted(frame, figures))  # type: ignore[misc]
+        await _step(figures, "back up", [one], lambda: backup(spark, address, TOPIC, place))
+    async with broker(folder, into) as (two, address):
+        await _step(figures, "restore", [two], lambda: restore(spark, address, place))
+    return figures
+
+
+def _made(spark: SparkSession, rows: int, payload_bytes: int, first_ms: int) -> DataFrame:
+    """Rows with ids that fall anywhere, due at random over thirty days."""
+    return spark.range(0, rows, 1, max(1, -(-rows // ROWS_A_PARTITION))).selectExpr(
+        "substr(md5(string(id)), 1, 16) AS id",
+        f"timestamp_millis({first_ms}L + pmod(xxhash64(id), {WINDOW_MS}L)) AS due",
+        f"rpad(concat(id, ' '), {payload_bytes}, md5(concat('x', id))) AS payload",
+    )
+
+
+def _scanned(spark: SparkSession, address: str, columns: list[str], partitions: int) -> DataFrame:
+    fields = [one for one in read_schema(payload=True).fields if one.name in columns]
+    schema = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in fields)
+    options = {"addresses": address, "topic": TOPIC, "partitions": str(partitions)}
+    return spark.read.format("timeline").options(**options).schema(schema).load()
+
+
+def _counted(frame: DataFrame, figures: Figures) -> None:
+    """All columns of all rows are made, and dropped."""
+    names = [one for one in frame.columns if one != "headers"]
+    found = frame.selectExpr(f"xxhash64({', '.join(f'`{name}`' for name in names)}) AS hash").agg({"hash": "count"})
+    row = found.head()
+    if row is None or row[0] != figures.rows:
+        figures.wrong.append(f"{row[0] if row else 0:,} rows were scanned")
+
+
+class _Looked:
+    """How long a load looks at its rows before it puts the first."""
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._began_ms = self._clock.monotonic_ms()
+        self.seconds = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what == "rows" and not self.seconds:
+            self.seconds = (self._clock.monotonic_ms() - self._began_ms) / 1000
+
+
+async def _step(figures: Figures, name: str, brokers: list[Measured], work: Callable[[], T]) -> T:
+    """Does `work` in another thread, watched."""
+    clock, step = Clock(), figures.steps.setdefault(name, Step())
+    before, served = _Used.now(brokers), sum(one.cpu_s() for one in brokers)
+    began_ms = clock.monotonic_ms()
+    async with _sampled(step, brokers):
+        done = await asyncio.to_thread(work)
+    step.seconds = round((clock.monotonic_ms() - began_ms) / 1000, 2)
+    after = _Used.now(brokers)
+    step.rows_per_s = round(figures.rows / max(step.seconds, 0.001))
+    a_row = 1e6 / figures.rows
+    step.engine_us = round((after.engine_s - before.engine_s) * a_row, 2)
+    step.workers_us = round((after.workers_s - before.workers_s) * a_row, 2)
+    step.brokers_us = round((sum(one.cpu_s() for one in brokers) - served) * a_row, 2)
+    return done
+
+
+@asynccontextmanager
+async def _sampled(step: Step, brokers: list[Measured]) -> AsyncIterator[None]:
+    """Keeps an eye on the memory meanwhile."""
+    seen: list[tuple[int, int]] = []
+
+    async def look() -> None:
+        while True:
+            used = _Used.now(brokers)
+            seen.append((used.engine_bytes // MIB, used.driver_bytes // MIB))
+            step.workers_mib = max(step.workers_mib, used.worker_bytes // MIB)
+            await asyncio.sleep(EVERY_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        places = sorted({round(at * (len(seen) - 1) / (POINTS - 1)) for at in range(POINTS)}) if seen else []
+        step.engine_mib, step.driver_mib = [seen[at][0] for at in places], [seen[at][1] for at in places]
+
+
+@dataclass
+class _Used:
+    """What Spark's processes below this one have used."""
+
+    engine_s: float = 0.0
+    workers_s: float = 0.0
+    engine_bytes: int = 0
+    driver_bytes: int = 0
+    worker_bytes: int = 0
+
+    @classmethod
+    def now(cls, brokers: list[Measured]) -> _Used:
+        """Looks at all processes that this one has started, but for `brokers`."""
+        used, served = cls(driver_bytes=_resident_bytes(os.getpid())), {one.pid for one in brokers}
+        children: dict[int, list[tuple[int, str]]] = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and (found := _parent_and_name(int(entry))) is not None:
+                children.setdefault(found[0], []).append((int(entry), found[1]))
+        below = [one for one in children.get(os.getpid(), []) if one[0] not in served]
+        while below:
+            pid, name = below.pop()
+            below += children.get(pid, [])
+            try:
+                if name == "java":
+                    used.engine_s += cpu_s(pid)
+                    used.engine_bytes += _resident_bytes(pid)
+                elif name.startswith("python"):
+                    used.workers_s += cpu_s(pid)
+                    used.worker_bytes = max(used.worker_bytes, _resident_bytes(pid))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended this moment
+        return used
+
+
+def _parent_and_name(pid: int) -> tuple[int, str] | None:
+    try:
+        said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    head, _, rest = said.rpartition(")")
+    return int(rest.split()[1]), head.partition("(")[2]
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
