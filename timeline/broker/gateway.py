@@ -19,6 +19,7 @@ from timeline.broker.late import LateOne, late_list
 from timeline.broker.producing import ProduceStream
 from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
+from timeline.broker.turns import Turns
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import MAX_TIME_MS, Answers, Operation, State, Status, Topic
@@ -75,6 +76,7 @@ class Gateway:
         """Calls, and how many bytes each came with."""
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
+        self.turns = Turns(node.clock.monotonic_ms)
 
     async def unary(self, method: str, frame: bytes) -> bytes:
         """One frame for one."""
@@ -153,7 +155,8 @@ class Gateway:
             raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
         producing = method == "Produce"
         with self.streams.admit(peer):
-            served = ProduceStream(self._node, stream) if producing else ConsumeStream(self._node, stream, peer)
+            kind = ProduceStream if producing else ConsumeStream
+            served = kind(self._node, stream, peer)
             with self.streams.serving(served):
                 await self._serve(method, served)
 

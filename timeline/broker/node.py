@@ -73,7 +73,9 @@ class Node:
         self.intake = Intake(
             self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
         )
-        self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, self.hint)
+        self.settling = Settling(
+            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
+        )
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)
         self.service = Gateway(self)

@@ -31,9 +31,8 @@ class ProduceStream:
     """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
     than `stream_bytes` are under way, so that a flood waits in its own socket."""
 
-    def __init__(self, node: Node, stream: Stream) -> None:
-        self._node = node
-        self._stream = stream
+    def __init__(self, node: Node, stream: Stream, peer: str) -> None:
+        self._node, self._stream, self._peer = node, stream, peer
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._bytes = 0
         self._freed = asyncio.Event()
@@ -60,8 +59,11 @@ class ProduceStream:
                 task.cancel()
 
     async def _take(self, data: bytes) -> None:
+        turns = self._node.service.turns
+        await turns.take(self._peer, len(data))
         try:
-            frame = decode_as(data, Produce)
+            with turns.work(self._peer):
+                frame = decode_as(data, Produce)
         except UnknownFrame:
             return  # of a newer minor: not for us
         size = len(data)
@@ -77,7 +79,7 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce, size: int) -> None:
         try:
-            answers, request = await put(self._node, frame), frame.request
+            answers, request = await put(self._node, frame, self._peer), frame.request
             del frame  # its payloads must not wait for a producer who does not read
             wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
             await self._send(Produced(request, answers, wait_ms))
@@ -104,7 +106,7 @@ def _asks_to_wait(answers: Answers) -> bool:
     return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
 
 
-async def put(node: Node, frame: Produce) -> Answers:
+async def put(node: Node, frame: Produce, peer: str) -> Answers:
     """Puts a frame's messages; a definite answer each."""
     count = len(frame.birth)
     started_ms = node.clock.monotonic_ms()
@@ -116,11 +118,12 @@ async def put(node: Node, frame: Produce) -> Answers:
         return refused(count, Status.UNAVAILABLE, str(trouble))
     if topic is None:
         return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
-    refusals, puts = admit_puts(frame, topic, node.clock.now())
+    with node.service.turns.work(peer):
+        refusals, puts = admit_puts(frame, topic, node.clock.now())
     answers, begin_ms = None, node.clock.now()
     if len(puts):
         deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
-        answers = await node.intake.put(topic, puts, deadline_ms)
+        answers = await node.intake.put(topic, puts, deadline_ms, peer)
     whole = refusals.merge(answers)
     node.count(Operation.PUT, whole.status)
     node.traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, node.clock.now())

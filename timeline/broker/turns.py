@@ -1,0 +1,84 @@
+"""Turns: whose frame the event loop works on next.
+
+One loop serves all: what a frame costs it, everybody waits for, and so does what is due. So frames are worked on for a
+moment only in each turn of the loop, that of the peer first that was served least; what else is ready, timers above
+all, goes between. A frame that has to wait waits in its stream, which is not read meanwhile: flow control holds the
+sender back. Where nobody waits, nobody is held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from timeline.broker.shares import Line
+
+BUDGET_MS = 2.0
+"""Frames are worked on for so long in one turn of the event loop, or one frame is, if that takes longer."""
+FRAME_MS = 0.05
+MIB_MS = 1.0
+"""What a frame is thought to cost before it is known: so much, and so much a MiB."""
+
+
+class Turns:
+    """The event loop's time for frames, shared between peers. `monotonic_ms` measures what they cost."""
+
+    def __init__(self, monotonic_ms: Callable[[], float]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._line: Line[tuple[asyncio.Future[None], float]] = Line()
+        self._spent_ms = 0.0
+        self._scheduled = False
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait for their turn."""
+        return len(self._line)
+
+    async def take(self, peer: str, bytes_: int) -> None:
+        """Returns when a frame of `peer`, of so many bytes, may be worked on: at once where nobody is held up by it."""
+        cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
+        if not self._line and self._time_for(cost_ms):
+            self._line.charge(peer, cost_ms)
+            self._spend(cost_ms)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.push(peer, (turn, cost_ms), cost_ms)
+        self._schedule()
+        await turn
+
+    @contextmanager
+    def work(self, peer: str) -> Iterator[None]:
+        """What is done meanwhile, without waiting, is done for `peer`."""
+        began_ms = self._monotonic_ms()
+        try:
+            yield
+        finally:
+            took_ms = self._monotonic_ms() - began_ms
+            self._line.charge(peer, took_ms)
+            self._spend(took_ms)
+
+    def _time_for(self, cost_ms: float) -> bool:
+        return not self._spent_ms or self._spent_ms + cost_ms <= BUDGET_MS
+
+    def _spend(self, ms: float) -> None:
+        self._spent_ms += ms
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """A new turn of the event loop: lets those work for whom there is time in it."""
+        self._scheduled, self._spent_ms = False, 0.0
+        if not self._line:
+            self._line.forget()
+            return
+        while self._line and self._time_for(self._line.first()[1]):
+            turn, cost_ms = self._line.pop()
+            if not turn.done():  # its stream may be over
+                turn.set_result(None)
+                self._spent_ms += cost_ms
+        self._schedule()
