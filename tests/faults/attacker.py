@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -24,9 +23,9 @@ from timeline.wire import (
     Credit,
     Produced,
     Settled,
-    TransportError,
     TopicAction,
     Topics,
+    TransportError,
     Welcome,
     decode,
     decode_as,

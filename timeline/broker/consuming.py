@@ -192,7 +192,7 @@ class ConsumeStream:
         return _tokens(rows)
 
     async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
-        turns = self._node.service.turns
+        turns = self._node.turns
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
             consumer.heard(self._node.clock.monotonic_ms())
@@ -224,7 +224,7 @@ class ConsumeStream:
     async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic) -> None:
         node = self._node
         topic = node.current(topic)
-        with node.service.turns.work(self._peer):
+        with node.turns.work(self._peer):
             refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
         answers = await node.settling.settle(topic, settles, self._peer) if len(settles) else None
         whole = refusals.merge(answers)

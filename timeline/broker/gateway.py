@@ -19,7 +19,6 @@ from timeline.broker.late import LateOne, late_list
 from timeline.broker.producing import ProduceStream
 from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
-from timeline.broker.turns import Turns
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import MAX_TIME_MS, Answers, Operation, State, Status, Topic
@@ -76,7 +75,6 @@ class Gateway:
         """Calls, and how many bytes each came with."""
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
-        self.turns = Turns(node.clock.monotonic_ms)
 
     async def unary(self, method: str, frame: bytes) -> bytes:
         """One frame for one."""

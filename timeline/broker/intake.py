@@ -17,6 +17,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.shares import Crowd, Line, Room
 from timeline.broker.tasks import Tasks
+from timeline.broker.turns import Turns
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Status, Topic
@@ -41,10 +42,10 @@ class Intake:
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int, int], None],
+        limits: Limits, metrics: Metrics, tasks: Tasks, turns: Turns, hint: Callable[[Topic, int, int], None],
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
-        self._limits, self._metrics, self._tasks, self._hint = limits, metrics, tasks, hint
+        self._limits, self._metrics, self._tasks, self._turns, self._hint = limits, metrics, tasks, turns, hint
         self._lanes: dict[int, Line[_Waiting]] = {}
         self._room = Room(limits.intake_messages, limits.intake_bytes)
         self._crowd = Crowd(monotonic_ms, limits.lately_ms)
@@ -85,12 +86,13 @@ class Intake:
 
     async def _run(self, topic: Topic, lane: Line[_Waiting]) -> None:
         """Works a lane until it is empty; the next put opens a new one."""
+        ours = f"puts of topic:{topic.uid}"
         try:
             while lane:
-                await self._call(topic, self._next_batch(lane))
+                with self._turns.work(ours):
+                    await self._call(topic, self._next_batch(lane))
                 if lane:
-                    # A store that never waits must not keep others from their turn.
-                    await asyncio.sleep(0)
+                    await self._turns.take(ours)
         finally:
             del self._lanes[topic.uid]
             if not self._lanes:

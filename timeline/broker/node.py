@@ -24,6 +24,7 @@ from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
 from timeline.broker.tasks import FINISH_S, Tasks
 from timeline.broker.traces import Traces
+from timeline.broker.turns import Turns
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics
@@ -70,11 +71,12 @@ class Node:
         self.store = MeteredStore(store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set)
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
+        self.turns = Turns(clock.monotonic_ms)
         self.intake = Intake(
-            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
+            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.turns, self.hint
         )
         self.settling = Settling(
-            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.hint
+            self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, self.turns, self.hint
         )
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed)

@@ -59,7 +59,7 @@ class ProduceStream:
                 task.cancel()
 
     async def _take(self, data: bytes) -> None:
-        turns = self._node.service.turns
+        turns = self._node.turns
         await turns.take(self._peer, len(data))
         try:
             with turns.work(self._peer):
@@ -118,7 +118,7 @@ async def put(node: Node, frame: Produce, peer: str) -> Answers:
         return refused(count, Status.UNAVAILABLE, str(trouble))
     if topic is None:
         return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
-    with node.service.turns.work(peer):
+    with node.turns.work(peer):
         refusals, puts = admit_puts(frame, topic, node.clock.now())
     answers, begin_ms = None, node.clock.now()
     if len(puts):

@@ -17,6 +17,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.shares import Crowd, Line, Room
 from timeline.broker.tasks import Tasks
+from timeline.broker.turns import Turns
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Status, Topic
@@ -69,10 +70,10 @@ class Settling:
 
     def __init__(
         self, store: MeteredStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, hint: Callable[[Topic, int], None],
+        limits: Limits, metrics: Metrics, tasks: Tasks, turns: Turns, hint: Callable[[Topic, int], None],
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._hint = store, now_ms, hint
-        self._limits, self._metrics, self._tasks = limits, metrics, tasks
+        self._limits, self._metrics, self._tasks, self._turns = limits, metrics, tasks, turns
         self._lanes: dict[int, Line[_Part]] = {}
         self._room = Room(limits.settles_waiting, limits.settles_bytes)
         self._crowd = Crowd(monotonic_ms, limits.lately_ms)
@@ -114,17 +115,18 @@ class Settling:
 
     async def _run(self, topic: Topic, lane: Line[_Part]) -> None:
         """Works a lane until it is empty; the next settle opens a new one."""
+        ours = f"settles of topic:{topic.uid}"
         try:
             while lane:
                 batch = self._next_batch(lane)
-                answers = await self._call(topic, [part.settles for part in batch])
+                with self._turns.work(ours):
+                    answers = await self._call(topic, [part.settles for part in batch])
                 start = 0
                 for part in batch:
                     self._answer(part, answers.part(start, start + len(part.settles)))
                     start += len(part.settles)
                 if lane:
-                    # A store that never waits must not keep others from their turn.
-                    await asyncio.sleep(0)
+                    await self._turns.take(ours)
         finally:
             del self._lanes[topic.uid]
             if not self._lanes:

@@ -15,28 +15,35 @@ from contextlib import contextmanager
 from timeline.broker.shares import Line
 
 BUDGET_MS = 2.0
-"""Frames are worked on for so long in one turn of the event loop, or one frame is, if that takes longer."""
+"""Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
+TURNS_BETWEEN = 16
+IDLE_MS = 0.04
+"""Where the budget was not enough, the next turns of the loop are everybody else's, up to so many or until one in which
+nobody has anything to do: what is due needs several, from the timer to the frame on its way, and would wait for the
+whole budget in each."""
 FRAME_MS = 0.05
 MIB_MS = 1.0
 """What a frame is thought to cost before it is known: so much, and so much a MiB."""
 
 
 class Turns:
-    """The event loop's time for frames, shared between peers. `monotonic_ms` measures what they cost."""
+    """The event loop's time for work, shared between peers. `monotonic_ms` measures what it costs."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
         self._line: Line[tuple[asyncio.Future[None], float]] = Line()
         self._spent_ms = 0.0
         self._scheduled = False
+        self._number = self._between = 0
+        self._last_ms = 0.0
 
     @property
     def waiting(self) -> int:
-        """Frames that wait for their turn."""
+        """Who waits for a turn."""
         return len(self._line)
 
-    async def take(self, peer: str, bytes_: int) -> None:
-        """Returns when a frame of `peer`, of so many bytes, may be worked on: at once where nobody is held up by it."""
+    async def take(self, peer: str, bytes_: int = 0) -> None:
+        """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it."""
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
             self._line.charge(peer, cost_ms)
@@ -49,14 +56,17 @@ class Turns:
 
     @contextmanager
     def work(self, peer: str) -> Iterator[None]:
-        """What is done meanwhile, without waiting, is done for `peer`."""
-        began_ms = self._monotonic_ms()
+        """What is done meanwhile is done for `peer`, and counts unless it waited for something: then it was not, or
+        not only, this loop's time."""
+        self._schedule()
+        number, began_ms = self._number, self._monotonic_ms()
         try:
             yield
         finally:
-            took_ms = self._monotonic_ms() - began_ms
-            self._line.charge(peer, took_ms)
-            self._spend(took_ms)
+            if number == self._number:
+                took_ms = self._monotonic_ms() - began_ms
+                self._line.charge(peer, took_ms)
+                self._spend(took_ms)
 
     def _time_for(self, cost_ms: float) -> bool:
         return not self._spent_ms or self._spent_ms + cost_ms <= BUDGET_MS
@@ -72,7 +82,18 @@ class Turns:
 
     def _next(self) -> None:
         """A new turn of the event loop: lets those work for whom there is time in it."""
-        self._scheduled, self._spent_ms = False, 0.0
+        now_ms = self._monotonic_ms()
+        idle, self._last_ms = now_ms - self._last_ms < IDLE_MS, now_ms
+        self._scheduled = False
+        self._number += 1
+        if self._between:
+            self._between = 0 if idle else self._between - 1
+        elif self._line or self._spent_ms >= BUDGET_MS:
+            self._between = TURNS_BETWEEN
+        if self._between:
+            self._schedule()
+            return
+        self._spent_ms = 0.0
         if not self._line:
             self._line.forget()
             return
