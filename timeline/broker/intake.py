@@ -100,7 +100,7 @@ class Intake:
 
     def _next_batch(self, lane: Line[_Waiting]) -> list[_Waiting]:
         limits, batch = self._limits, [lane.pop()]
-        shared = self._crowd.several
+        shared = self._store.embedded and self._crowd.several
         most = limits.shared_batch_messages if shared else limits.store_batch_messages
         most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes
         messages, size = len(batch[0].puts), batch[0].bytes

@@ -37,9 +37,10 @@ class Limits:
     store_batch_messages: int = 10_000
     store_batch_bytes: int = 2 * MIB
     """One store call, but for a single larger frame of puts."""
-    shared_batch_messages: int = 1_000
+    shared_batch_messages: int = 500
     shared_batch_bytes: int = MIB
-    """The same where several connections put, or settle: who comes next waits for no more than this."""
+    """The same where several connections put, or settle, and the store is a part of this process, which does nothing
+    else meanwhile: who comes next waits for no more than this."""
     lately_ms: int = 1_000
     """Who put or settled within so long counts as one of those who do."""
     streams: int = 10_000

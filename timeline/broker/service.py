@@ -219,8 +219,6 @@ async def serve(config: ServeConfig, version: str, announce: Callable[[str, str]
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
     cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
     """
-    import sys
-    if os.environ.get('SWI'): sys.setswitchinterval(float(os.environ['SWI']))
     logs.set_up(config.log_level, config.log_format)
     metrics = Metrics(config.metrics_topics)
     stopping = asyncio.Event()

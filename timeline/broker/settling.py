@@ -109,7 +109,7 @@ class Settling:
     def _parts(self, frame: _Frame) -> list[_Part]:
         """The frame as it waits: whole, but for one that is large where others settle too."""
         settles, most = frame.settles, self._limits.shared_batch_messages
-        if not self._crowd.several or len(settles) <= most:
+        if len(settles) <= most or not (self._store.embedded and self._crowd.several):
             return [_Part(frame, settles, 0)]
         return [_Part(frame, _slice(settles, at, at + most), at) for at in range(0, len(settles), most)]
 
@@ -134,7 +134,7 @@ class Settling:
 
     def _next_batch(self, lane: Line[_Part]) -> list[_Part]:
         limits, batch = self._limits, [lane.pop()]
-        shared = self._crowd.several
+        shared = self._store.embedded and self._crowd.several
         most = limits.shared_batch_messages if shared else limits.store_batch_messages
         most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes
         count, size = len(batch[0].settles), batch[0].bytes
