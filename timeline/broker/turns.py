@@ -88,7 +88,7 @@ class Turns:
         self._number += 1
         if self._between:
             self._between = 0 if idle else self._between - 1
-        elif self._line or self._spent_ms >= BUDGET_MS:
+        elif self._line:
             self._between = TURNS_BETWEEN
         if self._between:
             self._schedule()
