@@ -76,7 +76,7 @@ class Gateway:
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
 
-    async def unary(self, method: str, frame: bytes) -> bytes:
+    async def unary(self, method: str, frame: bytes, peer: str = "") -> bytes:
         """One frame for one."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
@@ -89,7 +89,7 @@ class Gateway:
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog.
-        call = asyncio.get_running_loop().create_task(self._call(method, frame))
+        call = asyncio.get_running_loop().create_task(self._call(method, frame, peer))
         self._under_way[call] = len(frame)
         call.add_done_callback(self._under_way.pop)
         return await asyncio.shield(call)
@@ -106,9 +106,11 @@ class Gateway:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes) -> bytes:
+    async def _call(self, method: str, frame: bytes, peer: str) -> bytes:
+        await self._node.turns.take(peer, len(frame))
         try:
-            return await self._answer(method, frame)
+            with self._node.turns.work(peer):
+                return await self._answer(method, frame)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:

@@ -145,7 +145,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
     def _unary(self, method: str) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> bytes:
             try:
-                return await self._service.unary(method, frame)
+                return await self._service.unary(method, frame, context.peer())
             except TransportError as fault:
                 await _abort(context, fault)
                 raise AssertionError("abort raises") from fault

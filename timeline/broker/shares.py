@@ -100,6 +100,8 @@ class Line(Generic[T]):
             del self._waiting[peer]
         peers.serve(cost, bool(waiting))
         self._hosts.serve(cost, bool(len(peers)))
+        if len(self._peers) > MANY_FLOWS + 4 * len(self._hosts):
+            self._peers = {host: peers for host, peers in self._peers.items() if len(peers)}
         return item
 
     def charge(self, peer: str, cost: float) -> None:
@@ -174,11 +176,15 @@ class Crowd:
         """`peer` is here now."""
         self._seen_ms.pop(peer, None)
         self._seen_ms[peer] = self._monotonic_ms()
+        self._forget()
 
     @property
     def several(self) -> bool:
         """Whether more than one was."""
+        self._forget()
+        return len(self._seen_ms) > 1
+
+    def _forget(self) -> None:
         since_ms = self._monotonic_ms() - self._lately_ms
         while self._seen_ms and self._seen_ms[first := next(iter(self._seen_ms))] < since_ms:
             del self._seen_ms[first]
-        return len(self._seen_ms) > 1
