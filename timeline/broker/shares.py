@@ -115,8 +115,9 @@ class Line(Generic[T]):
 
     def forget(self) -> None:
         """Nothing waits: what anybody was served until now is no reason to be behind."""
-        self._hosts = _Flows()
-        self._peers.clear()
+        if self._peers:
+            self._hosts = _Flows()
+            self._peers.clear()
 
 
 class Room:

@@ -51,8 +51,8 @@ class Turns:
         """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it."""
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
-            self._line.charge(peer, cost_ms)
-            self._spend(cost_ms)
+            self._spent_ms += cost_ms
+            self._schedule()
             return
         while True:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,15 +74,12 @@ class Turns:
             if number == self._number:
                 took_ms = self._monotonic_ms() - began_ms
                 self._worked_ms += took_ms
-                self._line.charge(peer, took_ms)
-                self._spend(took_ms)
+                self._spent_ms += took_ms
+                if self._line:
+                    self._line.charge(peer, took_ms)
 
     def _time_for(self, cost_ms: float) -> bool:
         return not self._spent_ms or self._spent_ms + cost_ms <= BUDGET_MS
-
-    def _spend(self, ms: float) -> None:
-        self._spent_ms += ms
-        self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled:
