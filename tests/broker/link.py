@@ -166,7 +166,7 @@ class Link:
         return decode_as(await self.node.service.unary("Mutate", encode(frame)), Mutated)
 
     async def consume(self, name: str = "c", credit: int = 100, session: int = 1, **more: Any) -> Pipe:
-        pipe = self.open("Consume")
+        pipe = self.open("Consume", more.pop("peer", "test"))
         hand = more.pop("in_hand", None)
         pipe.up(
             Hello(

@@ -50,7 +50,7 @@ async def test_what_the_store_could_not_do_is_told_to_each_caller_with_the_reaso
         await store.arrived("put")
         for pipe, ids in zip(pipes[1:], (["a", "b"], ["c"]), strict=True):
             pipe.up(link.puts(ids))
-        while link.node.intake._messages < 4:
+        while link.node.intake.waiting < 4:
             await asyncio.sleep(0)
         store.refuse = {"put"}
         store.release("put")
@@ -71,7 +71,7 @@ async def test_what_the_store_could_not_settle_is_told_to_each_consumer_with_the
         settling = [asyncio.ensure_future(link.settle(pipes[0], got[0], Operation.ACK))]
         await store.arrived("settle")
         settling += [asyncio.ensure_future(link.settle(pipes[at], got[at], Operation.ACK)) for at in (1, 2)]
-        while link.node.settling._waiting < 3:
+        while link.node.settling.waiting < 3:
             await asyncio.sleep(0)
         store.refuse = {"settle"}
         store.release("settle")

@@ -127,7 +127,7 @@ async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
                 await p.produce(b"", in_="1h")
                 held = broker.hold()
                 first = asyncio.ensure_future(p.produce(b"", in_="1h"))
-                while not broker.node.intake._running:  # type: ignore[union-attr]
+                while not broker.node.intake.waiting:  # type: ignore[union-attr]
                     await asyncio.sleep(0)
                 with pytest.raises(timeline.Throttled) as told:
                     await p.produce(b"", in_="1h", timeout="400ms")

@@ -1,4 +1,5 @@
-"""Hostile clients: connections of plain sockets that speak just enough HTTP/2, and streams that do as they like."""
+"""Hostile clients: connections of plain sockets that speak just enough HTTP/2, frames that nobody means, and a broker
+that bears both and serves others beside."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import asyncio
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -142,21 +144,64 @@ class Victim:
     async def others(self, count: int = 50) -> float:
         """Others get their deliveries meanwhile: puts and takes `count` messages, each once. Answers the p99 of their
         lateness in ms, which is for people: a busy machine says nothing about the broker."""
+        async with self.client.producer("good") as producer:
+            return await self._taken(
+                count, lambda ids: asyncio.gather(*(producer.produce(b"x", in_="20ms", id=id) for id in ids))
+            )
+
+    async def spread(self, count: int = 300) -> float:
+        """The same for messages put well ahead, due one after the other, 5 ms apart."""
+        async with self.client.producer("good") as producer:
+
+            async def put(ids: list[str]) -> Sequence[timeline.Receipt]:
+                dues_s = (0.5 + 0.005 * at for at in range(count))
+                messages = [timeline.Message(b"x", in_=in_s, id=id) for id, in_s in zip(ids, dues_s, strict=True)]
+                return list(await producer.produce_many(messages))
+
+            return await self._taken(count, put)
+
+    async def _taken(self, count: int, put: Callable[[list[str]], Awaitable[Sequence[timeline.Receipt]]]) -> float:
         late_ms: list[float] = []
-        async with asyncio.timeout(PATIENCE_S):
-            self.served += 1
-            topic = "good"
-            wanted = {f"{self.served}-{at}" for at in range(count)}
-            async with self.client.producer(topic) as producer, self.client.consumer(topic, id="good") as consumer:
-                receipts = await asyncio.gather(*(producer.produce(b"x", in_="20ms", id=id) for id in wanted))
-                assert {receipt.status for receipt in receipts} == {"OK"}
-                while wanted:
-                    delivery = await consumer.take()
-                    assert delivery is not None
-                    wanted.remove(delivery.id)
-                    late_ms.append(delivery.lateness.total_seconds() * 1_000)
-                    await delivery.ack()
+        acks: list[asyncio.Task[timeline.Receipt]] = []
+        self.served += 1
+        ids = [f"{self.served}-{at}" for at in range(count)]
+        wanted = set(ids)
+        async with asyncio.timeout(PATIENCE_S), self.client.consumer("good", id="good") as consumer:
+            assert {receipt.status for receipt in await put(ids)} == {"OK"}
+            while wanted:
+                delivery = await consumer.take()
+                assert delivery is not None
+                wanted.remove(delivery.id)
+                late_ms.append(delivery.lateness.total_seconds() * 1_000)
+                # Not waited for before the next one is taken: that would be late by all answers before it.
+                acks.append(asyncio.create_task(delivery.ack()))
+            await asyncio.gather(*acks)
         return sorted(late_ms)[len(late_ms) * 99 // 100]
+
+    @asynccontextmanager
+    async def flooded(self, flood: str, folder: Path) -> AsyncIterator[Flood]:
+        """Meanwhile another process floods it (`attacker.py`); at the end that has the answer to each thing it asked,
+        or has failed."""
+        child = await Child.start(
+            "attacker", folder / "attacker.log", "-m", "tests.faults.attacker", flood, self.address
+        )
+        made = Flood()
+        try:
+            await child.until(lambda told: "floods" in told)
+            yield made
+            child.hang_up()
+            assert await child.wait() == 0, (folder / "attacker.log").read_text(encoding="utf-8")
+            made.asked, made.said = child.told["asked"], Counter(child.told["said"])
+        finally:
+            await child.finish()
+
+
+@dataclass(slots=True)
+class Flood:
+    """How many things an attacker asked, and how often each status was the answer; known once it is over."""
+
+    asked: int = 0
+    said: Counter[str] = field(default_factory=Counter)
 
 
 @asynccontextmanager

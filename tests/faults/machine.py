@@ -42,7 +42,7 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
         self.process, self.name = process, name
-        self.told: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
         """The sum of each number `put`, the last of each other."""
         self.news = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
@@ -66,7 +66,7 @@ class Child:
         self.told["ended"] = 1
         self.news.set()
 
-    async def until(self, condition: Callable[[dict[str, int]], bool]) -> None:
+    async def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         """Returns once what it told meets the condition. Fails when it ends before."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition(self.told):

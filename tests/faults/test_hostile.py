@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 import timeline
-from tests.faults.hostile import Plain, Victim, burials, hello, opening, puts, victim
+from tests.faults.hostile import Plain, Victim, hello, opening, puts, victim
 from tests.faults.machine import PATIENCE_S
 from timeline.columns import Ragged
 from timeline.driver.transport import GrpcStream, GrpcTransport
@@ -22,11 +22,7 @@ from timeline.wire import (
     Fault,
     Produced,
     Scan,
-    Settled,
-    TopicAction,
-    Topics,
     TransportError,
-    Welcome,
     decode_as,
     encode,
 )
@@ -76,69 +72,41 @@ async def scans_again(way: GrpcTransport) -> bool:
     return True
 
 
+async def noted(broker: Victim, record_property: Record) -> None:
+    """Serves others, and says for people how late those were: p99 of what was put well ahead, and just before."""
+    record_property("lateness_p99_ms", await broker.spread())
+    record_property("put_just_before_lateness_p99_ms", await broker.others())
+
+
 async def test_a_flood_of_puts(tmp_path: Path, record_property: Record):
-    """48 frames of a MiB on each of eight streams at once, a hundred times what may wait for the store. What gRPC takes
-    in on a stream before anybody reads it is some MiB, however much is sent."""
-    streams, frames, each = 8, 48, 64
-    async with victim(tmp_path, "--max-inflight-bytes", "4MiB", store=f"sqlite:///{tmp_path}/a.db") as broker:
-
-        async def flood(number: int) -> Counter[str]:
-            async with transport(broker) as way:
-                stream = await way.stream("Produce", PATIENCE_S)
-
-                async def send() -> None:
-                    for at in range(frames):
-                        ids = [b"%d-%d-%d" % (number, at, one) for one in range(each)]
-                        frame = puts(1 + at, ids, [b"x" * (MIB // each)] * each, in_ms=3_600_000)
-                        await stream.send(encode(frame))
-
-                sending = asyncio.create_task(send())
-                said: Counter[str] = Counter()
-                while said.total() < frames * each:
-                    answer = decode_as(await stream.receive() or b"", Produced)
-                    said.update(Status.of(code).value for code in answer.answers.status.tolist())
-                await sending
-                stream.cancel()
-                return said
-
-        flooding = [asyncio.create_task(flood(number)) for number in range(streams)]
-        record_property("lateness_p99_ms", await broker.others())
-        said = sum(await asyncio.gather(*flooding), Counter[str]())
-        assert said.total() == streams * frames * each
-        assert set(said) == {"OK", "THROTTLED"}
+    """Frames of a MiB on each of eight connections at once, a hundred times what may wait for the store and more. What
+    gRPC takes in on a stream before anybody reads it is some MiB, however much is sent."""
+    flags = ("--max-inflight-bytes", "4MiB")
+    async with victim(tmp_path, *flags, store=f"sqlite:///{tmp_path}/a.db") as broker:
+        async with broker.flooded("puts", tmp_path) as flood:
+            await noted(broker, record_property)
+        assert flood.said.total() == flood.asked >= 8 * 48 * 64
+        assert set(flood.said) == {"OK", "THROTTLED"}
         assert broker.grown_mib < 250, broker.grown_mib
 
 
 async def test_a_flood_of_settles(tmp_path: Path, record_property: Record):
-    """Frames of a MiB, of settles that nobody has anything to settle for, on each of eight streams that read no answer
-    before all is sent; more than may wait for the store."""
-    streams, frames, each = 8, 48, 1_000
+    """Frames of a MiB, of settles that nobody has anything to settle for, on each of eight connections; more than may
+    wait for the store."""
     async with victim(tmp_path, store=f"sqlite:///{tmp_path}/a.db") as broker:
+        async with broker.flooded("settles", tmp_path) as flood:
+            await noted(broker, record_property)
+        assert flood.said.total() == flood.asked >= 8 * 48 * 1_000
+        assert set(flood.said) <= {"NOT_FOUND", "THROTTLED"} and flood.said["NOT_FOUND"]
+        assert broker.grown_mib < 250, broker.grown_mib
 
-        async def flood(number: int) -> Counter[str]:
-            async with transport(broker) as way:
-                stream = await way.stream("Consume", PATIENCE_S)
-                await stream.send(hello(f"c{number}"))
-                decode_as(await stream.receive() or b"", Welcome)
 
-                async def send() -> None:
-                    for at in range(frames):
-                        await stream.send(encode(burials(1 + at, [b"%d-%d" % (at, one) for one in range(each)])))
-
-                sending = asyncio.create_task(send())
-                said: Counter[str] = Counter()
-                while said.total() < frames * each:
-                    answer = decode_as(await stream.receive() or b"", Settled)
-                    said.update(Status.of(code).value for code in answer.answers.status.tolist())
-                await sending
-                stream.cancel()
-                return said
-
-        flooding = [asyncio.create_task(flood(number)) for number in range(streams)]
-        record_property("lateness_p99_ms", await broker.others())
-        said = sum(await asyncio.gather(*flooding), Counter[str]())
-        assert said.total() == streams * frames * each
-        assert set(said) <= {"NOT_FOUND", "THROTTLED"} and said["NOT_FOUND"]
+@pytest.mark.parametrize("kind", ["small-puts", "beats"])
+async def test_a_flood_of_small_frames(kind: str, tmp_path: Path, record_property: Record):
+    async with victim(tmp_path, store=f"sqlite:///{tmp_path}/a.db") as broker:
+        async with broker.flooded(kind, tmp_path) as flood:
+            await noted(broker, record_property)
+        assert flood.said == {"OK": flood.asked}
         assert broker.grown_mib < 250, broker.grown_mib
 
 
@@ -164,7 +132,7 @@ async def test_what_is_stuck_ends_and_costs_little(tmp_path: Path, record_proper
                 codes[await scan] += 1
                 if codes[grpc.StatusCode.RESOURCE_EXHAUSTED] == 16:
                     break
-            record_property("lateness_p99_ms", await broker.others())
+            await noted(broker, record_property)
             assert broker.grown_mib < 250, broker.grown_mib
             async with asyncio.timeout(PATIENCE_S):
                 while not await scans_again(way):
@@ -206,7 +174,7 @@ async def test_ten_thousand_connections(tmp_path: Path, record_property: Record,
         assert broker.grown_mib < count * 0.1, broker.grown_mib
         for one in welcome[:100]:
             one.close()
-        record_property("lateness_p99_ms", await broker.others())
+        await noted(broker, record_property)
         for one in crowd:
             one.close()
 
@@ -269,14 +237,9 @@ async def test_everything_at_its_limit_and_one_beyond(tmp_path: Path):
         await broker.others()
 
 
-async def test_a_flood_of_calls(tmp_path: Path):
-    async with victim(tmp_path) as broker, transport(broker) as way:
-        frame = encode(Topics(TopicAction.LIST, ""))
-        calls = [way.unary("Topics", frame, PATIENCE_S) for _ in range(2_000)]
-        flooding = asyncio.gather(*calls, return_exceptions=True)
-        await broker.others()
-        answers = await flooding
-        faults = {answer.fault for answer in answers if isinstance(answer, TransportError)}
-        assert faults <= {Fault.OVERLOADED}
-        assert all(isinstance(answer, bytes | TransportError) for answer in answers)
-        assert any(isinstance(answer, bytes) for answer in answers)
+async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
+    async with victim(tmp_path) as broker:
+        async with broker.flooded("calls", tmp_path) as flood:
+            await noted(broker, record_property)
+        assert flood.said.total() == flood.asked
+        assert set(flood.said) <= {"OK", Fault.OVERLOADED.value} and flood.said["OK"]

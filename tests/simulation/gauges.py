@@ -71,8 +71,8 @@ class Gauges:
     def look(self) -> None:
         """Takes note of how full everything is now."""
         node, limits = self._node, self._node.limits
-        self._held("puts waiting", node.intake._messages, max(limits.intake_messages, self._largest["put"]))
-        self._held("settles waiting", node.settling._waiting, max(limits.settles_waiting, self._largest["settle"]))
+        self._held("puts waiting", node.intake.waiting, max(limits.intake_messages, self._largest["put"]))
+        self._held("settles waiting", node.settling.waiting, max(limits.settles_waiting, self._largest["settle"]))
         self._held("calls under way", len(node.service._under_way), limits.calls_in_flight)
         self._held("late deliveries kept", sum(len(batch.ids) for batch in node.late._batches), limits.late_kept)
         answers = limits.answers_waiting + limits.requests_per_stream + CREDIT

@@ -18,6 +18,7 @@ from timeline.broker.metered import MeteredStore
 from timeline.broker.node import Node
 from timeline.broker.parcel import Parcel
 from timeline.broker.roster import Consumer, Roster
+from timeline.broker.shares import Room
 from timeline.driver.hand import Hand, Load
 from timeline.driver.offset import BrokerClock
 from timeline.model import Answers, Rows, State, Topic
@@ -29,11 +30,11 @@ ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 class EagerIntake(Intake):
     """Answers OK for ids that are free, and stores them afterwards; asks the store for all others."""
 
-    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float, peer: str = "") -> Answers:
         inner = self._store.store.inner  # type: ignore[attr-defined]
         there = await inner.scan(topic, 0, ScanFilter(ALL, ids=puts.ids), b"", 100_000, False)
         if len(there.rows) or topic.settings.remember_ms:
-            return await super().put(topic, puts, deadline_ms)
+            return await super().put(topic, puts, deadline_ms, peer)
         self._tasks.spawn(self._later(topic, puts, deadline_ms), "eager put")
         answers = Answers.blank(len(puts))
         answers.version[:], answers.due_ms = 1, puts.due_ms.copy()
@@ -54,8 +55,8 @@ class EagerNode(Node):
 class RepeatingIntake(Intake):
     """Puts again, after a while, what was answered already."""
 
-    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
-        answers = await super().put(topic, puts, deadline_ms)
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float, peer: str = "") -> Answers:
+        answers = await super().put(topic, puts, deadline_ms, peer)
         self._tasks.spawn(self._later(topic, puts), "putting again")
         return answers
 
@@ -79,7 +80,7 @@ class BottomlessNode(Node):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self.intake._limits = ROOMY
+        self.intake._room = Room(ROOMY.intake_messages, ROOMY.intake_bytes)
 
 
 @contextmanager

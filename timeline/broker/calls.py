@@ -124,7 +124,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     def _unary(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> bytes:
             try:
-                return await self._service.unary(method, frame, caller)
+                return await self._service.unary(method, frame, caller, context.peer())
             except TransportError as fault:
                 await _abort(context, fault)
                 raise AssertionError("abort raises") from fault

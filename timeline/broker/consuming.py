@@ -192,7 +192,7 @@ class ConsumeStream:
             unseen=np.zeros(count, dtype=np.bool_),
             reasons=Ragged.repeat(b"", count),
         )
-        answers = await node.settling.settle(topic, settles)
+        answers = await node.settling.settle(topic, settles, self._peer)
         good = np.flatnonzero(answers.status == Status.OK.code)
         if len(good) == 0:
             return set()
@@ -204,11 +204,14 @@ class ConsumeStream:
         return _tokens(rows)
 
     async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+        turns = self._node.turns
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
             consumer.heard(self._node.clock.monotonic_ms())
+            await turns.take(self._peer, len(data))
             try:
-                frame = decode(data)
+                with turns.work(self._peer):
+                    frame = decode(data)
             except UnknownFrame:
                 continue  # of a newer minor: not for us
             if isinstance(frame, Credit):
@@ -235,8 +238,9 @@ class ConsumeStream:
     async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic) -> None:
         node = self._node
         topic = node.current(topic)
-        refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
-        answers = await node.settling.settle(topic, settles) if len(settles) else None
+        with node.turns.work(self._peer):
+            refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
+        answers = await node.settling.settle(topic, settles, self._peer) if len(settles) else None
         whole = refusals.merge(answers)
         if credit_counts(frame.operation, whole.status):
             consumer.add_credit(frame.credit_messages, frame.credit_bytes)

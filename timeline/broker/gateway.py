@@ -79,8 +79,8 @@ class Gateway:
         self._scans = 0
         self.streams = Streams(node.limits, node.metrics)
 
-    async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY) -> bytes:
-        """One frame for one. `caller` (here and below): who asks, and what he may do."""
+    async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = "") -> bytes:
+        """One frame for one. `caller` (here and below): who asks, and what he may do. `peer`: whence."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
         if method == "Stand":
@@ -94,7 +94,7 @@ class Gateway:
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog.
-        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller))
+        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer))
         self._under_way[call] = len(frame)
         call.add_done_callback(self._under_way.pop)
         return await asyncio.shield(call)
@@ -111,9 +111,11 @@ class Gateway:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes, caller: Caller) -> bytes:
+    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str) -> bytes:
+        await self._node.turns.take(peer, len(frame))
         try:
-            return await self._answer(method, frame, caller)
+            with self._node.turns.work(peer):
+                return await self._answer(method, frame, caller)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
@@ -159,11 +161,8 @@ class Gateway:
             raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
         producing = method == "Produce"
         with self.streams.admit(peer):
-            served: ProduceStream | ConsumeStream
-            if producing:
-                served = ProduceStream(self._node, stream, caller)
-            else:
-                served = ConsumeStream(self._node, stream, peer, caller)
+            kind = ProduceStream if producing else ConsumeStream
+            served = kind(self._node, stream, peer, caller)
             with self.streams.serving(served):
                 await self._serve(method, served)
 

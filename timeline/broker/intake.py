@@ -1,13 +1,12 @@
 """Intake: puts on their way to the store.
 
-While one store call is in flight the next batch forms (group commit by pressure, no timer); each put is answered after
-the store's commit.
+While one store call of a topic is in flight the next batch forms (group commit by pressure, no timer), in which peers
+take turns; each put is answered after the store's commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,90 +15,104 @@ import numpy as np
 from timeline.broker.admission import Scheduled, perhaps_done, starts
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
+from timeline.broker.shares import Crowd, Line, Room
 from timeline.broker.tasks import Tasks
+from timeline.broker.turns import Turns
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Puts, StoreError, StoreUnavailable
 
+KIB = 1024
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    topic: Topic
     puts: Puts
     bytes: int
+    peer: str
     deadline_ms: float
     answer: asyncio.Future[Answers]
 
 
 class Intake:
-    """The queue of puts of one broker. `deadline_ms` is monotonic: what did not start by then is not put.
-    `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored, or may have been, whether or not its
+    """The queue of puts of one broker, a lane a topic. `deadline_ms` is monotonic: what did not start by then is not
+    put. `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored, or may have been, whether or not its
     producer still waits, and of what is due at once while it is on its way to a store that does things in turn."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, scheduled: Scheduled,
+        limits: Limits, metrics: Metrics, tasks: Tasks, turns: Turns, scheduled: Scheduled,
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
-        self._limits, self._metrics, self._tasks, self._scheduled = limits, metrics, tasks, scheduled
-        self._queue: deque[_Waiting] = deque()
-        self._messages = 0
-        self.bytes = 0
-        self._running = False
+        self._limits, self._metrics, self._tasks = limits, metrics, tasks
+        self._turns, self._scheduled = turns, scheduled
+        self._lanes: dict[int, Line[_Waiting]] = {}
+        self._room = Room(limits.intake_messages, limits.intake_bytes)
+        self._crowd = Crowd(monotonic_ms, limits.lately_ms)
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def put(self, topic: Topic, puts: Puts, deadline_ms: float) -> Answers:
+    @property
+    def bytes(self) -> int:
+        """Bytes that wait for the store."""
+        return self._room.bytes
+
+    @property
+    def waiting(self) -> int:
+        """Puts that wait for the store."""
+        return self._room.messages
+
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float, peer: str = "") -> Answers:
         """The store's answers; THROTTLED at once when too much is waiting, UNAVAILABLE or UNKNOWN by what the store
-        can say when it fails."""
+        can say when it fails. `peer`: whose they are."""
         size = puts.payloads.nbytes + puts.headers.nbytes + puts.ids.nbytes
-        if self._messages and (
-            self._messages + len(puts) > self._limits.intake_messages or self.bytes + size > self._limits.intake_bytes
-        ):
+        self._crowd.seen(peer)
+        if not self._room.admits(peer, len(puts), size):
             self._metrics.count("timeline_throttled_total", "intake", by=len(puts))
             return Answers.blank(len(puts), Status.THROTTLED)
-        waiting = _Waiting(topic, puts, size, deadline_ms, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
-        self._messages += len(puts)
-        self.bytes += size
-        if not self._running:
-            self._running = True
-            self._idle.clear()
-            self._tasks.spawn(self._run(), "intake", finishes=True)
+        waiting = _Waiting(puts, size, peer, deadline_ms, asyncio.get_running_loop().create_future())
+        self._room.add(peer, len(puts), size)
+        self._idle.clear()
+        lane = self._lanes.get(topic.uid)
+        if lane is None:
+            lane = self._lanes[topic.uid] = Line()
+            self._tasks.spawn(self._run(topic, lane), f"intake {topic.name}", finishes=True)
+        lane.push(peer, waiting, len(puts) + size / KIB)
         return await waiting.answer
 
     async def idle(self) -> None:
         """Returns when nothing is waiting."""
         await self._idle.wait()
 
-    async def _run(self) -> None:
+    async def _run(self, topic: Topic, lane: Line[_Waiting]) -> None:
+        """Works a lane until it is empty; the next put opens a new one."""
+        ours = f"puts of topic:{topic.uid}"
         try:
-            while self._queue:
-                by_topic: dict[int, list[_Waiting]] = {}
-                for waiting in self._next_batch():
-                    by_topic.setdefault(waiting.topic.uid, []).append(waiting)
-                if len(by_topic) == 1:
-                    await self._call(*by_topic.values())
-                else:
-                    await asyncio.gather(*(self._call(batch) for batch in by_topic.values()))
+            while lane:
+                with self._turns.work(ours):
+                    await self._call(topic, self._next_batch(lane))
+                if lane:
+                    await self._turns.take(ours)
         finally:
-            self._running = False
-            self._idle.set()
+            del self._lanes[topic.uid]
+            if not self._lanes:
+                self._idle.set()
 
-    def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        messages = size = 0
-        while self._queue:
-            first = self._queue[0]
-            messages, size = messages + len(first.puts), size + first.bytes
-            full = messages > self._limits.store_batch_messages or size > self._limits.store_batch_bytes
-            if batch and full:
+    def _next_batch(self, lane: Line[_Waiting]) -> list[_Waiting]:
+        limits, batch = self._limits, [lane.pop()]
+        shared = self._store.embedded and self._crowd.several
+        most = limits.shared_batch_messages if shared else limits.store_batch_messages
+        most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes
+        messages, size = len(batch[0].puts), batch[0].bytes
+        while lane:
+            messages, size = messages + len(lane.first().puts), size + lane.first().bytes
+            if messages > most or size > most_bytes:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(lane.pop())
         return batch
 
-    async def _call(self, batch: list[_Waiting]) -> None:
+    async def _call(self, topic: Topic, batch: list[_Waiting]) -> None:
         now_ms = self._monotonic_ms()
         started = [waiting for waiting in batch if waiting.deadline_ms > now_ms]
         for waiting in batch:
@@ -107,7 +120,7 @@ class Intake:
                 self._answer(waiting, Answers.blank(len(waiting.puts), Status.UNAVAILABLE))
         if not started:
             return
-        answers = await self._put(started[0].topic, [waiting.puts for waiting in started])
+        answers = await self._put(topic, [waiting.puts for waiting in started])
         start = 0
         for waiting in started:
             self._answer(waiting, answers.part(start, start + len(waiting.puts)))
@@ -128,8 +141,7 @@ class Intake:
         return answers
 
     def _answer(self, waiting: _Waiting, answers: Answers) -> None:
-        self._messages -= len(waiting.puts)
-        self.bytes -= waiting.bytes
+        self._room.remove(waiting.peer, len(waiting.puts), waiting.bytes)
         if not waiting.answer.done():
             waiting.answer.set_result(answers)
 

@@ -35,8 +35,14 @@ class Limits:
     settles_bytes: int = 64 * MIB
     """Settles waiting for the store, in all."""
     store_batch_messages: int = 10_000
-    store_batch_bytes: int = 8 * MIB
-    """One store call."""
+    store_batch_bytes: int = 2 * MIB
+    """One store call, but for a single larger frame of puts."""
+    shared_batch_messages: int = 500
+    shared_batch_bytes: int = MIB
+    """The same where several connections put, or settle, and the store is a part of this process, which does nothing
+    else meanwhile: who comes next waits for no more than this."""
+    lately_ms: int = 1_000
+    """Who put or settled within so long counts as one of those who do."""
     streams: int = 10_000
     """Two-way streams (of producers and consumers) at once, in all."""
     streams_per_peer: int = 5_000

@@ -125,6 +125,11 @@ class MeteredStore:
         """As of the store."""
         return self.store.in_turn
 
+    @property
+    def embedded(self) -> bool:
+        """Whether the store is a part of this process, so that all wait for what one asks of it."""
+        return not self.store.capabilities.shared
+
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
         answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))

@@ -28,6 +28,7 @@ from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
 from timeline.broker.tasks import FINISH_S, Tasks
 from timeline.broker.traces import Traces
+from timeline.broker.turns import Turns
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics
@@ -81,9 +82,10 @@ class Node:
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
         self.cluster = Cluster(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
-        told = self.cluster.scheduled
-        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, self.limits, self.metrics, self.tasks, told)
-        self.settling = Settling(self.store, clock.now_ms, self.limits, self.metrics, self.tasks, told)
+        self.turns = Turns(clock.monotonic_ms)
+        queued = (self.limits, self.metrics, self.tasks, self.turns, self.cluster.scheduled)
+        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, *queued)
+        self.settling = Settling(self.store, clock.now_ms, clock.monotonic_ms, *queued)
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
         self.clocks = watched(self, store)

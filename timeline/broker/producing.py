@@ -33,10 +33,8 @@ class ProduceStream:
     """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
     than `stream_bytes` are under way, so that a flood waits in its own socket."""
 
-    def __init__(self, node: Node, stream: Stream, caller: Caller = ANYBODY) -> None:
-        self._node = node
-        self._caller = caller
-        self._stream = stream
+    def __init__(self, node: Node, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
+        self._node, self._stream, self._peer, self._caller = node, stream, peer, caller
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._bytes = 0
         self._freed = asyncio.Event()
@@ -63,8 +61,11 @@ class ProduceStream:
                 task.cancel()
 
     async def _take(self, data: bytes) -> None:
+        turns = self._node.turns
+        await turns.take(self._peer, len(data))
         try:
-            frame = decode_as(data, Produce)
+            with turns.work(self._peer):
+                frame = decode_as(data, Produce)
         except UnknownFrame:
             return  # of a newer minor: not for us
         size = len(data)
@@ -80,7 +81,7 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce, size: int) -> None:
         try:
-            answers, request = await put(self._node, frame, self._caller), frame.request
+            answers, request = await put(self._node, frame, self._peer, self._caller), frame.request
             del frame  # its payloads must not wait for a producer who does not read
             wait_ms = self._node.limits.throttle_ms if _asks_to_wait(answers) else 0
             await self._send(Produced(request, answers, wait_ms))
@@ -107,8 +108,8 @@ def _asks_to_wait(answers: Answers) -> bool:
     return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
 
 
-async def put(node: Node, frame: Produce, caller: Caller = ANYBODY) -> Answers:
-    """Puts a frame's messages as `caller`; a definite answer each."""
+async def put(node: Node, frame: Produce, peer: str, caller: Caller = ANYBODY) -> Answers:
+    """Puts a frame's messages, which came from `peer`, as `caller`; a definite answer each."""
     count = len(frame.birth)
     started_ms = node.clock.monotonic_ms()
     why = caller.refusal(Deed.PUT, frame.topic, frame.group)
@@ -124,11 +125,12 @@ async def put(node: Node, frame: Produce, caller: Caller = ANYBODY) -> Answers:
         return refused(count, Status.UNAVAILABLE, str(trouble))
     if topic is None:
         return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
-    refusals, puts = admit_puts(frame, topic, node.clock.now())
+    with node.turns.work(peer):
+        refusals, puts = admit_puts(frame, topic, node.clock.now())
     answers, begin_ms = None, node.clock.now()
     if len(puts):
         deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
-        answers = await node.intake.put(topic, puts, deadline_ms)
+        answers = await node.intake.put(topic, puts, deadline_ms, peer)
     whole = refusals.merge(answers)
     node.count(Operation.PUT, whole.status)
     node.traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, node.clock.now())

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from timeline.broker.limits import Limits
+from timeline.broker.shares import host_of
 from timeline.metrics import Metrics
 from timeline.wire import Fault, Stream, TransportError
 
@@ -42,7 +43,7 @@ class Streams:
     def admit(self, peer: str) -> Iterator[None]:
         """Counts one more stream of `peer` (scheme:host:port, or any name) as long as it is served. Raises
         TransportError(OVERLOADED) where the broker or this peer's host has as many as it may."""
-        host = _host(peer)
+        host = host_of(peer)
         if len(self) >= self._limits.streams:
             raise self._refused(f"this broker serves {self._limits.streams} streams, all it may (max_streams)")
         if self._peers[host] >= self._limits.streams_per_peer:
@@ -56,7 +57,7 @@ class Streams:
     def kept(self, peer: str) -> Iterator[None]:
         """Counts what is left of a stream or scan of `peer` that was given up as a stream, past the bounds too: who
         lets many hang gets no more."""
-        host = _host(peer)
+        host = host_of(peer)
         self._peers[host] += 1
         try:
             yield
@@ -101,10 +102,6 @@ class Streams:
             await self._ended.wait()
         finally:
             timer.cancel()
-
-
-def _host(peer: str) -> str:
-    return peer.rpartition(":")[0] or peer
 
 
 async def first_frame(stream: Stream, hello_ms: int) -> bytes | None:

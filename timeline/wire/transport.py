@@ -94,9 +94,9 @@ class Service(Protocol):
     """A broker's side: what carries the frames (gRPC's server, the simulation) calls this. Each raises TransportError
     with REFUSED_FRAME, WRONG_VERSION, OVERLOADED, NOT_READY or DEADLINE (nothing was said) when it refuses."""
 
-    async def unary(self, method: str, frame: bytes) -> bytes: ...
+    async def unary(self, method: str, frame: bytes, peer: str = "") -> bytes: ...
 
     def unary_stream(self, method: str, frame: bytes) -> AsyncGenerator[bytes, None]: ...
 
     async def stream(self, method: str, stream: Stream, peer: str) -> None:
-        """Serves `stream` until either side ends it. `peer`: the client's address, for logs."""
+        """Serves `stream` until either side ends it. `peer`: the client's address, for its share and for logs."""
