@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import codeop
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import click
@@ -204,3 +207,33 @@ def test_the_picture_is_whole_and_asks_nobody_for_anything() -> None:
     assert root.tag.endswith("svg")
     assert set(re.findall(r"\w+://[^\"'\s]+", picture)) == {"http://www.w3.org/2000/svg"}
     assert "DEPARTURES" in picture and "CRASHED" in picture
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_of_a_page_can_be_pasted_line_by_line(page: Path) -> None:
+    """As `python -m asyncio` reads it: what is indented ends at an empty line, and at nothing else."""
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        read = codeop.CommandCompiler()
+        read.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        typed: list[str] = []
+        for line in [*block.body.splitlines(), ""]:
+            typed.append(line)
+            try:
+                if read("\n".join(typed), symbol="single") is not None:
+                    typed = []
+            except SyntaxError as wrong:
+                pytest.fail(f"{block.place}: not as a terminal takes it, at {line!r}: {wrong}")
+        assert not "".join(typed).strip(), f"{block.place}: an empty line is missing before {typed[-2]!r}"
+
+
+def test_pages_that_share_a_topic_put_different_messages() -> None:
+    """Whoever follows one page after the other, in whatever order, on one broker, gets what each says."""
+    put: dict[tuple[str, str], str] = {}
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "sh" and block.runs:
+                for found in re.finditer(r"^timeline produce (\S+) .*--id (\S+)", block.body, re.MULTILINE):
+                    before = put.setdefault((found[1], found[2]), page.name)
+                    assert before == page.name, f"{before} and {page.name} both put {found[2]} on {found[1]}"

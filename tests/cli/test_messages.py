@@ -270,7 +270,10 @@ def test_dead_letters(tell: Call, topic: str) -> None:
     assert tell("dead", "revive", topic, "a", "--in", "1h").code == 0
     assert tell("show", topic, "a", "--json").json[0]["deliveries"] == 0
     alive = tell("dead", "purge", topic, "a", "--yes")
-    assert alive.code == 4
+    assert (
+        alive.code == 4
+        and alive.err == "timeline: EXISTS 'a': it is no dead letter; 'timeline show' says where it is\n"
+    )
     assert tell("dead", "purge", topic, "b", "--yes", "--json").json[0]["status"] == "OK"
     assert tell("dead", "revive", topic, "--all", "--group", "others", "--json").out == ""
     assert tell("dead", "revive", topic, "--all").code == 0

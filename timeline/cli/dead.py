@@ -17,8 +17,11 @@ from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
 from timeline.cli.values import DURATION, due_of, shown_time
 from timeline.errors import Invalid, TimelineError
+from timeline.model import Status
 
 ALL_HELP = "All dead letters of the topic."
+ALIVE = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
+"""What it means that a message is there which should be dead."""
 CHUNK = 5_000
 """Letters a call, so that long work shows how far it is."""
 
@@ -148,7 +151,7 @@ def purge(
 def _told(receipts: Sequence[timeline.Receipt], topic: str, as_json: bool, done: str) -> int:
     if not receipts and not as_json:
         click.echo(f"{topic} has no dead letters of this group: nothing {done}")
-    return tell_receipts(receipts, as_json, done)
+    return tell_receipts(receipts, as_json, done, ALIVE)
 
 
 def _check_ids(ids: tuple[str, ...], everything: bool) -> None:

@@ -14,6 +14,8 @@ from timeline.cli.values import iso, shown_time
 from timeline.errors import TimelineError
 from timeline.model import Status
 
+NO_WORDS: Mapping[Status, str] = {}
+
 
 def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
     """A receipt for machines."""
@@ -28,9 +30,12 @@ def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
     return {**values, "detail": receipt.detail} if receipt.detail else values
 
 
-def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str) -> int:
+def tell_receipts(
+    receipts: Iterable[timeline.Receipt], as_json: bool, done: str, words: Mapping[Status, str] = NO_WORDS
+) -> int:
     """Prints a line for each: what was `done`, on standard error what was refused and why. Exit code: 0; 1 when some
-    of several were refused; when the only one was, what its error means."""
+    of several were refused; when the only one was, what its error means. `words`: what a refusal means here, by status,
+    where its error speaks of something else."""
     failed = count = 0
     code = DONE
     for receipt in receipts:
@@ -40,7 +45,8 @@ def tell_receipts(receipts: Iterable[timeline.Receipt], as_json: bool, done: str
             print_json(receipt_json(receipt))
         if not receipt.ok:
             error = refusal(receipt)
-            complain(explain(error))
+            said = words.get(receipt.status)
+            complain(explain(error) if said is None else f"{error.code} {receipt.id!r}: {said}")
             code = exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
