@@ -114,7 +114,7 @@ class Gateway:
     async def _call(self, method: str, frame: bytes, caller: Caller, peer: str) -> bytes:
         await self._node.turns.take(peer, len(frame))
         try:
-            with self._node.turns.work(peer):
+            with self._node.turns.call(peer):
                 return await self._answer(method, frame, caller)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble

@@ -90,7 +90,7 @@ class Intake:
         ours = f"puts of topic:{topic.uid}"
         try:
             while lane:
-                with self._turns.work(ours):
+                with self._turns.call(ours):
                     await self._call(topic, self._next_batch(lane))
                 if lane:
                     await self._turns.take(ours)

@@ -119,7 +119,7 @@ class Settling:
         try:
             while lane:
                 batch = self._next_batch(lane)
-                with self._turns.work(ours):
+                with self._turns.call(ours):
                     answers = await self._call(topic, [part.settles for part in batch])
                 start = 0
                 for part in batch:

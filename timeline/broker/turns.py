@@ -51,8 +51,7 @@ class Turns:
         """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it."""
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
-            self._spent_ms += cost_ms
-            self._schedule()
+            self._spend(cost_ms)
             return
         while True:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,19 +63,35 @@ class Turns:
 
     @contextmanager
     def work(self, peer: str) -> Iterator[None]:
-        """What is done meanwhile is done for `peer`, and counts unless it waited for something: then it was not, or
-        not only, this loop's time."""
+        """What is done meanwhile, without waiting, is done for `peer`."""
+        began_ms = self._monotonic_ms()
+        try:
+            yield
+        finally:
+            self._worked(peer, self._monotonic_ms() - began_ms)
+
+    @contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """The same for what may wait: then it was not, or not only, this loop's time, and does not count."""
         self._schedule()
         number, began_ms = self._number, self._monotonic_ms()
         try:
             yield
         finally:
             if number == self._number:
-                took_ms = self._monotonic_ms() - began_ms
-                self._worked_ms += took_ms
-                self._spent_ms += took_ms
-                if self._line:
-                    self._line.charge(peer, took_ms)
+                self._worked(peer, self._monotonic_ms() - began_ms)
+
+    def _worked(self, peer: str, took_ms: float) -> None:
+        self._worked_ms += took_ms
+        self._spend(took_ms)
+        if self._line:
+            self._line.charge(peer, took_ms)
+
+    def _spend(self, ms: float) -> None:
+        """Little is counted on through several turns of the loop: a callback in each would cost it more."""
+        self._spent_ms += ms
+        if self._spent_ms >= BUDGET_MS / 2:
+            self._schedule()
 
     def _time_for(self, cost_ms: float) -> bool:
         return not self._spent_ms or self._spent_ms + cost_ms <= BUDGET_MS
