@@ -121,9 +121,9 @@ def _passed_over(
 
 
 def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds, bucket: int, bound_ms: float) -> bool:
-    """Whether the last round before that was for its bucket had credit left, and none came when this was due. Of several
-    brokers that dealt the bucket before, all had: which of them deals it now, nobody says. A sweep of what others should
-    deal is for no bucket."""
+    """Whether the last round before that was for its bucket had credit left, and none came when this was due. Of
+    several brokers that dealt the bucket, the last one of each: which of them deals it now, nobody says. A sweep of
+    what others should deal is for no bucket."""
     assert stretch.by is not None
     due = max(stretch.since, standing.due_ms - stretch.by.wall_ms + stretch.by.invoked + bound_ms)
     until = due + LOOKED_FOR_IN_MS
