@@ -7,7 +7,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
@@ -100,10 +100,11 @@ class ClusterMachine(Machine):
         """Returns when the broker `asked` believes that there are so many, and stands so with them: asked when a
         consumer tells something."""
         word = f", {count} broker"
-        async with asyncio.timeout(PATIENCE_S), timeline.connect(self.places[asked], timeout="1s") as client:
+        async with asyncio.timeout(PATIENCE_S), timeline.connect(self.places[asked], timeout="2s") as client:
             while True:
-                standings = await client.standing()
-                said = [one.sync for one in standings.brokers if one.broker == asked]
+                said = []
+                with suppress(timeline.Unavailable):  # it is busy
+                    said = [one.sync for one in (await client.standing()).brokers if one.broker == asked]
                 if any(word in one and one.startswith(standing) for one in said):
                     return
                 for child in self.consumers.values():
