@@ -31,6 +31,8 @@ OUT = 100
 ENDS = ("crash", "stop", "drain", "cut")
 HELD_BACK = ("stop", "cut")
 """Faults under which what was sent may wait, and be done once they are over."""
+EVERYTHING = "everything"
+"""Stands for all brokers, where what they lean on is gone."""
 OVER = ("start", "continue", "mend")
 
 
@@ -179,7 +181,7 @@ class ClusterMachine(Machine):
         spans: list[tuple[float, float]] = []
         faults = self.faults_noted()
         for name in self.places:
-            mine = [event for event in faults if event.arguments.get("process") == name]
+            mine = [event for event in faults if event.arguments.get("process") in (name, EVERYTHING)]
             for first, then in pairwise([*mine, None]):
                 if first is not None and first.arguments["what"] in kinds:
                     spans.append((first.invoked, then.invoked if then is not None else inf))

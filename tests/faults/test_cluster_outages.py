@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import cluster_machine, judged
+from tests.faults.cluster import EVERYTHING, cluster_machine, judged
 from tests.servers.etcd import EtcdClusterServer, EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
@@ -19,8 +19,6 @@ from tests.services import require_service
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 Record = Callable[[str, object], None]
-EVERYTHING = "everything"
-"""Whom an outage concerns: all brokers."""
 
 
 @pytest.fixture
