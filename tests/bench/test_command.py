@@ -9,11 +9,14 @@ import signal
 
 import pytest
 
+from tests.servers.etcd import EtcdServer
+from tests.servers.fixture import Running
+from tests.servers.redis import RedisServer
 from timeline.bench.figures import Report
 from timeline.cli.app import run
 from timeline.cli.bench import ended_in_order
 
-SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory")
+SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory", "cluster")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -32,6 +35,22 @@ def test_a_mistyped_scenario_gets_a_suggestion(capsys: pytest.CaptureFixture[str
 def test_more_tagged_than_pending_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "cancel-tag", "--pending", "10", "--tagged", "11"]) == 2
     assert "--tagged is at most --pending" in capsys.readouterr().err
+
+
+def test_several_brokers_need_an_etcd(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cluster", "--brokers", "2", "--store", "memory://"]) == 4
+    assert "--sync etcd://" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_two_brokers_are_measured_together(servers: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--store", servers.url(RedisServer), "--sync", f"{servers.url(EtcdServer)}/bench"]
+    little = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds", "1"]
+    assert run(["bench", "cluster", *where, *little, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["brokers"] == 2 and told["wrong"] == []
+    assert told["figures"]["rate_per_s"] > 0 and 0 <= told["figures"]["store_and_rest_share"] <= 1
+    assert told["figures"]["burst_first_late_ms"] >= 0 and told["figures"]["lateness_min_ms"] >= 0
 
 
 @pytest.mark.processes

@@ -21,6 +21,7 @@ class Way:
         self.address = address
         self.heard: list[dict[int, int]] = []
         self.deaf = self.closed = False
+        self.busy = 0
         self.let = asyncio.Event()
         self.let.set()
         self.asked = asyncio.Event()
@@ -30,6 +31,9 @@ class Way:
         assert (method, hint.broker) == ("Hint", "b1") and timeout_s > 0
         self.asked.set()
         await self.let.wait()
+        if self.busy:
+            self.busy -= 1
+            raise TransportError(Fault.OVERLOADED, "too much to do")
         if self.deaf:
             raise TransportError(Fault.BROKEN, "nobody there")
         self.heard.append(dict(zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)))
@@ -44,7 +48,7 @@ class Scene:
         self.ways: dict[str, Way] = {}
         self.metrics = Metrics()
         self.tasks = Tasks(lambda name, error: None)
-        limits = Limits(hints_waiting=waiting, hint_pace_ms=0, hint_rest_ms=0)
+        limits = Limits(hints_waiting=waiting, hint_pace_ms=0, hint_rest_ms=0, throttle_ms=0)
         self.peers = Peers("b1", self._make, limits, self.metrics, self.tasks)
 
     def _make(self, address: str) -> Way:
@@ -90,6 +94,22 @@ async def test_a_broker_that_does_not_answer_holds_up_no_other_and_its_hints_are
     scene.peers.tell(B2, 1, 600)
     await scene.told()
     assert scene.ways["b2:9000"].heard == [{1: 600}]
+    await scene.tasks.cancel()
+
+
+async def test_what_a_busy_broker_refuses_is_told_again_with_what_has_come_since() -> None:
+    scene = Scene()
+    scene.peers.tell(B2, 1, 500)
+    way = scene.ways["b2:9000"]
+    way.busy = 2
+    way.let.clear()
+    await way.asked.wait()
+    scene.peers.tell(B2, 1, 600)
+    scene.peers.tell(B2, 2, 700)
+    way.let.set()
+    await scene.told()
+    assert way.heard == [{1: 500, 2: 700}]
+    assert (scene.counted("sent"), scene.counted("dropped")) == (2.0, 0.0)
     await scene.tasks.cancel()
 
 

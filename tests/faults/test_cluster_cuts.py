@@ -65,7 +65,7 @@ async def _cut(
     if off == "etcd" and OUTWARDS in ways:
         await made.believed("b2", 2)  # its lease ran out
     else:
-        await made.work_on(3_000, each=False)
+        await made.work_on(3_000 if off == "store" else 1_500, each=False)  # longer than until its buckets move
     network.mend(name)
     made.note("mend", process=name)
     await made.work_on()

@@ -15,6 +15,7 @@ from timeline.bench.bare import run_bare
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst, run_burst
 from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.cluster import Cluster, run_cluster
 from timeline.bench.cycle import Cycle, run_cycle
 from timeline.bench.figures import Report, Target
 from timeline.bench.lateness import Lateness, run_lateness
@@ -118,6 +119,7 @@ RUN: dict[type, Callable[..., Any]] = {
     Payload: lambda asked, folder, _: run_payload(asked, folder),
     CancelTag: run_cancel_tag,
     Restart: run_restart,
+    Cluster: lambda asked, folder, _: run_cluster(asked, folder),
     Memory: run_memory,
 }
 """A scenario's settings → what runs it, given settings, a folder, and who is told of pending messages."""

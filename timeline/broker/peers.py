@@ -2,7 +2,8 @@
 rests on hints, so nobody waits for them.
 
 Hints of a topic gather while a call to a broker is under way, the earliest due standing for all: a peer that learns of
-one due finds out by its own round what else there is. A call that fails drops what it carried, and the next one comes
+one due finds out by its own round what else there is. What a peer refuses for having too much to do, it is told again a
+little later. A call that fails otherwise drops what it carried, and the next one comes
 after a rest: the peer's slow poll and sweep find what it was not told.
 """
 
@@ -19,7 +20,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.tasks import Tasks
 from timeline.metrics import Metrics
 from timeline.sync import Member
-from timeline.wire import Hint, Hinted, TransportError, WireError, decode_as, encode
+from timeline.wire import Fault, Hint, Hinted, TransportError, WireError, decode_as, encode
 
 log = logging.getLogger("timeline.broker")
 
@@ -65,16 +66,21 @@ class Peer:
         try:
             while self.waiting and not self.gone:
                 told, self.waiting = self.waiting, {}
-                rest_ms = self._peers.limits.hint_pace_ms
-                if not await self._send(told):
+                limits = self._peers.limits
+                trouble = await self._send(told)
+                rest_ms = limits.hint_pace_ms if trouble is None else limits.hint_rest_ms
+                if isinstance(trouble, TransportError) and trouble.fault is Fault.OVERLOADED:
+                    # It is there, and may have time in a moment: what it refused waits with what has come since.
+                    rest_ms = limits.throttle_ms
+                    self.waiting = {**told, **{uid: min(at, told.get(uid, at)) for uid, at in self.waiting.items()}}
+                elif trouble is not None:
                     self._peers.count("dropped", len(told))
-                    rest_ms = self._peers.limits.hint_rest_ms
                 await asyncio.sleep(rest_ms / 1000.0)
         finally:
             self._running = False
 
-    async def _send(self, told: dict[int, int]) -> bool:
-        """Whether the peer has heard it."""
+    async def _send(self, told: dict[int, int]) -> TransportError | WireError | None:
+        """Why the peer has not heard it; None: it has."""
         count = len(told)
         frame = Hint(
             self._peers.name,
@@ -88,10 +94,10 @@ class Peer:
             if not self._silent:
                 log.warning("broker %s is not told what comes due there: %s", self.member.name, trouble.reason)
             self._silent = True
-            return False
+            return trouble
         self._silent = False
         self._peers.count("sent", count)
-        return True
+        return None
 
 
 class Peers:

@@ -17,6 +17,7 @@ from timeline.bench.bare import run_bare
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst
 from timeline.bench.cancel_tag import CancelTag
+from timeline.bench.cluster import Cluster
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
@@ -352,6 +353,25 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
       timeline bench memory --pending 10000000
     """
     return plainly(Memory, as_json, folder, store, settings)
+
+
+@bench.command()
+@click.option("--store", required=True, metavar="URL", help="One that brokers share.")
+@click.option("--sync", default="", metavar="URL", help="The etcd by which several brokers find each other.")
+@click.option("--brokers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--messages", type=SOME, default=200_000, show_default=True, help="In the cycle.")
+@click.option("--burst", type=SOME, default=100_000, show_default=True, help="Due in one millisecond.")
+@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second, for lateness.")
+@click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
+@measured
+def cluster(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Cycle, hot instant and lateness of several brokers on one store.
+
+    \b
+    Example:
+      timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
+    """
+    return plainly(Cluster, as_json, folder, store, settings)
 
 
 @bench.command()

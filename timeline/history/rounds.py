@@ -3,7 +3,7 @@ for at once, and a round with credit left leaves nothing lying that is due.
 
 A `deal` line is a call of the store that leased, or found nothing to lease. It says when it began, `asked` (monotonic
 ms), and at which time of the broker, `now_ms`; of which `buckets` (None: all) and overdue by how much, `overdue_ms`;
-`brokers`: how many there are, where there is more than one;
+`broker`: who asked, and `brokers`: how many there are, where there is more than one;
 `granted`: holder → [messages, bytes] of credit, `dealt`: holder → [messages, bytes], `largest`: the size of the largest
 message that it leased. Its topic's `buckets` and `redelivery_backoff_ms` are told by the `topic` line.
 """
@@ -121,17 +121,21 @@ def _passed_over(
 
 
 def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds, bucket: int, bound_ms: float) -> bool:
-    """Whether the last round before that was for its bucket had credit left, and none came when this was due. A sweep
-    of what others should deal is for no bucket."""
+    """Whether the last round before that was for its bucket had credit left, and none came when this was due. Of
+    several brokers that dealt the bucket, the last one of each: which of them deals it now, nobody says. A sweep of
+    what others should deal is for no bucket."""
     assert stretch.by is not None
     due = max(stretch.since, standing.due_ms - stretch.by.wall_ms + stretch.by.invoked + bound_ms)
     until = due + LOOKED_FOR_IN_MS
     if until >= min(stretch.until, rounds.calm_until) or expires_by(standing, standing.due_ms + LOOKED_FOR_IN_MS):
         return False
     following = bisect_left(rounds.begins, due)
-    before = [at for at in range(following) if _is_for(rounds.events[at], bucket)]
+    latest: dict[str, bool] = {}
+    for at in range(following):
+        if _is_for(rounds.events[at], bucket):
+            latest[rounds.events[at].arguments.get("broker", "")] = rounds.credit[at]
     in_time = range(following, bisect_right(rounds.begins, until))
-    return bool(before) and rounds.credit[before[-1]] and not any(_is_for(rounds.events[at], bucket) for at in in_time)
+    return bool(latest) and all(latest.values()) and not any(_is_for(rounds.events[at], bucket) for at in in_time)
 
 
 def _is_for(event: Event, bucket: int) -> bool:
