@@ -227,7 +227,9 @@ def test_a_backup_that_is_unfinished_or_was_tampered_with_is_not_restored(
     payload = rows.column("payload").to_pylist()
     payload[0] = b"forged"
     at = rows.schema.names.index("payload")
-    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array(payload, pa.binary())), victim)
+    # Times as Spark writes them: what is forged is content, and nothing else.
+    forged = rows.set_column(at, rows.schema.field(at), pa.array(payload, pa.binary()))
+    pq.write_table(forged, victim, use_deprecated_int96_timestamps=True)
     with pytest.raises(Invalid, match="cannot be read"):
         restore(spark, broker.address, url, topic)
     for sums in folder.rglob("*.crc"):  # who forges forges these, too
