@@ -379,6 +379,8 @@ def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
     assert ahead.weeks == 3 and ahead.spikes[0] is step
     assert ahead.measured and ahead.per_consumer_s > 100 and ahead.consumers == 1
     assert "<polygon" in forecast_page(ahead)
+    with pytest.raises(Invalid, match="there is no journal in"):
+        audit(spark, f"file://{tmp_path}/none")
     with pytest.raises(Invalid, match="steps are asked for"):
         forecast(spark, broker.address, topic, 10**10, 1)
 
