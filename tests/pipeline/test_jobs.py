@@ -227,7 +227,9 @@ def test_a_backup_that_is_unfinished_or_was_tampered_with_is_not_restored(
     payload = rows.column("payload").to_pylist()
     payload[0] = b"forged"
     at = rows.schema.names.index("payload")
-    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array(payload, pa.binary())), victim)
+    # Times as Spark writes them: what is forged is content, and nothing else.
+    forged = rows.set_column(at, rows.schema.field(at), pa.array(payload, pa.binary()))
+    pq.write_table(forged, victim, use_deprecated_int96_timestamps=True)
     with pytest.raises(Invalid, match="cannot be read"):
         restore(spark, broker.address, url, topic)
     for sums in folder.rglob("*.crc"):  # who forges forges these, too
@@ -377,6 +379,8 @@ def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
     assert ahead.weeks == 3 and ahead.spikes[0] is step
     assert ahead.measured and ahead.per_consumer_s > 100 and ahead.consumers == 1
     assert "<polygon" in forecast_page(ahead)
+    with pytest.raises(Invalid, match="there is no journal in"):
+        audit(spark, f"file://{tmp_path}/none")
     with pytest.raises(Invalid, match="steps are asked for"):
         forecast(spark, broker.address, topic, 10**10, 1)
 

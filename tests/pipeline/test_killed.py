@@ -18,11 +18,23 @@ import pyarrow.parquet as pq
 import pytest
 
 import timeline
+from tests.pipeline import speculating
 from tests.pipeline.conftest import Serving, serving
+from tests.services import require_service
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS, FILES = 120_000, 24
-QUIET = ("--set", "spark.driver.memory=1g", "--master", "local[2]")
+SETTINGS = (
+    "spark.driver.memory=1g",
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions=2",
+)
+QUIET = ("--master", "local[2]", *(word for setting in SETTINGS for word in ("--set", setting)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def there() -> None:
+    require_service("spark")
 
 
 def command(*words: str) -> list[str]:
@@ -30,7 +42,7 @@ def command(*words: str) -> list[str]:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=800)
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -87,11 +99,23 @@ def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_
         assert not state.exists()
 
 
-def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, tmp_path: Path, broker: Serving) -> None:
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: Serving) -> None:
     done = run("load", f"file://{table}", "nowhere", "--address", broker.address)
     assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)
-    done = run("audit", f"file://{tmp_path}/none", "--address", broker.address)
-    assert done.returncode == 4 and "there is no journal in" in done.stderr.splitlines()[-1]
+
+
+def test_copies_that_speculation_starts_put_each_row_once(tmp_path: Path, broker: Serving) -> None:
+    with timeline.connect_sync(broker.address) as tl:
+        tl.create_topic("speculated")
+        words = ["-m", "tests.pipeline.speculating", broker.address, "speculated", str(tmp_path)]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=800)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert {"0-0", "0-1"} <= set(told["tries"]), "a second try of the task ran beside the first"
+        found = [payload for page in tl.scan_pages("speculated", payload=True) for payload in page.rows.payloads or ()]
+    assert sorted(found) == sorted(b"payload %d" % at for at in range(speculating.ROWS))
+    report = told["report"]
+    assert (report["put"] + report["there"], report["collapsed"], report["rejected"]) == (speculating.ROWS, 0, 0)
 
 
 def test_the_year_is_accounted_for(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from timeline.bench.suite import fresh
 from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.spark import pipeline_command, running, watched
@@ -87,6 +86,7 @@ def measure(
             tempfile.TemporaryDirectory(prefix="timeline-measure-") as scratch,
             running("measure", master or f"local[{parallel}]", settings) as spark,
         ):
+            from timeline.bench.suite import fresh
             from timeline.pipeline.measure import measure as run
 
             folder = Path(scratch)

@@ -13,12 +13,10 @@ from timeline.cli.app import REFUSED, UNREACHABLE, Failed
 from timeline.cli.progress import Progress
 from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.errors import Invalid
+from timeline.pipeline.connection import first_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
-_TRACE = "Traceback (most recent call last):"
-_RAISED = re.compile(r"(?!SQLSTATE)[\w.]+(: |$)")
-_CALLING, _CAUSE = "An error occurred while calling", "Caused by: "
 RETRYABLE = ("Unavailable", "Unknown", "Throttled")
 
 
@@ -60,7 +58,7 @@ def running(name: str, master: str, settings: tuple[str, ...]) -> Iterator[Any]:
         spark = spark_session(f"timeline pipeline {name}", master, pairs)
     except (PySparkException, RuntimeError, OSError) as failed:
         raise Failed(
-            REFUSED, f"Spark does not start: {in_a_line(failed)}. It needs Java 17 (JAVA_HOME, or java on the PATH)"
+            REFUSED, f"Spark does not start: {first_line(failed)}. It needs Java 17 (JAVA_HOME, or java on the PATH)"
         ) from failed
     try:
         yield spark
@@ -83,22 +81,7 @@ def pair(setting: str) -> tuple[str, str]:
 def _ours(failed: BaseException) -> tuple[str, str]:
     """Kind and sentence of the error of ours that Spark wraps, else Spark's own first line."""
     found = _OURS.findall(str(failed))
-    return found[-1] if found else ("", in_a_line(failed))
-
-
-def in_a_line(failed: BaseException) -> str:
-    """What went wrong, out of the pages that Spark makes of it."""
-    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
-    if not lines:
-        return type(failed).__name__
-    first, trace, _ = lines[0].partition(_TRACE)
-    if trace:  # of a Python worker: what was raised stands at the end
-        raised = [line for line in lines[1:] if _RAISED.match(line)]
-        return first + (raised[-1] if raised else lines[-1])
-    if first.startswith(_CALLING):  # the bridge to Java, which says what was called
-        causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
-        return causes[-1] if causes else lines[min(1, len(lines) - 1)].removeprefix(": ")
-    return lines[0]
+    return found[-1] if found else ("", first_line(failed))
 
 
 class Watch:

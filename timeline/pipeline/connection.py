@@ -4,6 +4,7 @@ other, and the questions that planning asks."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +21,9 @@ from timeline.model import Topic
 T = TypeVar("T")
 ASK_MS = 10_000
 """Who asks for a job that nobody answers hears so after this long."""
+_TRACE = "Traceback (most recent call last):"
+_RAISED = re.compile(r"(?!SQLSTATE)[\w.]+(: |$)")
+_CALLING, _CAUSE = "An error occurred while calling", "Caused by: "
 IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
 """The variables are these behind TIMELINE_."""
 
@@ -82,6 +86,16 @@ def identity() -> Credentials:
         raise Invalid(f"{bad.reason} (TIMELINE_{', TIMELINE_'.join(IDENTITY)})") from bad
 
 
-def first_line(error: BaseException) -> str:
-    """What went wrong in one line."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def first_line(failed: BaseException) -> str:
+    """What went wrong, out of the pages that Spark makes of it."""
+    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+    if not lines:
+        return type(failed).__name__
+    first, trace, _ = lines[0].partition(_TRACE)
+    if trace:  # of a Python worker: what was raised stands at the end
+        raised = [line for line in lines[1:] if _RAISED.match(line)]
+        return first + (raised[-1] if raised else lines[-1])
+    if first.startswith(_CALLING):  # the bridge to Java, which says what was called
+        causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+        return causes[-1] if causes else lines[min(1, len(lines) - 1)].removeprefix(": ")
+    return lines[0]

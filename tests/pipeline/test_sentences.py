@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from timeline.cli.spark import in_a_line
+from timeline.pipeline.connection import first_line
 
 BRIDGED = """An error occurred while calling o226.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure
@@ -37,4 +37,4 @@ ModuleNotFoundError: No module named 'numpy'
     ],
 )
 def test_the_line_is_the_cause(said: str, line: str) -> None:
-    assert in_a_line(RuntimeError(said)) == line
+    assert first_line(RuntimeError(said)) == line
