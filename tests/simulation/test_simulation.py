@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 
 from tests.simulation.__main__ import run_seeds
-from tests.simulation.actors import LEAST_OPERATIONS
 from tests.simulation.coverage import FAULTS, RARE, STATUSES, WIDE, WIDEST, missing
 from tests.simulation.loop import Process, Stuck, Timer, VirtualLoop
 from tests.simulation.world import SMALL, World
 
 FEW = 12
+LEAST_OPERATIONS = 300
 
 
 @pytest.mark.slow  # `make check` runs more of them anyway

@@ -55,8 +55,8 @@ class Size:
 
 
 FULL = Size(calls=84, many=5, faults_s=14.0)
-SMALL = Size(calls=24, many=8, faults_s=7.0)
-FULL_EVERY = 8
+SMALL = Size(calls=16, many=8, faults_s=6.0)
+FULL_EVERY = 10
 """One seed in so many is full, the others are small: as many again in the same time, of which each finds most mistakes
 nearly as often. What needs long spans, as a clock that is wrong for seconds, the full ones find; planted mistakes are
 looked for with those."""
