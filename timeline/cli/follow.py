@@ -21,9 +21,14 @@ Tell = Callable[[str, timeline.StoredMessage], None]
 """Told of a change, in a word, and the message as it stands (or, for `gone`, stood)."""
 
 
-async def follow(look: Look, limit: int, every_s: float, tell: Tell) -> None:
+def _silent() -> None:
+    """Says nothing."""
+
+
+async def follow(look: Look, limit: int, every_s: float, tell: Tell, begun: Callable[[], None] = _silent) -> None:
     """Looks again every `every_s` and tells what changed; never ends by itself. What changed twice between two looks is
-    told once. Raises Failed when more than `limit` match: only what is read whole can be compared."""
+    told once. `begun` is called before the first is told. Raises Failed when more than `limit` match: only what is read
+    whole can be compared."""
     known: dict[str, timeline.StoredMessage] | None = None
     lost = False
     while True:
@@ -36,6 +41,8 @@ async def follow(look: Look, limit: int, every_s: float, tell: Tell) -> None:
                 complain(f"{explain(trouble)}; waiting for it to come back")
             lost = True
         else:
+            if known is None:
+                begun()
             for change, entry in changes(known or {}, seen, first=known is None):
                 tell(change, entry)
             known, lost = seen, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import click
@@ -155,9 +156,9 @@ def ls(
 
             if follow:
                 tell = tell_json(entry_json) if as_json else tell_lines(zone, payloads)
-                if not as_json:
-                    complain(f"following {topic}, a look every {shown_duration(round(every_s * 1000))}; Ctrl-C ends it")
-                return await changing(look, sys.maxsize if everything else bound, every_s, tell)
+                goes_on = f"following {topic}, a look every {shown_duration(round(every_s * 1000))}; Ctrl-C ends it"
+                more_words = [] if as_json else [partial(complain, goes_on)]
+                return await changing(look, sys.maxsize if everything else bound, every_s, tell, *more_words)
             if everything and as_json:
                 async for entry in look():
                     print_json(entry_json(entry))
