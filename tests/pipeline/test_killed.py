@@ -120,7 +120,7 @@ def test_copies_that_speculation_starts_put_each_row_once(tmp_path: Path, broker
 
 def test_the_year_is_accounted_for(tmp_path: Path) -> None:
     data = Path(__file__).parent / "data" / "flights_2013.parquet"
-    day = pq.read_table(data).slice(0, 20_000)
+    day = pq.read_table(data).slice(0, 8_000)
     pq.write_table(day, tmp_path / "part.parquet")
     soon = ("--begins-in", "15s", "--lasts", "5s")
     done = run("year", str(tmp_path / "part.parquet"), "--into", str(tmp_path / "year"), *soon, "--json")

@@ -35,6 +35,7 @@ def audited() -> Audit:
         lateness={
             "topic": [{"of": "departures <1>", **percentiles}],
             "hour": hours,
+            "time": [row | {"of": f"{row['of']}:00"} for row in hours],
             "consumer": [{"of": "gate-0", **percentiles}],
         },
         histogram=[{"bucket": bucket, "count": 1_000_000 >> (bucket * 2)} for bucket in range(8)],
@@ -113,5 +114,10 @@ def test_a_forecast_names_its_spike_and_the_consumers_that_it_takes() -> None:
     told = ahead()
     assert [step.start_ms for step in told.spikes] == [START_MS + 30 * HOUR_MS]
     assert told.consumers == 1
+    for step in told.steps[:24]:
+        step.expected = 3_000 + 10 * (step.start_ms // HOUR_MS % 7)
+    assert told.spikes == [], "a plateau is no spike"
+    told.steps[3].expected = 9_000
+    assert told.spikes == [told.steps[3]]
     told.per_consumer_s = 0.5
     assert told.consumers == 4, "5,900 an hour at the band's upper end are 1.64 a second"

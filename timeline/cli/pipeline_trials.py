@@ -53,8 +53,8 @@ def year(
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True, help="How many.")
-@click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="How large.")
+@click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True, help="How many are loaded.")
+@click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Of each row.")
 @click.option("--store", default="memory://", show_default=True, metavar="URL", help="Where rows are loaded.")
 @click.option("--restore-into", default="memory://", show_default=True, metavar="URL", help="Where they are restored.")
 @click.option(

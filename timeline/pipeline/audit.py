@@ -19,6 +19,9 @@ from timeline.pipeline.stories import PROMISES, broken, cancelled_by_tag, is_ope
 
 Said = Callable[[str, int, int], None]
 EXAMPLES = 20
+STEPS_MS = (1_000, 10_000, 60_000, 600_000)
+POINTS = 150
+"""Lateness over time is drawn in the smallest of these steps that makes no more points; beyond, by hour."""
 STORIES = 40
 PERCENTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 ACCURACY = 10_000
@@ -51,7 +54,8 @@ class Gap:
 @dataclass
 class Audit:
     """What an audit found. Counts of `messages` by what happened to them (`delivered`: messages that were delivered at
-    least once); `events` by kind; `lateness` by topic, hour, consumer: rows of percentiles in ms; `redelivered` by
+    least once); `events` by kind; `lateness` by topic, hour, consumer and, of a journal of less than some days, time:
+    rows of percentiles in ms; `redelivered` by
     cause; `broken`: messages by promise, with `examples`; `open`: put and never settled, `pending` of these still
     there; `gaps`: what is not known; `unended`: broker sessions that never said that they ended (running, or
     killed)."""
@@ -164,9 +168,15 @@ def _measure(events: DataFrame, found: Audit) -> None:
     delivered = events.where(is_kind("delivered"))
     first = delivered.where(~F.col("again") & F.col("lateness").isNotNull())
     hours = first.withColumn("at_hour", F.date_format(F.date_trunc("hour", "time"), "yyyy-MM-dd HH:00"))
-    for name, table, by in (("topic", first, "topic"), ("hour", hours, "at_hour"), ("consumer", first, "consumer")):
+    kinds = [("topic", first, "topic"), ("hour", hours, "at_hour"), ("consumer", first, "consumer")]
+    span_ms = found.until_ms - found.since_ms
+    step_ms = next((one for one in STEPS_MS if span_ms < POINTS * one), 0)
+    if step_ms:
+        at = F.timestamp_millis(F.floor(F.unix_millis("time") / step_ms) * step_ms)
+        kinds.append(("time", first.withColumn("at_time", F.date_format(at, "yyyy-MM-dd HH:mm:ss")), "at_time"))
+    for name, table, by in kinds:
         grouped = table.groupBy(F.col(by).alias("of")).agg(*_percentiles())
-        order = "of" if name == "hour" else F.desc("deliveries")
+        order = "of" if name in ("hour", "time") else F.desc("deliveries")
         found.lateness[name] = rows_of(grouped.orderBy(order).limit(1_000))
     bucket = F.when(F.col("lateness") <= 0, F.lit(0)).otherwise(F.floor(F.log2(F.greatest("lateness", F.lit(1)))) + 1)
     found.histogram = rows_of(first.groupBy(bucket.alias("bucket")).count().orderBy("bucket"))

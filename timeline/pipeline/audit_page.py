@@ -85,10 +85,12 @@ def _lateness(found: Audit) -> str:
     names = [_bucket(row["bucket"]) for row in found.histogram]
     counts = [float(row["count"]) for row in found.histogram]
     parts.append(bars("first deliveries by lateness", list(zip(names, counts, strict=True))))
-    hours = found.lateness.get("hour", [])
-    if hours:
-        series = {_SHOWN[at]: [float(row["at"][at] or 0) for row in hours] for at in (0, 2, 3)}
-        parts.append(lines("lateness by hour, in ms", [row["of"][5:] for row in hours], series))
+    fine = found.lateness.get("time", [])
+    steps = fine or found.lateness.get("hour", [])
+    if steps:
+        series = {_SHOWN[at]: [float(row["at"][at] or 0) for row in steps] for at in (0, 2, 3)}
+        names = [row["of"][11 if fine else 5 :] for row in steps]
+        parts.append(lines("lateness over time", names, series, axis=_short_ms))
     for name in ("topic", "consumer"):
         rows = [
             (row["of"] or "–", row["deliveries"], _ms(row["least"]), *(_ms(value) for value in row["at"]))
@@ -96,6 +98,11 @@ def _lateness(found: Audit) -> str:
         ]
         parts.append(folded(f"by {name}", table(heads, rows)) if name == "consumer" else table(heads, rows))
     return section("Lateness: from due to handed to the wire, first deliveries", *parts)
+
+
+def _short_ms(value: float) -> str:
+    """Of an axis."""
+    return f"{value:.3g} ms" if value < 1_000 else f"{value / 1_000:.3g} s"
 
 
 def _bucket(number: int) -> str:

@@ -22,7 +22,9 @@ from timeline.pipeline.page import bars, lines, page, paragraph, section, table,
 
 MAX_STEPS = 10_000
 HOUR_MS, WEEK_MS = 3_600_000, 7 * 86_400_000
+MINUTE_MS = 60_000
 SPIKES = 10
+ABOVE = 1.5
 Said = Callable[[str, int, int], None]
 
 
@@ -62,10 +64,14 @@ class Forecast:
 
     @property
     def spikes(self) -> list[Step]:
-        """The steps with most, where they stand out: at least twice the mean."""
-        most = sorted(self.steps, key=lambda step: -step.expected)[:SPIKES]
+        """The steps with most, where they stand out: at least twice the mean, and where many do, as on a plateau with
+        nothing around it, well above those."""
+        most = sorted(self.steps, key=lambda step: -step.expected)
         usual = sum(step.expected for step in self.steps) / max(1, len(self.steps))
-        return [step for step in most if step.expected and step.expected >= 2 * usual]
+        high = [step for step in most if step.expected and step.expected >= 2 * usual]
+        if len(high) > SPIKES:
+            high = [step for step in high if step.expected >= ABOVE * high[len(high) // 2].expected]
+        return high[:SPIKES]
 
 
 def forecast(
@@ -166,15 +172,16 @@ def _settled_per_s(events: DataFrame) -> float:
 
 def forecast_page(ahead: Forecast) -> str:
     """The forecast as a page for people."""
-    names = [as_datetime(step.start_ms).strftime("%a %d %H:%M") for step in ahead.steps]
+    seconds = "" if ahead.step_ms % MINUTE_MS == 0 else ":%S"
+    names = [as_datetime(step.start_ms).strftime(f"%a %d %H:%M{seconds}") for step in ahead.steps]
     series = {
         "expected": [step.expected for step in ahead.steps],
         "pending already": [float(step.pending) for step in ahead.steps],
     }
     band = [step.low for step in ahead.steps], [step.high for step in ahead.steps]
     spikes = [
-        (as_datetime(step.start_ms).strftime("%Y-%m-%d %H:%M"), *map(round, (step.expected, step.low, step.high)),
-         step.peak_per_s)
+        (as_datetime(step.start_ms).strftime(f"%Y-%m-%d %H:%M{seconds}"), round(step.expected), round(step.low),
+         round(step.high), step.peak_per_s)
         for step in ahead.spikes
     ]  # fmt: skip
     history = f"{ahead.weeks} weeks of history" if ahead.weeks else "no history: only what is pending"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 240, 64, 34
+WIDTH, HEIGHT, LEFT, BOTTOM, LETTER = 860, 240, 64, 34, 7
 INK, SOFT, LINE = "#1f2933", "#7b8794", "#d9e2ec"
 COLOURS = ("#2f6f9f", "#d97706", "#7c3aed", "#b91c1c", "#0f766e")
+Axis = Callable[[float], str]
 _STYLE = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; max-width: 920px; margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.5rem; margin: 0 0 .2rem; }} h2 {{ font-size: 1.1rem; margin: 2rem 0 .4rem; }}
@@ -68,15 +69,21 @@ def _said(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else str(value)
 
 
-def _frame(top: float, label: str, marks: Sequence[tuple[float, str]], inside: str) -> str:
-    """Axes around `inside`: `top` is the largest value, `marks` are (x from 0 to 1, text)."""
+def _frame(top: float, label: str, marks: Sequence[tuple[float, str]], inside: str, axis: Axis) -> str:
+    """Axes around `inside`: `top` is the largest value, `marks` are (x from 0 to 1, text), of which those are left out
+    that would lie over the one before; `axis` says a value."""
     lines = ""
     for step in range(5):
         y = HEIGHT - BOTTOM - step / 4 * (HEIGHT - BOTTOM - 10)
         lines += f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{LINE}"/>'
-        lines += f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(_short(top * step / 4))}</text>'
+        lines += f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(axis(top * step / 4))}</text>'
+    free = 0.0
     for at, text in marks:
-        anchor = "start" if at < 0.03 else "end" if at > 0.97 else "middle"
+        anchor, share = ("start", 0.0) if at < 0.03 else ("end", 1.0) if at > 0.97 else ("middle", 0.5)
+        begins = _x(at) - share * len(text) * LETTER
+        if begins < free:
+            continue
+        free = begins + (len(text) + 2) * LETTER
         lines += f'<text x="{_x(at):.1f}" y="{HEIGHT - 12}" text-anchor="{anchor}">{escape(text)}</text>'
     title = f"<title>{escape(label)}</title>"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{title}{lines}{inside}</svg>'
@@ -90,7 +97,8 @@ def _y(share: float) -> float:
     return HEIGHT - BOTTOM - min(1.0, max(0.0, share)) * (HEIGHT - BOTTOM - 10)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number of three digits and its size."""
     for size, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{mark}"
@@ -114,7 +122,7 @@ def bars(label: str, values: Sequence[tuple[str, float]], shown: int = 12) -> st
         )
     every = max(1, -(-len(values) // shown))
     marks = [((at + 0.5) * width, name) for at, (name, _) in enumerate(values) if at % every == 0]
-    return _frame(top, label, marks, inside)
+    return _frame(top, label, marks, inside, short)
 
 
 def lines(
@@ -123,8 +131,9 @@ def lines(
     series: Mapping[str, Sequence[float]],
     band: tuple[Sequence[float], Sequence[float]] | None = None,
     shown: int = 8,
+    axis: Axis = short,
 ) -> str:
-    """Lines over the same steps, each with its name; `band`: (low, high) drawn behind."""
+    """Lines over the same steps, each with its name; `band`: (low, high) drawn behind; `axis` says a value."""
     count = len(names)
     if not count:
         return paragraph("nothing to draw", "soft")
@@ -146,4 +155,4 @@ def lines(
         legend += f'<span style="color:{colour}">■</span> {escape(name)} &nbsp; '
     every = max(1, -(-count // shown))
     marks = [(place[at], names[at]) for at in range(0, count, every)]
-    return _frame(top, label, marks, inside) + f'<p class="soft">{legend}</p>'
+    return _frame(top, label, marks, inside, axis) + f'<p class="soft">{legend}</p>'
