@@ -12,6 +12,7 @@ import pytest
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
+from timeline.bench import at_rest
 from timeline.bench.figures import Report
 from timeline.cli.app import run
 from timeline.cli.bench import ended_in_order
@@ -43,13 +44,17 @@ def test_several_brokers_need_an_etcd(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.processes
-def test_two_brokers_are_measured_together(servers: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_brokers_are_measured_together(
+    servers: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at_rest, "SETTLED_S", 0.0)
     where = ["--store", servers.url(RedisServer), "--sync", f"{servers.url(EtcdServer)}/bench"]
-    little = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds", "1"]
+    little = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds", "1", "--rest-seconds", "0.1"]
     assert run(["bench", "cluster", *where, *little, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["settings"]["brokers"] == 2 and told["wrong"] == []
     assert told["figures"]["rate_per_s"] > 0 and 0 <= told["figures"]["store_and_rest_share"] <= 1
+    assert told["figures"]["etcd_puts_per_hour"] >= 0 < told["figures"]["etcd_client_bytes_per_hour"]
     assert told["figures"]["burst_first_late_ms"] >= 0 and told["figures"]["lateness_min_ms"] >= 0
 
 

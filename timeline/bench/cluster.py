@@ -1,4 +1,5 @@
-"""Several brokers on one store, a consumer at each: the cycle, a hot instant, and how late single messages are.
+"""Several brokers on one store, a consumer at each: the cycle, a hot instant, how late single messages are, and what
+etcd takes while nothing happens.
 
 Brokers find each other through etcd; producers and consumers are together one process, each consumer with a connection
 of its own to its own broker. What the store takes is what the machine was busy with beside them.
@@ -7,8 +8,8 @@ of its own to its own broker. What the store takes is what the machine was busy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import timeline
+from timeline.bench.at_rest import etcd_at_rest
 from timeline.bench.cycle import cpu_s_of_self
 from timeline.bench.figures import Report, latencies
 from timeline.bench.lateness import observed
@@ -25,6 +27,7 @@ from timeline.bench.load import batch_at
 from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Measured, start_broker, within
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
+from timeline.driver.companion import end
 from timeline.driver.delivery import DeliveryBatch
 from timeline.errors import TimelineError
 
@@ -40,7 +43,8 @@ TICK_S = 0.02
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """What to run: so many `brokers` on `store`, members of each other by `sync` (one alone needs none). `messages` in
-    the cycle, `burst` of them in one millisecond, and then `rate` a second for `seconds`."""
+    the cycle, `burst` of them in one millisecond, then `rate` a second for `seconds`, and at last nothing for
+    `rest_seconds`, in which etcd's counters are watched (0: not)."""
 
     store: str
     sync: str = ""
@@ -50,6 +54,7 @@ class Cluster:
     rate: float = 1_000.0
     seconds: float = 20.0
     payload_bytes: int = 100
+    rest_seconds: float = 60.0
 
 
 class _Crew:
@@ -81,6 +86,19 @@ class _Crew:
                 takes.append(self._take(consumer, ledger))
             await ledger.through(*takes, *work)
 
+    @asynccontextmanager
+    async def waiting(self, topic: str) -> AsyncIterator[None]:
+        """A consumer at each broker that waits for what does not come."""
+        async with AsyncExitStack() as stack:
+            waits = []
+            for client in self.clients:
+                consumer = await stack.enter_async_context(client.consumer(topic))
+                waits.append(asyncio.create_task(consumer.take()))
+            try:
+                yield
+            finally:
+                await end(*waits)
+
     async def _take(self, consumer: timeline.Consumer, ledger: Ledger) -> None:
         async for batch in consumer.batches():
             late_ms = self.clock.now() - batch.due_ms.astype(np.float64)
@@ -108,7 +126,7 @@ class _Crew:
 
 
 async def run_cluster(asked: Cluster, folder: Path) -> Report:
-    """The three of them, one after the other, on the same brokers. Raises CannotMeasure."""
+    """All of them, one after the other, on the same brokers. Raises CannotMeasure."""
     if asked.brokers > 1 and not asked.sync:
         raise CannotMeasure(
             "several brokers find each other through etcd: say where it is with --sync etcd://host:port"
@@ -131,6 +149,9 @@ async def run_cluster(asked: Cluster, folder: Path) -> Report:
             found, trouble = await part(crew, asked, topic)
             figures |= found
             wrong += trouble
+        if asked.sync and asked.rest_seconds:
+            async with crew.waiting(topic):
+                figures |= await etcd_at_rest(asked.sync, asked.rest_seconds)
         figures["broker_resident_mib"] = max(broker.resident_bytes() for broker in brokers) / 1024 / 1024
         return Report("cluster", asdict(asked), figures, (), wrong, store=own.store)
 

@@ -363,9 +363,10 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
 @click.option("--burst", type=SOME, default=100_000, show_default=True, help="Due in one millisecond.")
 @click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second, for lateness.")
 @click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
+@click.option("--rest-seconds", type=Finite(0), default=60.0, show_default=True, help="To watch etcd for, at rest.")
 @measured
 def cluster(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Cycle, hot instant and lateness of several brokers on one store.
+    """Cycle, hot instant and lateness of several brokers on one store, and what etcd takes at rest.
 
     \b
     Example:
