@@ -88,7 +88,7 @@ class Faults:
                 world.start_consumer(id)
         admin = world.client(world.process("healer"), random.Random(f"{world.seed}-healer"))
         for topic in world.topics:
-            await admin.resume_topic(topic)
+            await admin.resume_topic(topic, timeout="5s")  # brokers look once a second whether the store is back
         await admin.aclose()
         world.healed = True
         self._log.note("healed", {})

@@ -37,8 +37,11 @@ class Cluster:
     ) -> None:
         self.membership, self.name = membership, name
         self.peers = Peers(name, make_peer, limits, metrics, tasks)
-        self._metrics, self._wake = metrics, wake
+        self._metrics, self._wake, self._retell_ms = metrics, wake, limits.retell_ms
         self._serving = True
+        self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}
+        """By topic's uid, the earliest due that was told of lately, and a while before."""
+        self._turned_ms = 0.0
 
     # ── what it hosts ──
 
@@ -51,6 +54,8 @@ class Cluster:
         can deal at all."""
         otherwise = serving != self._serving
         self._serving = serving
+        if mono_ms - self._turned_ms >= self._retell_ms:
+            self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
         for dealer in dealers:
             if dealer.roster.recount(mono_ms) or otherwise:
                 self.host(dealer.topic, dealer.roster.well)
@@ -67,8 +72,10 @@ class Cluster:
         at = np.flatnonzero(which)
         if not len(at):
             return
+        soonest_ms = int(due_ms[at].min())
+        self._keep(topic.uid, soonest_ms)
         if self._all_ours(topic):
-            self._wake(topic.uid, int(due_ms[at].min()), turn)
+            self._wake(topic.uid, soonest_ms, turn)
             return
         many = topic.settings.buckets
         buckets = buckets_of(ids.take(at), many)
@@ -86,7 +93,26 @@ class Cluster:
 
     def scheduled_somewhere(self, topic: Topic, due_ms: int) -> None:
         """Messages in any of the topic's buckets may be due at `due_ms`: tells all that host consumers of it."""
+        self._keep(topic.uid, due_ms)
         self._tell(topic, dict.fromkeys([*self.membership.hosting(topic.uid), self.name], due_ms), 0)
+
+    def changed(self) -> None:
+        """Brokers, or what they host, are others than before: who deals a bucket now may have looked into the store
+        before a message was put that nobody, or somebody else, was told of. All that host consumers are told of what
+        was due lately."""
+        members = self.membership.members()
+        self.peers.keep(members)
+        for uid in {uid: None for dues in self._lately for uid in dues}:
+            due_ms = min(dues[uid] for dues in self._lately if uid in dues)
+            hosting = self.membership.hosting(uid)
+            for member in members:
+                if member.name != self.name and member.name in hosting:
+                    self.peers.tell(member, uid, due_ms)
+
+    def _keep(self, uid: int, due_ms: int) -> None:
+        known_ms = self._lately[0].get(uid)
+        if known_ms is None or due_ms < known_ms:
+            self._lately[0][uid] = due_ms
 
     def alone(self) -> bool:
         """Whether there is no other broker."""

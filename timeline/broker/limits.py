@@ -87,6 +87,9 @@ class Limits:
     """Between two calls with hints to one broker, which gather meanwhile; and after one that failed:"""
     hint_rest_ms: int = 250
     hint_timeout_ms: int = 1_000
+    retell_ms: int = 5_000
+    """For so long, and up to twice as long, what was due anew is told again when others deal it: as long as membership
+    may take to agree."""
     withdraw_after_ms: int = 2_000
     """A broker whose store is down for so long deals nothing as far as the others are told: its buckets move."""
     observe_every_ms: int = 250

@@ -275,7 +275,7 @@ class Node:
         if Change.TOPICS in change:
             self.tasks.spawn(self._read_topics(), "catalog")
         if Change.MEMBERS in change:
-            self.cluster.peers.keep(self.membership.members())
+            self.cluster.changed()
             self._look_all()
 
     async def _read_topics(self) -> None:

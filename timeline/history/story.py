@@ -243,12 +243,13 @@ def expired(event: Event) -> bool:
 
 
 def expiry(put: Event, bound_ms: float) -> float:
-    """The earliest true wall time at which a broker may find the put's message expired; infinity without an expiry."""
+    """The earliest true wall time at which a broker may find the put's message expired; infinity without an expiry. What
+    counts from now was reckoned by one broker's clock, and another's may find it."""
     arguments = put.arguments
     if not put.may_have_happened:
         return inf
     if arguments.get("expires_in_ms"):
-        return put.wall_ms + float(arguments["expires_in_ms"]) - bound_ms - 1
+        return put.wall_ms + float(arguments["expires_in_ms"]) - 2 * bound_ms - 1
     return float(arguments["expires_ms"]) - bound_ms if arguments.get("expires_ms") else inf
 
 
