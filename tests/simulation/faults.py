@@ -82,10 +82,7 @@ class Faults:
                 while not task.done() and not producer.process.dead:
                     await world.timer.wait(0.1)
         await world.start_broker()
-        for id in list(world.consumers):
-            consumer = world.consumers[id]
-            if consumer.process.dead or consumer.process.tasks[0].done():
-                world.start_consumer(id)
+        world.restart_consumers()
         admin = world.client(world.process("healer"), random.Random(f"{world.seed}-healer"))
         for topic in world.topics:
             await admin.resume_topic(topic, timeout="5s")  # brokers look once a second whether the store is back

@@ -192,6 +192,12 @@ class World:
         consumer = self.consumers[id] = Consumer(self, id, topic)
         consumer.process.run(consumer.work())
 
+    def restart_consumers(self) -> None:
+        """Those that have ended, as whoever runs them would."""
+        for id, consumer in list(self.consumers.items()):
+            if consumer.process.dead or consumer.process.tasks[0].done():
+                self.start_consumer(id)
+
     def kill(self, actor: Consumer | Producer) -> None:
         """kill -9."""
         actor.process.kill()
@@ -252,6 +258,7 @@ class World:
         until_s = self.loop.time() + self.settle_s + 1.0
         while self.loop.time() < until_s:
             await self.timer.wait(0.5)
+            self.restart_consumers()  # one that was still connecting when all was healed may have given up
             now_ms = int(self.history_clock.now())
             if not any(row["state"] in ("available", "leased") for row in await self.dump(now_ms)):
                 return
