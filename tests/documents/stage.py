@@ -144,8 +144,12 @@ def compiled(block: Block, listen: str = ADDRESS, metrics: str = METRICS) -> Any
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a shell block, without comments."""
-    return [line for line in block.body.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    """The commands of a shell block, without comments; one that goes on in the next line is one."""
+    return [
+        line
+        for line in block.body.replace("\\\n", " ").splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def understand(block: Block) -> None:
