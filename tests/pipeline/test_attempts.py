@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -17,7 +18,7 @@ import timeline
 from tests.driver.broker import Broker
 from timeline.errors import Invalid
 from timeline.model import Operation
-from timeline.pipeline.holders import Share, gather, held, settle_all
+from timeline.pipeline.holders import LATE_MS, Share, gather, held, settle_all
 from timeline.pipeline.intake import Seen
 from timeline.pipeline.options import Options
 from timeline.pipeline.writing import Plan, Task
@@ -90,6 +91,23 @@ async def test_whatever_tries_there_are_all_read_what_is_acknowledged(broker: Br
         assert await settle_all(tl, "t", "spark/q/1/0", Operation.ACK) == 0
         left = {m.id.encode() async for m in tl.scan("t")}
         assert len(left) == 120 - len(first) and not left & first
+
+
+async def test_where_there_are_several_brokers_another_try_waits_until_nobody_can_lease(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broker.node is not None
+    monkeypatch.setattr(broker.node.cluster, "addresses", lambda: (broker.address, "127.0.0.1:1"))
+    async with timeline.connect(broker.address, timeout="30s") as tl:
+        async with tl.producer("t") as p:
+            await p.produce(b"x", in_=0, id="a")
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        await gather(tl, share(broker, now_ms), True)
+        assert await ids_of(tl) == {b"a"}
+        over_ms = now_ms + 400
+        await gather(tl, replace(share(broker, now_ms), lease_by_ms=over_ms - LATE_MS), False)
+        pages = [page async for page in tl.scan_pages("t")]
+        assert pages[0].now_ms >= over_ms, "what is there might not be all: at another broker the first try goes on"
 
 
 async def test_a_batch_that_is_read_again_or_comes_too_late_leases_nothing(broker: Broker) -> None:

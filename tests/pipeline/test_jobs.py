@@ -27,6 +27,7 @@ from timeline.pipeline.compact import compact
 from timeline.pipeline.forecast import forecast, forecast_page
 from timeline.pipeline.journal import live_files
 from timeline.pipeline.load import Asked, load
+from timeline.pipeline.measure import measure
 from timeline.pipeline.pending import pending_in
 from timeline.pipeline.restore import restore, verify
 
@@ -389,6 +390,14 @@ def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
         audit(spark, f"file://{tmp_path}/none")
     with pytest.raises(Invalid, match="steps are asked for"):
         forecast(spark, broker.address, topic, 10**10, 1)
+
+
+def test_a_measurement_gets_all_rows_in_and_out(spark: Any, tmp_path: Path) -> None:
+    found = asyncio.run(measure(spark, tmp_path, "memory://", "memory://", 2_000, 100, 2))
+    assert found.wrong == []
+    assert list(found.steps) == ["parquet", "load", "scan", "scan with payload", "back up", "restore"]
+    load_step = found.steps["load"]
+    assert load_step.rows_per_s > 0 and load_step.engine_us > 0 and load_step.engine_mib and load_step.driver_mib
 
 
 def write_events(folder: Path, topic: str, rows: list[dict[str, Any]]) -> None:

@@ -4,7 +4,8 @@ A micro-batch is what its partitions leased, and that is settled before anybody 
 task has read it is what any other try of the task reads, and what `commit` acknowledges, no more. So only the first try
 of a task leases, and only until `lease_by_ms` on the broker's clock. Any other looks, without being in its way, until
 something is held or that time is over, and then takes the holder over: that ends a lease under way, and what is held
-from then on is all there will be. Who was taken over leases nothing more."""
+from then on is all there will be. Who was taken over leases nothing more. A broker takes over at itself alone: where
+there are several, what another try finds may not be all yet, and it waits until that time is over."""
 
 from __future__ import annotations
 
@@ -55,14 +56,21 @@ async def gather(client: Timeline, share: Share, first_try: bool) -> None:
     while True:
         found, now_ms = await _look(client, share)
         left_ms = share.lease_by_ms + LATE_MS - now_ms
-        if found or left_ms <= 0:
-            break
-        await asyncio.sleep(min(left_ms, LOOK_MS) / 1000.0)
+        over = left_ms <= 0
+        if (found or over) and (await _brokers(client, share) <= 1 or over):
+            return
+        # Where there are several, the first try may be at another broker, where nobody has taken it over.
+        await asyncio.sleep((left_ms if found else min(left_ms, LOOK_MS)) / 1000.0)
+
+
+async def _brokers(client: Timeline, share: Share) -> int:
+    """Takes the holder over, which ends a lease under way at the broker that is reached; how many brokers there are."""
     try:
-        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms"):
-            pass
+        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
+            assert holding.welcome is not None
+            return len(holding.welcome.brokers)
     except Superseded:
-        pass  # by another try that leases no more than this one does
+        return 1  # by another try at this broker, which leases no more than this one does
 
 
 async def _leased(client: Timeline, share: Share) -> bool:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from timeline.bench.processes import Measured, broker, cpu_s
+from timeline.bench.processes import TICKS_PER_S, Measured, broker
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.pipeline.backup import backup
@@ -192,11 +192,13 @@ class _Used:
             pid, name = below.pop()
             below += children.get(pid, [])
             try:
+                own_s, ended_s = _spent_s(pid)
+                used.workers_s += ended_s
                 if name == "java":
-                    used.engine_s += cpu_s(pid)
+                    used.engine_s += own_s
                     used.engine_bytes += _resident_bytes(pid)
                 elif name.startswith("python"):
-                    used.workers_s += cpu_s(pid)
+                    used.workers_s += own_s
                     used.worker_bytes = max(used.worker_bytes, _resident_bytes(pid))
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended this moment
@@ -210,6 +212,13 @@ def _parent_and_name(pid: int) -> tuple[int, str] | None:
         return None
     head, _, rest = said.rpartition(")")
     return int(rest.split()[1]), head.partition("(")[2]
+
+
+def _spent_s(pid: int) -> tuple[float, float]:
+    """Processor time of a process, and of those of its children that have ended: workers come and go."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    own, ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+    return own / TICKS_PER_S, ended / TICKS_PER_S
 
 
 def _resident_bytes(pid: int) -> int:
