@@ -46,10 +46,9 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	$(PY) scripts/check_links.py
 
 test: static services ## Everything: static checks, 5,000 simulation seeds, all tests, real processes and faults too
-	$(PY) -m tests.simulation --seeds $(TEST_SEEDS)
 	$(PY) -m tests.fuzz --seconds $(TEST_FUZZ_SECONDS)
 	$(PYTEST) $(PARALLEL) -m "not processes"
-	$(PYTEST) -m processes
+	@scripts/processes.sh $(TEST_SEEDS)
 
 services: ## Install the servers that tests start (root), or say which are missing
 	@scripts/services.sh
