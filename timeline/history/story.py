@@ -243,8 +243,8 @@ def expired(event: Event) -> bool:
 
 
 def expiry(put: Event, bound_ms: float) -> float:
-    """The earliest true wall time at which a broker may find the put's message expired; infinity without an expiry. What
-    counts from now was reckoned by one broker's clock, and another's may find it."""
+    """The earliest true wall time at which a broker may find the put's message expired; infinity without an expiry.
+    What counts from now was reckoned by one broker's clock, and another's may find it."""
     arguments = put.arguments
     if not put.may_have_happened:
         return inf
