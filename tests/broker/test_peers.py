@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+
+from tests.broker.machines import Register, Registered
+from timeline.broker.cluster import Cluster
 from timeline.broker.limits import Limits
 from timeline.broker.peers import Peers
 from timeline.broker.tasks import Tasks
+from timeline.columns import Ragged
 from timeline.metrics import Metrics
+from timeline.model import Topic, TopicSettings
 from timeline.sync import Member
 from timeline.wire import Fault, Hint, Hinted, TransportError, decode_as, encode
 
@@ -149,3 +155,26 @@ async def test_without_a_way_to_others_hints_are_counted_as_dropped() -> None:
     peers = Peers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
     peers.tell(B2, 1, 500)
     assert metrics.registry.get_sample_value("timeline_hints_total", {"outcome": "dropped"}) == 1.0
+
+
+async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() -> None:
+    """It looked into the store when it learned of it, and what was stored a moment later was told to nobody."""
+    scene, here = Scene(), Registered(Register())
+    await here.start(Member("b1", "b1:9000"), "c")
+    limits = Limits(hint_pace_ms=0, hint_rest_ms=0, retell_ms=5_000)
+    cluster = Cluster(here, "b1", scene._make, limits, scene.metrics, scene.tasks, lambda uid, due_ms, turn: True)
+    topic = Topic("t", 7, TopicSettings())
+    ids, due_ms = Ragged.of([b"a", b"b", b"c"]), np.array([900, 400, 100], dtype=np.int64)
+    cluster.scheduled(topic, ids, due_ms, np.array([True, True, False]), 0)
+    await scene.told()
+    assert not scene.ways
+    here.view.learn([B2, B3], {topic.uid: {"b2": 1}})
+    cluster.changed()
+    await scene.told()
+    assert scene.ways["b2:9000"].heard == [{topic.uid: 400}] and "b3:9000" not in scene.ways
+    for mono_ms in (6_000.0, 12_000.0):
+        cluster.recount([], mono_ms, True)
+    cluster.changed()
+    await scene.told()
+    assert len(scene.ways["b2:9000"].heard) == 1, "what was put long ago, its own looks have found"
+    await scene.tasks.cancel()
