@@ -10,15 +10,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import timeline
 from tests.services import require_service
 
 _numbers = itertools.count()
+LATER = datetime(2031, 5, 6, tzinfo=UTC)
+MAPPING = {
+    "id": "flight_id",
+    "due": "timestamp_millis(sched_dep_ms)",
+    "payload": "to_json(struct(*))",
+    "tag": "carrier",
+}
 
 
 class Serving:
@@ -122,3 +132,17 @@ def taken(address: str, topic: str, count: int, **settings: Any) -> list[timelin
         raise AssertionError("the consumer ended")
 
     return asyncio.run(take())
+
+
+@pytest.fixture
+def table(spark: Any, tmp_path: Path) -> Any:
+    """Flights as somebody else's table: other names, other types, in three files."""
+    folder = tmp_path / "flights"
+    folder.mkdir()
+    for part in range(3):
+        ids = [f"F{part}{at:03d}" for at in range(100)]
+        times = [int((LATER + timedelta(minutes=at if at < 90 else 7)).timestamp() * 1000) for at in range(100)]
+        pq.write_table(
+            pa.table({"flight_id": ids, "sched_dep_ms": times, "carrier": ["UA"] * 100}), folder / f"{part}.parquet"
+        )
+    return spark.read.parquet(f"file://{folder}")
