@@ -243,7 +243,7 @@ async def machine(folder: Path) -> AsyncIterator[Machine]:
         for name in ("c1", "c2"):
             await made.start_consumer(name)
         for name in ("p1", "p2"):
-            await made.start_producer(name)
+            await made.start_producer(name, rate=1_500)  # so that they are still at it once both consumers are
         yield made
     finally:
         await made.finish()
