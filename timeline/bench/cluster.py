@@ -216,24 +216,27 @@ async def _steady(crew: _Crew, asked: Cluster, topic: str) -> tuple[dict[str, fl
     ledger = Ledger(count, count)
     start_ms = crew.clock.now() + LEAD_MS
 
-    async def put() -> None:
+    async def put_all() -> None:
         producers = [client.producer(topic) for client in crew.clients]
         calls: set[asyncio.Task[Any]] = set()
         done = 0
         while done < count:
             due = min(count, int((crew.clock.now() + LEAD_MS - start_ms) * asked.rate / 1_000) + 1)
             for number in range(done, due):
-                batch = batch_at(1, int(start_ms + number * 1_000 / asked.rate), asked.payload_bytes)
+                due_ms = int(start_ms + number * 1_000 / asked.rate)
+                batch = batch_at(1, due_ms, asked.payload_bytes)
                 assert batch.ids is not None
                 await ledger.admit(batch.ids.tolist())
-                call = asyncio.create_task(producers[number % len(producers)].produce_many(batch))
+                # By the call for one, which the driver gathers.
+                put = producers[number % len(producers)].produce(batch.payloads[0], at=due_ms, id=batch.ids[0].decode())
+                call = asyncio.create_task(put)
                 calls.add(call)
                 call.add_done_callback(calls.discard)
             done = max(done, due)
             await asyncio.sleep(TICK_S)
         await asyncio.gather(*calls)
 
-    await crew.through(topic, ledger, put())
+    await crew.through(topic, ledger, put_all())
     return crew.lateness("lateness"), ledger.verdict()
 
 

@@ -164,6 +164,8 @@ def _array(name: str, kind: pa.DataType, count: int, columns: dict[str, Any]) ->
     if isinstance(column, bytes):
         return pa.repeat(pa.scalar(column.decode() or None, kind), count)
     if isinstance(column, int):
+        if kind == TIMES and not column:
+            return pa.nulls(count, kind)
         return pa.repeat(pa.scalar(column, pa.int64()), count).cast(kind)
     if kind == TIMES:
         return pa.array(column, pa.int64(), mask=column == 0).cast(TIMES)
@@ -264,7 +266,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when the broker has
     try:
-        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         place, roll_ms, rows = split_url(url)
         folder = Folder(place)
         folder.check()

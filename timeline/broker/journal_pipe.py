@@ -8,6 +8,8 @@ journal. When the broker is killed the process writes what it has, and ends."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import pickle
@@ -30,6 +32,8 @@ QUEUE_BYTES = 64 * 1024 * 1024
 HEAD = struct.Struct("<II")
 """Before each part: how long its description is, and how many buffers follow, whose lengths come next."""
 PIPE_BYTES = 1024 * 1024
+GATHER_S = 0.02
+"""Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
 START_S = 60.0
 
 
@@ -43,7 +47,7 @@ class JournalPipe:
         self._process, self._now_ms, self._counted = process, now_ms, counted
         self._parts: deque[Part] = deque()
         self._queued_bytes = 0
-        self._something = threading.Event()
+        self._something, self._hurry = threading.Event(), threading.Event()
         self._closing = False
         self._lost = 0
         self._lost_since_ms = 0
@@ -60,7 +64,9 @@ class JournalPipe:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=dict(os.environ)
         )
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):  # more than this user may have: then it is 64 KiB, and a switch for each
+            fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         said = await asyncio.to_thread(process.stdout.readline)
         if said.strip() != b"ready":
             process.kill()
@@ -115,12 +121,14 @@ class JournalPipe:
                     return None
                 self._something.clear()
             self._something.wait()
+            self._hurry.wait(GATHER_S)
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is queued and ends the process; after `timeout_s` it is left to end by itself."""
         with self._lock:
             self._parts.append(Part(Kind.STOPPED, "", self._now_ms(), 1))
             self._closing = True
+        self._hurry.set()
         self._something.set()
         try:
             await asyncio.wait_for(asyncio.to_thread(self._ended), timeout_s)
