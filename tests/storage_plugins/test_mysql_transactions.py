@@ -163,7 +163,8 @@ async def test_a_call_past_its_deadline_is_unknown_once_its_commit_was_sent(serv
         made = await trying.topic()
         with other(url) as somebody:
             run(somebody, *(f"BACKUP STAGE {stage}" for stage in ("START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT")))
-            with pytest.raises(StoreUnknown, match="no answer within 3000 ms"):
+            # The call's own deadline and the connection's end at the same time: either may say it.
+            with pytest.raises(StoreUnknown, match=r"no answer within 3000 ms|the commit's answer was lost.*timed out"):
                 await trying.put(made, [b"a"])
             run(somebody, "BACKUP STAGE END")
         await _works_again(trying)
