@@ -17,8 +17,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import timeline
-from tests.faults.machine import CERTAIN, PATIENCE_S, Child, Machine, free_port
+from tests.faults.machine import CERTAIN, PATIENCE_S, Child, Machine
 from tests.faults.worker import TOPIC
+from tests.servers.process import free_port
 from timeline.history import FAIL, Event, Verdict
 from timeline.wire import SERVICE
 

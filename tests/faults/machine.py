@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import timeline
 from tests.faults.worker import TOPIC
+from tests.servers.process import free_port
 from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.history import FAIL, Event, HistoryFile, Verdict, check, read_history
@@ -28,13 +28,6 @@ CLOCK_BOUND_MS = 0.2
 """Processes of one machine read one clock; each carries it on by itself (05-time-and-leases.md)."""
 PATIENCE_S = 100.0
 """A test that waits longer has failed; nothing is measured by it."""
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Child:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.cluster import ClusterMachine, cluster_machine, judged
 from tests.faults.lan import INWARDS, OUTWARDS, Lan, lan
-from tests.faults.machine import free_port
 from tests.servers.etcd import EtcdServer
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 

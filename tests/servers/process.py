@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -20,11 +22,22 @@ LOOK_S = 0.02
 LOG_SHOWN_LINES = 15
 
 
+LEAST_PORT, MOST_PORT = 12_000, 32_767
+
+
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody uses now, below those that the kernel gives to connections: what is to listen there in a
+    while, or again after a kill, does not find somebody's connection on it."""
+    while True:
+        port = LEAST_PORT + secrets.randbelow(MOST_PORT - LEAST_PORT + 1)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as taken:
+                if taken.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
 
 
 class Server(ABC):

@@ -13,7 +13,7 @@ import click
 
 import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
-from timeline.cli.identity import connected, credential_options, credentials_of_options
+from timeline.cli.identity import address_option, connected, credential_options, credentials_of_options
 from timeline.cli.values import DURATION
 from timeline.driver.channel import parse_addresses
 from timeline.driver.client import DEFAULT_ADDRESS
@@ -57,14 +57,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
         click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take."),
-        click.option(
-            "--address",
-            envvar="TIMELINE_ADDRESS",
-            default=DEFAULT_ADDRESS,
-            show_default=True,
-            metavar="HOST:PORT",
-            help="The broker, or several with commas; TIMELINE_ADDRESS.",
-        ),
+        address_option,
     ):
         asking = option(asking)
     return credential_options(asking)

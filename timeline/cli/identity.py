@@ -1,5 +1,5 @@
-"""Who the command line is to a broker, and whom it trusts: the options and variables that every command that asks one
-takes, and the client that is made of them."""
+"""Whom the command line asks, who it is to them, and whom it trusts: the options and variables that every command that
+asks a broker takes, and the client that is made of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 import timeline
 from timeline.credentials import PLAIN, Credentials, credentials_of
+from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.errors import Invalid
 
 TOKEN_VARIABLE = "TIMELINE_TOKEN"
@@ -25,6 +26,14 @@ OPTIONS = (
     click.option(
         "--token-file", envvar="TIMELINE_TOKEN_FILE", metavar="FILE", help="Who we are; or TIMELINE_TOKEN, the token."
     ),
+)
+address_option = click.option(
+    "--address",
+    envvar="TIMELINE_ADDRESS",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The broker, or several with commas; TIMELINE_ADDRESS.",
 )
 operator_option = click.option(
     "--as-operator", is_flag=True, help="Whatever group owns them: takes the right operator, and is logged."

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain
-from timeline.cli.identity import connected, credential_options
+from timeline.cli.identity import address_option, connected, credential_options
 from timeline.cli.output import confirm, plain, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import DURATION, iso, shown_time
-from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import Status
@@ -87,14 +86,7 @@ def print_ddl(dialect: str, table: str) -> int:
 @click.option("--once", is_flag=True, help="Send what waits now, then end; 1 when some were set aside.")
 @click.option("--metrics", default="off", show_default=True, metavar="HOST:PORT|off", help="/metrics for Prometheus.")
 @click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take.")
-@click.option(
-    "--address",
-    envvar="TIMELINE_ADDRESS",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
-    metavar="HOST:PORT",
-    help="The broker, or several with commas; TIMELINE_ADDRESS.",
-)
+@address_option
 @credential_options
 def relay(
     url: str, table: str, as_json: bool, every: str, batch: int, once: bool, metrics: str, timeout: str, address: str

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from timeline.cli.app import REFUSED, UNREACHABLE, Failed
+from timeline.cli.identity import address_option
 from timeline.cli.progress import Progress
-from timeline.driver.client import DEFAULT_ADDRESS
 from timeline.errors import Invalid
 from timeline.pipeline.connection import first_line
 
@@ -28,14 +28,7 @@ def pipeline_command(command: F) -> F:
             "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
         ),
         click.option("--master", default="", metavar="URL", help="Spark's master.  [local[*], or spark-submit's]"),
-        click.option(
-            "--address",
-            envvar="TIMELINE_ADDRESS",
-            default=DEFAULT_ADDRESS,
-            show_default=True,
-            metavar="HOST:PORT",
-            help="The broker, or several with commas; TIMELINE_ADDRESS.",
-        ),
+        address_option,
     ):
         command = option(command)
     return command

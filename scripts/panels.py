@@ -1,0 +1,317 @@
+"""What Grafana's dashboard shows: a row a subject, a panel a question. scripts/dashboard.py writes it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OF = 'job=~"$job"'
+ON = 'job=~"$job",topic=~"$topic"'
+FAILED = f'timeline_store_calls_total{{{OF},outcome!="OK"}}'
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`queries`: (query, legend). `means`: what a reader should make of it. `unit`: Grafana's name of one."""
+
+    title: str
+    unit: str
+    means: str
+    queries: tuple[tuple[str, str], ...]
+    kind: str = "timeseries"
+
+
+def lateness(quantile: str) -> str:
+    buckets = f"rate(timeline_delivery_lateness_seconds_bucket{{{ON}}}[$__rate_interval])"
+    return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
+
+
+BOARD: dict[str, tuple[Panel, ...]] = {
+    "Delivery": (
+        Panel(
+            "Lateness",
+            "s",
+            "From due until a message was on the wire. The one to watch.",
+            (
+                (lateness("0.5"), "{{topic}} p50"),
+                (lateness("0.99"), "{{topic}} p99"),
+                (lateness("0.999"), "{{topic}} p99.9"),
+            ),
+        ),
+        Panel(
+            "Share later than 100 ms",
+            "percentunit",
+            "Of the deliveries of five minutes. The objective allows 0.1 % over a month.",
+            ((f"timeline:late:ratio5m{{{ON}}}", "{{topic}}"),),
+        ),
+        Panel(
+            "Overdue",
+            "s",
+            "How long the earliest message that waits for nothing but a delivery has been due.",
+            ((f"max by (topic) (timeline_overdue_seconds{{{ON}}})", "{{topic}}"),),
+        ),
+        Panel(
+            "Deliveries",
+            "ops",
+            "Pushed to consumers.",
+            ((f"sum by (topic) (rate(timeline_deliveries_total{{{ON}}}[$__rate_interval]))", "{{topic}}"),),
+        ),
+        Panel(
+            "Leases ended, by cause",
+            "ops",
+            "ran_out: a consumer crashed, or its lease is too short. unseen: handed back before anybody saw it.",
+            (
+                (
+                    f"sum by (cause) (rate(timeline_leases_ended_total{{{ON}}}[$__rate_interval]))",
+                    "{{cause}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Trouble with messages",
+            "short",
+            "Within five minutes: dead letters, acks after the lease, expired, leased again, found by sweeps.",
+            (
+                (
+                    f"sum by (topic, cause) (increase(timeline_buried_total{{{ON}}}[5m])) > 0",
+                    "{{topic}} dead: {{cause}}",
+                ),
+                (f"sum by (topic) (increase(timeline_late_acks_total{{{ON}}}[5m])) > 0", "{{topic}} late acks"),
+                (f"sum by (topic) (increase(timeline_expired_total{{{ON}}}[5m])) > 0", "{{topic}} expired"),
+                (f"sum by (topic) (increase(timeline_redeliveries_total{{{ON}}}[5m])) > 0", "{{topic}} redelivered"),
+                (f"sum by (topic) (increase(timeline_stranded_total{{{ON}}}[5m])) > 0", "{{topic}} found by a sweep"),
+            ),
+        ),
+    ),
+    "What is coming": (
+        Panel(
+            "Expected load",
+            "short",
+            "Messages that come due within so long from now.",
+            ((f"max by (topic, within) (timeline_expected_messages{{{ON}}})", "{{topic}} in {{within}}"),),
+        ),
+        Panel(
+            "Capacity",
+            "ops",
+            "What the busiest minute of the next ten asks for, and the most that was done for five minutes in a day.",
+            (
+                (f"timeline:expected_peak:rate1m{{{ON}}}", "{{topic}} expected"),
+                (f"timeline:settled:best1d{{{ON}}}", "{{topic}} best of a day"),
+                (f"timeline:settled:rate5m{{{ON}}}", "{{topic}} now"),
+            ),
+        ),
+        Panel(
+            "Messages nobody holds",
+            "short",
+            "available: due. waiting: to come.",
+            ((f"max by (topic, state) (timeline_messages_depth{{{ON}}})", "{{topic}} {{state}}"),),
+        ),
+        Panel(
+            "Until the next due",
+            "s",
+            "Below 0 it is due and not delivered.",
+            (
+                (
+                    f"min by (topic) (timeline_next_due_timestamp_seconds{{{ON}}} > 0) - time()",
+                    "{{topic}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Rate limits",
+            "ops",
+            "Topics whose deliveries a second are limited by their settings.",
+            ((f"max by (topic) (timeline_topic_rate_limit{{{ON}}}) > 0", "{{topic}}"),),
+        ),
+    ),
+    "Consumers and producers": (
+        Panel(
+            "Consumers",
+            "short",
+            "silent: no heartbeat. stalled: does not read. set_aside: its leases ran out one after another.",
+            ((f"sum by (topic, health) (timeline_consumers{{{ON}}}) > 0", "{{topic}} {{health}}"),),
+        ),
+        Panel(
+            "Credit and hands",
+            "short",
+            "What consumers have room for, and what they have in hand. No room: all are full.",
+            (
+                (f"sum by (topic) (timeline_credit_messages{{{ON}}})", "{{topic}} room"),
+                (f"sum by (topic) (timeline_leases_in_flight{{{ON}}})", "{{topic}} in hand"),
+            ),
+        ),
+        Panel(
+            "Answers",
+            "ops",
+            "Given to producers and consumers.",
+            (
+                (
+                    f"sum by (operation, status) (rate(timeline_operations_total{{{OF}}}[$__rate_interval]))",
+                    "{{operation}} {{status}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Told to wait, refused",
+            "ops",
+            "Messages answered THROTTLED, by what was full; frames that failed verification.",
+            (
+                (
+                    f"sum by (bound) (rate(timeline_throttled_total{{{OF}}}[$__rate_interval])) > 0",
+                    "throttled: {{bound}}",
+                ),
+                (
+                    f"sum by (method) (rate(timeline_frames_refused_total{{{OF}}}[$__rate_interval])) > 0",
+                    "refused: {{method}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Waiting in brokers",
+            "bytes",
+            "Payloads of puts that wait for the store, and of deliveries that wait for consumers.",
+            (
+                (f"timeline_intake_bytes{{{OF}}}", "{{instance}} intake"),
+                (f"timeline_outbox_bytes{{{OF}}}", "{{instance}} outbox"),
+            ),
+        ),
+    ),
+    "Store": (
+        Panel(
+            "Store calls, p99",
+            "s",
+            "How long calls of the store took.",
+            (
+                (
+                    "histogram_quantile(0.99, sum by (le, call) "
+                    f"(rate(timeline_store_call_seconds_bucket{{{OF}}}[$__rate_interval])))",
+                    "{{call}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Store calls that failed",
+            "ops",
+            "By outcome. UNAVAILABLE: nothing happened. UNKNOWN: it may have.",
+            (
+                (
+                    f"sum by (call, outcome) (rate({FAILED}[$__rate_interval])) > 0",
+                    "{{call}} {{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Room left",
+            "percentunit",
+            "Where the store keeps its data; of a server elsewhere a broker cannot tell.",
+            ((f"timeline_store_free_bytes{{{OF}}} / timeline_store_size_bytes{{{OF}}}", "{{instance}}"),),
+        ),
+        Panel(
+            "Stores",
+            "short",
+            "What keeps the messages, and how many of its settings weaken what it promises (the log says which).",
+            (
+                (f"timeline_store_info{{{OF}}}", "{{instance}}: {{server}}"),
+                (f"timeline_store_warnings{{{OF}}} > 0", "{{instance}}: warnings"),
+            ),
+        ),
+    ),
+    "Cluster": (
+        Panel(
+            "Brokers",
+            "short",
+            "Their names and versions; and whether they serve.",
+            (
+                (f"timeline_broker_info{{{OF}}}", "{{instance}}: {{name}} {{version}}"),
+                (f"timeline_ready{{{OF}}}", "{{instance}} serves"),
+            ),
+        ),
+        Panel(
+            "Membership",
+            "short",
+            "Brokers that each of them sees, and whether it reaches etcd.",
+            (
+                (f"timeline_cluster_brokers{{{OF}}}", "{{instance}} sees"),
+                (f"timeline_etcd_up{{{OF}}}", "{{instance}} reaches etcd"),
+                (
+                    f"sum by (outcome) (rate(timeline_hints_total{{{OF}}}[$__rate_interval]))",
+                    "hints {{outcome}} a second",
+                ),
+            ),
+        ),
+        Panel(
+            "Buckets dealt",
+            "short",
+            "By broker, over all topics shown.",
+            ((f"sum by (instance) (timeline_buckets{{{ON}}})", "{{instance}}"),),
+        ),
+        Panel(
+            "Clocks, against the median",
+            "s",
+            "Of each broker, and by how much that may be wrong. From 50 ms it warns, from 500 ms it steps aside.",
+            (
+                (f"timeline_clock_median_offset_seconds{{{OF}}}", "{{instance}}"),
+                (f"timeline_clock_median_error_seconds{{{OF}}}", "{{instance}} ±"),
+                (f"timeline_clocks_compared{{{OF}}}", "{{instance}}: clocks compared"),
+            ),
+        ),
+        Panel(
+            "Clocks, one against another",
+            "s",
+            "By how much another clock is ahead of a broker's; of its consumers the one that is worst.",
+            (
+                (f"timeline_clock_offset_seconds{{{OF}}}", "{{instance}} {{kind}} {{peer}}"),
+                (f"timeline_clock_error_seconds{{{OF}}}", "{{instance}} {{kind}} {{peer}} ±"),
+            ),
+        ),
+        Panel(
+            "Clocks in doubt",
+            "short",
+            "Brokers in quarantine, and jumps of the wall clock that are not followed yet, in seconds.",
+            (
+                (f"timeline_quarantined{{{OF}}}", "{{instance}} in quarantine"),
+                (f"timeline_clock_step_seconds{{{OF}}}", "{{instance}} jump"),
+                (f"timeline_clients_adrift{{{OF}}}", "{{instance}} consumers adrift"),
+            ),
+        ),
+        Panel(
+            "Callers refused",
+            "ops",
+            "For who called, by cause. A burst is a client that was forgotten, or somebody who tries.",
+            (
+                (
+                    f"sum by (instance, cause) (rate(timeline_access_refused_total{{{OF}}}[$__rate_interval])) > 0",
+                    "{{instance}} {{cause}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Certificates",
+            "s",
+            "How long those of brokers are good for. Below two weeks nobody renews them.",
+            (
+                (
+                    f"(timeline_certificate_expires_timestamp_seconds{{{OF}}} > 0) - time()",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Journal",
+            "ops",
+            "Events handed to the journal, and those that it could not take: they are missing in it.",
+            (
+                (f"sum by (instance) (rate(timeline_journal_events_total{{{OF}}}[$__rate_interval]))", "{{instance}}"),
+                (
+                    f"sum by (instance) (rate(timeline_journal_dropped_total{{{OF}}}[$__rate_interval])) > 0",
+                    "{{instance}} dropped",
+                ),
+            ),
+        ),
+        Panel(
+            "Bugs",
+            "short",
+            "Background tasks that ended by an error. The log has the trace.",
+            ((f"sum by (instance, task) (timeline_task_crashes_total{{{OF}}}) > 0", "{{instance}} {{task}}"),),
+        ),
+    ),
+}
