@@ -12,10 +12,11 @@ import pytest
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
+from tests.services import require_service
 from timeline.bench import at_rest
 from timeline.bench.figures import Report
 from timeline.cli.app import run
-from timeline.cli.bench import ended_in_order
+from timeline.cli.scenario import ended_in_order
 
 SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory", "cluster")
 
@@ -38,9 +39,26 @@ def test_more_tagged_than_pending_is_a_usage_error(capsys: pytest.CaptureFixture
     assert "--tagged is at most --pending" in capsys.readouterr().err
 
 
-def test_several_brokers_need_an_etcd(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "cluster", "--brokers", "2", "--store", "memory://"]) == 4
-    assert "--sync etcd://" in capsys.readouterr().err
+def test_several_brokers_need_a_store_that_they_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "cluster", "--store", "memory://", "--sync", "etcd://nowhere"]) == 4
+    assert "memory:// is a store of one broker" in capsys.readouterr().err
+
+
+def test_servers_that_a_measurement_needs_are_named_when_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert run(["bench", "--brokers", "2"]) == 4
+    assert "apt-get install etcd-server redis-server" in capsys.readouterr().err
+
+
+def test_so_many_brokers_are_not_a_quick_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--brokers", "2", "--quick"]) == 2
+    assert run(["bench", "--brokers", "2", "cycle"]) == 2
+    assert "options go behind the scenario" in capsys.readouterr().err
+
+
+LITTLE = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds", "1", "--rest-seconds", "0.1"]
 
 
 @pytest.mark.processes
@@ -49,13 +67,22 @@ def test_two_brokers_are_measured_together(
 ) -> None:
     monkeypatch.setattr(at_rest, "SETTLED_S", 0.0)
     where = ["--store", servers.url(RedisServer), "--sync", f"{servers.url(EtcdServer)}/bench"]
-    little = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds", "1", "--rest-seconds", "0.1"]
-    assert run(["bench", "cluster", *where, *little, "--json"]) == 0
+    assert run(["bench", "cluster", *where, *LITTLE, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["settings"]["brokers"] == 2 and told["wrong"] == []
     assert told["figures"]["rate_per_s"] > 0 and 0 <= told["figures"]["store_and_rest_share"] <= 1
     assert told["figures"]["etcd_puts_per_hour"] >= 0 < told["figures"]["etcd_client_bytes_per_hour"]
     assert told["figures"]["burst_first_late_ms"] >= 0 and told["figures"]["lateness_min_ms"] >= 0
+
+
+@pytest.mark.processes
+def test_workers_are_measured_on_a_store_of_the_measurements_own(capsys: pytest.CaptureFixture[str]) -> None:
+    require_service("redis")
+    assert run(["bench", "cluster", "--workers", *LITTLE, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["workers"] and told["settings"]["store"].startswith("redis://127.0.0.1:")
+    assert told["figures"]["rate_per_s"] > 0 < told["figures"]["brokers_cpu_us_per_message"]
+    assert told["wrong"] == []
 
 
 @pytest.mark.processes

@@ -16,7 +16,7 @@ import pytest
 from tests.services import require_service
 from timeline.demo.flights import COLUMNS, Flight
 from timeline.demo.part import HISTORY_SUFFIX
-from timeline.demo.servers import missing
+from timeline.demo.servers import ETCD, REDIS, missing
 
 pytestmark = pytest.mark.processes
 TIMELINE = (sys.executable, "-m", "timeline")
@@ -95,8 +95,8 @@ def test_a_cluster_goes_on_without_the_broker_that_is_killed(data: Path, flights
 
 def test_a_cluster_names_the_servers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert "apt-get install etcd-server redis-server;" in str(missing(""))
-    assert str(missing("redis://there")).endswith("apt-get install etcd-server")
+    assert "apt-get install etcd-server redis-server;" in str(missing(ETCD, REDIS))
+    assert str(missing(ETCD)).endswith("apt-get install etcd-server")
 
 
 def test_keep_leaves_everything_to_look_at(data: Path, tmp_path: Path) -> None:

@@ -24,12 +24,21 @@ from timeline.bench.figures import Report, latencies
 from timeline.bench.lateness import observed
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import batch_at
-from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Measured, start_broker, within
+from timeline.bench.processes import (
+    TICKS_PER_S,
+    CannotMeasure,
+    cpu_s,
+    resident_bytes,
+    start_broker,
+    start_serving,
+    within,
+)
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.driver.companion import end
 from timeline.driver.delivery import DeliveryBatch
 from timeline.errors import TimelineError
+from timeline.storage_plugins import make_store, shown
 
 BATCH = 2_000
 WINDOW = 8 * BATCH
@@ -42,13 +51,15 @@ TICK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What to run: so many `brokers` on `store`, members of each other by `sync` (one alone needs none). `messages` in
+    """What to run: so many `brokers` on `store`, members of each other by `sync` (one alone needs none), or, with
+    `workers`, as those of one `serve --workers`, which know of each other by their supervisor. `messages` in
     the cycle, `burst` of them in one millisecond, then `rate` a second for `seconds`, and at last nothing for
     `rest_seconds`, in which etcd's counters are watched (0: not)."""
 
     store: str
     sync: str = ""
     brokers: int = 2
+    workers: bool = False
     messages: int = 200_000
     burst: int = 100_000
     rate: float = 1_000.0
@@ -58,10 +69,10 @@ class Cluster:
 
 
 class _Crew:
-    """Brokers, and a client at each. `late_ms`: of what was handed out."""
+    """Processes of brokers, and a client at each broker. `late_ms`: of what was handed out."""
 
-    def __init__(self, brokers: list[Measured], clients: list[timeline.Timeline], clock: Clock) -> None:
-        self.brokers, self.clients, self.clock = brokers, clients, clock
+    def __init__(self, pids: list[int], clients: list[timeline.Timeline], clock: Clock) -> None:
+        self.pids, self.clients, self.clock = pids, clients, clock
         self.late_ms: list[npt.NDArray[np.float64]] = []
         self._acking: set[asyncio.Task[None]] = set()
 
@@ -127,19 +138,18 @@ class _Crew:
 
 async def run_cluster(asked: Cluster, folder: Path) -> Report:
     """All of them, one after the other, on the same brokers. Raises CannotMeasure."""
-    if asked.brokers > 1 and not asked.sync:
+    if asked.brokers > 1 and not (asked.sync or asked.workers):
         raise CannotMeasure(
             "several brokers find each other through etcd: say where it is with --sync etcd://host:port"
         )
+    if asked.brokers > 1 and not make_store(asked.store).capabilities.shared:
+        raise CannotMeasure(f"{shown(asked.store)} is a store of one broker: choose one that several can share")
     async with own_topic(asked.store, "cluster") as own, observed() as clock, AsyncExitStack() as stack:
-        brokers, clients = [], []
-        for number in range(1, asked.brokers + 1):
-            options = ("--sync", asked.sync, "--name", f"bench-{number}") if asked.sync else ()
-            child, address = await start_broker(folder, asked.store, "127.0.0.1:0", *options)
-            stack.push_async_callback(child.end)
-            brokers.append(child)
-            clients.append(await stack.enter_async_context(timeline.Timeline(address, "60s", clock=clock)))
-        crew = _Crew(brokers, clients, clock)
+        started = await _brokers(asked, folder, stack)
+        clients = [
+            await stack.enter_async_context(timeline.Timeline(address, "60s", clock=clock)) for _, address in started
+        ]
+        crew = _Crew([pid for pid, _ in started], clients, clock)
         await crew.joined()
         figures: dict[str, float] = {}
         wrong: list[str] = []
@@ -152,20 +162,37 @@ async def run_cluster(asked: Cluster, folder: Path) -> Report:
         if asked.sync and asked.rest_seconds:
             async with crew.waiting(topic):
                 figures |= await etcd_at_rest(asked.sync, asked.rest_seconds)
-        figures["broker_resident_mib"] = max(broker.resident_bytes() for broker in brokers) / 1024 / 1024
+        figures["broker_resident_mib"] = max(map(resident_bytes, crew.pids)) / 1024 / 1024
         return Report("cluster", asdict(asked), figures, (), wrong, store=own.store)
+
+
+async def _brokers(asked: Cluster, folder: Path, stack: AsyncExitStack) -> list[tuple[int, str]]:
+    """Starts them, until `stack` is left; the process and the own address of each."""
+    started = []
+    if asked.workers:
+        child, said = await start_serving(folder, asked.store, "127.0.0.1:0", "--workers", str(asked.brokers))
+        stack.push_async_callback(child.end)
+        if asked.brokers > 1:
+            return [(worker["pid"], worker["listen"]) for worker in said["workers"]]
+        return [(child.pid, said["listen"])]
+    for number in range(1, asked.brokers + 1):
+        options = ("--sync", asked.sync, "--name", f"bench-{number}") if asked.sync else ()
+        child, address = await start_broker(folder, asked.store, "127.0.0.1:0", *options)
+        stack.push_async_callback(child.end)
+        started.append((child.pid, address))
+    return started
 
 
 async def _cycle(crew: _Crew, asked: Cluster, topic: str) -> tuple[dict[str, float], list[str]]:
     """Put, due, leased, pushed, acked, as fast as it goes; who used how much of the machine meanwhile."""
     ledger = Ledger(asked.messages, WINDOW)
-    clients_s, brokers_s, busy_s = cpu_s_of_self(), [one.cpu_s() for one in crew.brokers], _busy_s()
+    clients_s, brokers_s, busy_s = cpu_s_of_self(), [cpu_s(pid) for pid in crew.pids], _busy_s()
     start_ms = crew.clock.monotonic_ms()
     puts = [_puts(client, topic, asked, share, ledger, crew.clock) for client, share in _shares(crew, asked.messages)]
     await crew.through(topic, ledger, *puts)
     elapsed_s = (crew.clock.monotonic_ms() - start_ms) / 1_000
     clients_s = cpu_s_of_self() - clients_s
-    used_s = sum(one.cpu_s() - before for one, before in zip(crew.brokers, brokers_s, strict=True))
+    used_s = sum(cpu_s(pid) - before for pid, before in zip(crew.pids, brokers_s, strict=True))
     rest_s = max(0.0, _busy_s() - busy_s - clients_s - used_s)
     each = 1e6 / asked.messages
     figures = {

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from timeline.child import Child
 from timeline.errors import TimelineError
@@ -51,10 +52,18 @@ class Measured(Child):
 
     def resident_bytes(self) -> int:
         """Memory of it that is in RAM now."""
-        for line in Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise CannotMeasure(f"{self.name} has ended: {self.last_words()}")
+        try:
+            return resident_bytes(self.pid)
+        except CannotMeasure as ended:
+            raise CannotMeasure(f"{self.name} has ended: {self.last_words()}") from ended
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM now. Raises CannotMeasure when it has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise CannotMeasure(f"process {pid} has ended")
 
 
 def cpu_s(pid: int) -> float:
@@ -63,16 +72,25 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str) -> tuple[Measured, str]:
-    """A broker on `store`, with more `options` of serve; the process and its address."""
+async def start_serving(
+    folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str
+) -> tuple[Measured, dict[str, Any]]:
+    """`serve` on `store`, with more `options`; the process and what it says of itself once it serves."""
     where = ("--listen", listen, "--metrics", "off", "--store", store)
     command = (sys.executable, "-m", "timeline", "serve", *where, *options)
     child = await Measured.start("broker", folder, *command, "--json", "--log-level", "warning")
     try:
-        return child, str(json.loads(await child.line())["listen"])
+        said: dict[str, Any] = json.loads(await child.line())
     except BaseException:
         await child.end()
         raise
+    return child, said
+
+
+async def start_broker(folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str) -> tuple[Measured, str]:
+    """A broker on `store`, with more `options` of serve; the process and its address."""
+    child, said = await start_serving(folder, store, listen, *options)
+    return child, str(said["listen"])
 
 
 @asynccontextmanager

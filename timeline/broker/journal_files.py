@@ -63,6 +63,9 @@ FIELDS: dict[str, pa.DataType] = {
     "broker": pa.string(),
     "session": pa.string(),
 }
+OF_FEW_VALUES = ["kind", "version", "consumer", "group", "tag", "deliveries", "cause", "broker", "session"]
+"""What Parquet looks up in a dictionary. Of ids, births and times each event has its own; to find that out took
+three quarters of a file's time."""
 _CAUSES = pa.array([cause.name.lower() for cause in Cause])
 
 
@@ -100,7 +103,7 @@ class Folder:
     def write(self, name: str, table: pa.Table) -> None:
         """Writes a file, whole or not at all."""
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", compression_level=1)
+        pq.write_table(table, sink, compression="zstd", compression_level=1, use_dictionary=OF_FEW_VALUES)
         data = sink.getvalue()
         path = f"{self._path}/{name}"
         if not self._local:

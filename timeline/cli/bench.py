@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from timeline.bench.bare import run_bare
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst
 from timeline.bench.cancel_tag import CancelTag
-from timeline.bench.cluster import Cluster
+from timeline.bench.cluster import Cluster, run_cluster
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
@@ -29,36 +28,40 @@ from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce
 from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart
-from timeline.bench.suite import FULL, QUICK, RUN, Entry, compare, compare_pending, fresh, run_entry
+from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
-from timeline.cli.output import print_json, print_table
+from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
+from timeline.cli.scenario import (
+    FOLDER,
+    MOST,
+    NONE_OR_SOME,
+    SOME,
+    Finite,
+    conducted,
+    ended_in_order,
+    folder_option,
+    json_option,
+    measured,
+    plainly,
+    profile_option,
+    signature,
+    store_option,
+    tell,
+)
+from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
+from timeline.demo.troupe import CannotPlay, Troupe
 
-MOST = 1_000_000_000
-SOME, NONE_OR_SOME = click.IntRange(1, MOST), click.IntRange(0, MOST)
-
-
-class Finite(click.FloatRange):
-    """Numbers of a range; NaN, which no comparison keeps out, and infinity are none."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        number = float(super().convert(value, parameter, context))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number.", parameter, context)
-        return number
-
-
-FOLDER = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-folder_option = click.option("--folder", type=FOLDER, help="Where files go.  [a temporary one]")
+BROKERS = click.IntRange(1, 64)
 
 
 @click.group(cls=Suggesting, invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes instead of most of an hour.")
+@click.option("--brokers", type=BROKERS, help="So many brokers together instead: `bench cluster`, as it is.")
 @folder_option
 @json_option
 @click.pass_context
-def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool) -> int | None:
+def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool, brokers: int | None) -> int | None:
     """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
 
     Without a command: all scenarios that the targets name, with beanstalkd beside the cycle. Exit code 1 when something
@@ -68,11 +71,17 @@ def bench(context: click.Context, as_json: bool, folder: Path | None, quick: boo
     Example:
       timeline bench --quick
       timeline bench cycle --store sqlite:// --pending 1000000 --json
+      timeline bench --brokers 2
     """
     if context.invoked_subcommand is not None:
-        if as_json or folder is not None or quick:
+        if as_json or folder is not None or quick or brokers is not None:
             raise click.UsageError("options go behind the scenario: timeline bench cycle --json")
         return None
+    if brokers is not None:
+        if quick:
+            raise click.UsageError("--quick is of all scenarios: for little of this one, timeline bench cluster --help")
+        told: int = context.invoke(cluster, as_json=as_json, folder=folder, brokers=brokers)
+        return told
     return run_suite(QUICK if quick else FULL, as_json, folder)
 
 
@@ -96,92 +105,6 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
     else:
         click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for report in reports for one in (report, *report.beside)) else 0
-
-
-def store_line(report: Report) -> str:
-    """What the figures were taken on: the store in words, what it declares, and what weakens that."""
-    told = report.store
-    kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
-    line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
-    return "\n".join([line, *(f"store: {warning}" for warning in told["warnings"])])
-
-
-def signature(on: dict[str, Any]) -> str:
-    """What the figures were taken on, in a line."""
-    return f"\n{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"
-
-
-profile_option = click.option(
-    "--profile", "profiled", is_flag=True, help="Sample broker and client with py-spy; slows them a little."
-)
-
-
-def store_option(default: str) -> Callable[..., Any]:
-    """--store, where `sqlite://` without a file means a fresh one."""
-    return click.option(
-        "--store", default=default, show_default=True, metavar="URL", help="sqlite:// alone is a fresh file."
-    )
-
-
-def measured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every scenario takes."""
-    return json_option(folder_option(function))
-
-
-def conducted(
-    as_json: bool, folder: Path | None, run: Callable[[Path], Coroutine[Any, Any, Report]], profile: bool = False
-) -> int:
-    """Runs one scenario in a folder of its own and tells its report."""
-    on = machine()
-    with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
-        try:
-            report = asyncio.run(ended_in_order(run(Path(made))))
-        except CannotMeasure as trouble:
-            raise Failed(REFUSED, trouble.reason) from trouble
-    if as_json:
-        print_json({**report.as_json(), "machine": on})
-    else:
-        tell(report)
-        click.echo(signature(on))
-    return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
-
-
-async def ended_in_order(running: Coroutine[Any, Any, Report]) -> Report:
-    """Awaits it; SIGTERM interrupts it as Ctrl-C does, so that processes are ended and the topic is dropped."""
-    task = asyncio.ensure_future(running)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
-
-
-def plainly(kind: type, as_json: bool, folder: Path | None, store: str, settings: dict[str, Any]) -> int:
-    """Runs one scenario with nothing beside it. `kind`: of its settings, a key of RUN."""
-
-    async def run(place: Path) -> Report:
-        asked = kind(store=fresh(store, place), **settings)
-        with Progress("pending", getattr(asked, "pending", 0)) as progress:
-            report: Report = await RUN[kind](asked, place, progress.add)
-        return report
-
-    return conducted(as_json, folder, run)
-
-
-def tell(report: Report) -> None:
-    """A report as a table, its peers beside it."""
-    told = {target.figure: target for target in report.targets}
-    rows = []
-    for one in (report, *report.beside):
-        for name, value in one.figures.items():
-            target = told.get(name) if one is report else None
-            verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
-            rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
-    if report.store:
-        click.echo(store_line(report))
-    print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
-    for one in (report, *report.beside):
-        for note in one.notes:
-            click.echo(f"{one.scenario}: {note}")
-        for wrong in one.wrong:
-            click.echo(f"{one.scenario}: WRONG: {wrong}")
 
 
 @bench.command()
@@ -356,23 +279,40 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
 
 
 @bench.command()
-@click.option("--store", required=True, metavar="URL", help="One that brokers share.")
-@click.option("--sync", default="", metavar="URL", help="The etcd by which several brokers find each other.")
-@click.option("--brokers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--store", default="", metavar="URL", help="One that brokers share.  [a Redis for the measurement]")
+@click.option("--sync", default="", metavar="URL", help="Where they meet.  [an etcd for the measurement]")
+@click.option("--brokers", type=BROKERS, default=2, show_default=True)
+@click.option("--workers", is_flag=True, help="Brokers as workers of one `serve --workers`, which need no etcd.")
 @click.option("--messages", type=SOME, default=200_000, show_default=True, help="In the cycle.")
 @click.option("--burst", type=SOME, default=100_000, show_default=True, help="Due in one millisecond.")
 @click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second, for lateness.")
 @click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
 @click.option("--rest-seconds", type=Finite(0), default=60.0, show_default=True, help="To watch etcd for, at rest.")
 @measured
-def cluster(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+def cluster(as_json: bool, folder: Path | None, store: str, sync: str, **settings: Any) -> int:
     """Cycle, hot instant and lateness of several brokers on one store, and what etcd takes at rest.
 
     \b
     Example:
+      timeline bench cluster --brokers 4
       timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
     """
-    return plainly(Cluster, as_json, folder, store, settings)
+
+    async def run(place: Path) -> Report:
+        async with AsyncExitStack() as stack:
+            troupe = Troupe(place)
+            stack.push_async_callback(troupe.kill)
+            meet = not sync and settings["brokers"] > 1 and not settings["workers"]
+            if absent := missing(*([ETCD] * meet + [REDIS] * (not store))):
+                raise CannotMeasure(absent)
+            try:
+                at = await start_etcd(troupe) if meet else sync
+                on = store or await start_redis(troupe)
+            except CannotPlay as trouble:
+                raise CannotMeasure(trouble.reason) from trouble
+            return await run_cluster(Cluster(store=on, sync=at, **settings), place)
+
+    return conducted(as_json, folder, run)
 
 
 @bench.command()

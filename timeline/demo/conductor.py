@@ -20,7 +20,7 @@ from timeline.demo.gate import gate_name
 from timeline.demo.part import HISTORY_SUFFIX, PLAN
 from timeline.demo.picture import Picture
 from timeline.demo.plan import DEFAULT_SPEED, GATES, LEASE_MS, TOPIC, Plan, check_speed, make_plan
-from timeline.demo.servers import missing, start_etcd, start_redis
+from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.summary import Summary, summarize
 from timeline.demo.troupe import CannotPlay, Player, Troupe
 from timeline.history import read_history
@@ -77,7 +77,7 @@ async def conduct(options: Options, audience: Audience) -> Played:
     """Plays a day and judges it; every process has ended when it returns or raises. Raises Invalid for a day, file or
     speed that cannot be played, CannotPlay when a process cannot be started or a broker dies unasked."""
     check_speed(options.speed)
-    if options.cluster and (absent := missing(options.store)):
+    if options.cluster and (absent := missing(*([ETCD] if options.store else [ETCD, REDIS]))):
         raise CannotPlay(absent)
     flights = flights_of(options.day, options.data)
     this = asyncio.current_task()

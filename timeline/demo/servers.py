@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from timeline.demo.troupe import Troupe
 
 MEMBERS = 3
-PACKAGES = {"etcd": "etcd-server", "redis-server": "redis-server"}
+ETCD, REDIS = "etcd", "redis-server"
+PACKAGES = {ETCD: "etcd-server", REDIS: "redis-server"}
 """Of Debian and Ubuntu."""
 LOOK_S = 0.05
 STDIN = 0
 
 
-def missing(store: str) -> str | None:
-    """What is not installed that a cluster on `store` (empty: one of its own) needs, as a sentence; None: nothing."""
-    needed = ["etcd"] if store else ["etcd", "redis-server"]
-    absent = [PACKAGES[program] for program in needed if shutil.which(program) is None]
+def missing(*programs: str) -> str | None:
+    """Which of the `programs` that a cluster needs are not installed, as a sentence; None: all are there."""
+    absent = [PACKAGES[program] for program in programs if shutil.which(program) is None]
     if not absent:
         return None
-    own = "" if store else "; or give a store that brokers share with --store"
+    own = "; or give a store that brokers share with --store" if PACKAGES[REDIS] in absent else ""
     return f"a cluster needs servers that are not here: apt-get install {' '.join(absent)}{own}"
 
 
@@ -54,7 +54,7 @@ async def start_etcd(troupe: Troupe) -> str:
         where = ("--listen-client-urls", here, "--advertise-client-urls", here)
         among = ("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster)
         data = ("--name", name, "--data-dir", str(troupe.folder / name))
-        await troupe.server(name, "etcd", *data, *where, *among, "--logger", "zap", "--log-level", "warn")
+        await troupe.server(name, ETCD, *data, *where, *among, "--logger", "zap", "--log-level", "warn")
     return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports[MEMBERS:]) + "/demo"
 
 
@@ -62,7 +62,7 @@ async def start_redis(troupe: Troupe) -> str:
     """A Redis with an append-only file; the store's URL."""
     (port,) = free_ports(1)
     where = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(troupe.folder), "--save", "")
-    player = await troupe.server("redis", "redis-server", *where, "--appendonly", "yes", "--appendfsync", "everysec")
+    player = await troupe.server("redis", REDIS, *where, "--appendonly", "yes", "--appendfsync", "everysec")
     while not await _accepts(port):
         if not player.running:
             break  # the broker says what is missing
