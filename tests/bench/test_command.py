@@ -18,7 +18,18 @@ from timeline.bench.figures import Report
 from timeline.cli.app import run
 from timeline.cli.scenario import ended_in_order
 
-SCENARIOS = ("cycle", "produce", "lateness", "burst", "payload", "cancel-tag", "restart", "memory", "cluster")
+SCENARIOS = (
+    "cycle",
+    "produce",
+    "lateness",
+    "burst",
+    "payload",
+    "cancel-tag",
+    "restart",
+    "memory",
+    "cluster",
+    "failover",
+)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -124,3 +135,15 @@ def test_sigterm_ends_a_measurement_in_order() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ended_in_order(measure()))
     assert ended == ["in order"]
+
+
+@pytest.mark.processes
+def test_buckets_of_a_broker_that_is_killed_are_delivered_again(
+    servers: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--store", servers.url(RedisServer), "--sync", f"{servers.url(EtcdServer)}/failover"]
+    little = ["--brokers", "2", "--rate", "200", "--before-s", "2", "--after-s", "8"]
+    assert run(["bench", "failover", *where, *little, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["wrong"] == [] and told["figures"]["buckets_of_the_killed"] > 0
+    assert 0 < told["figures"]["delivered_again_first_s"] <= told["figures"]["delivered_again_s"]

@@ -8,7 +8,7 @@ of its own to its own broker. What the store takes is what the machine was busy 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,16 +76,6 @@ class _Crew:
         self.late_ms: list[npt.NDArray[np.float64]] = []
         self._acking: set[asyncio.Task[None]] = set()
 
-    async def joined(self) -> None:
-        """Returns when every broker believes in all of them. Raises CannotMeasure."""
-        word = f", {len(self.clients)} broker"
-        async with within(JOINED_S, "every broker's word that all have joined"):
-            while len(self.clients) > 1:
-                told = await self.clients[0].standing()
-                if sum(word in one.sync for one in told.brokers) == len(self.clients):
-                    return
-                await asyncio.sleep(LOOK_S)
-
     async def through(self, topic: str, ledger: Ledger, *work: Awaitable[Any]) -> None:
         """A consumer at each broker, until all is settled."""
         self.late_ms.clear()
@@ -138,19 +128,13 @@ class _Crew:
 
 async def run_cluster(asked: Cluster, folder: Path) -> Report:
     """All of them, one after the other, on the same brokers. Raises CannotMeasure."""
-    if asked.brokers > 1 and not (asked.sync or asked.workers):
-        raise CannotMeasure(
-            "several brokers find each other through etcd: say where it is with --sync etcd://host:port"
-        )
-    if asked.brokers > 1 and not make_store(asked.store).capabilities.shared:
-        raise CannotMeasure(f"{shown(asked.store)} is a store of one broker: choose one that several can share")
     async with own_topic(asked.store, "cluster") as own, observed() as clock, AsyncExitStack() as stack:
-        started = await _brokers(asked, folder, stack)
+        started = await start_brokers(asked, folder, stack)
         clients = [
             await stack.enter_async_context(timeline.Timeline(address, "60s", clock=clock)) for _, address in started
         ]
         crew = _Crew([pid for pid, _ in started], clients, clock)
-        await crew.joined()
+        await joined(clients)
         figures: dict[str, float] = {}
         wrong: list[str] = []
         for part in (_cycle, _burst, _steady):
@@ -166,8 +150,19 @@ async def run_cluster(asked: Cluster, folder: Path) -> Report:
         return Report("cluster", asdict(asked), figures, (), wrong, store=own.store)
 
 
-async def _brokers(asked: Cluster, folder: Path, stack: AsyncExitStack) -> list[tuple[int, str]]:
-    """Starts them, until `stack` is left; the process and the own address of each."""
+def check(asked: Cluster) -> None:
+    """Raises CannotMeasure for brokers that could not be a cluster."""
+    if asked.brokers > 1 and not (asked.sync or asked.workers):
+        raise CannotMeasure(
+            "several brokers find each other through etcd: say where it is with --sync etcd://host:port"
+        )
+    if asked.brokers > 1 and not make_store(asked.store).capabilities.shared:
+        raise CannotMeasure(f"{shown(asked.store)} is a store of one broker: choose one that several can share")
+
+
+async def start_brokers(asked: Cluster, folder: Path, stack: AsyncExitStack) -> list[tuple[int, str]]:
+    """Starts them, until `stack` is left; the process and the own address of each. Raises CannotMeasure."""
+    check(asked)
     started = []
     if asked.workers:
         child, said = await start_serving(folder, asked.store, "127.0.0.1:0", "--workers", str(asked.brokers))
@@ -181,6 +176,17 @@ async def _brokers(asked: Cluster, folder: Path, stack: AsyncExitStack) -> list[
         stack.push_async_callback(child.end)
         started.append((child.pid, address))
     return started
+
+
+async def joined(clients: Sequence[timeline.Timeline]) -> None:
+    """Returns when every broker believes in all of them. Raises CannotMeasure."""
+    word = f", {len(clients)} broker"
+    async with within(JOINED_S, "every broker's word that all have joined"):
+        while len(clients) > 1:
+            told = await clients[0].standing()
+            if sum(word in one.sync for one in told.brokers) == len(clients):
+                return
+            await asyncio.sleep(LOOK_S)
 
 
 async def _cycle(crew: _Crew, asked: Cluster, topic: str) -> tuple[dict[str, float], list[str]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -18,6 +18,7 @@ from timeline.bench.burst import Burst
 from timeline.bench.cancel_tag import CancelTag
 from timeline.bench.cluster import Cluster, run_cluster
 from timeline.bench.cycle import APIS, Cycle, run_cycle
+from timeline.bench.failover import Failover, run_failover
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.memory import Memory
@@ -53,6 +54,8 @@ from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.troupe import CannotPlay, Troupe
 
 BROKERS = click.IntRange(1, 64)
+Together: TypeAlias = Callable[[str, str, Path], Coroutine[Any, Any, Report]]
+"""A scenario on a store, with an etcd, in a folder."""
 
 
 @click.group(cls=Suggesting, invoke_without_command=True)
@@ -278,9 +281,37 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
     return plainly(Memory, as_json, folder, store, settings)
 
 
+cluster_store_option = click.option(
+    "--store", default="", metavar="URL", help="One that brokers share.  [a Redis for the measurement]"
+)
+cluster_sync_option = click.option(
+    "--sync", default="", metavar="URL", help="Where they meet.  [an etcd for the measurement]"
+)
+
+
+def together(as_json: bool, folder: Path | None, store: str, sync: str, run: Together, meet: bool = True) -> int:
+    """Runs what takes several brokers, with a store, and, where they are to `meet`, an etcd of its own where none is
+    given."""
+
+    async def with_servers(place: Path) -> Report:
+        async with AsyncExitStack() as stack:
+            troupe = Troupe(place)
+            stack.push_async_callback(troupe.kill)
+            if absent := missing(*([ETCD] * (meet and not sync) + [REDIS] * (not store))):
+                raise CannotMeasure(absent)
+            try:
+                at = sync or (await start_etcd(troupe) if meet else "")
+                on = store or await start_redis(troupe)
+            except CannotPlay as trouble:
+                raise CannotMeasure(trouble.reason) from trouble
+            return await run(on, at, place)
+
+    return conducted(as_json, folder, with_servers)
+
+
 @bench.command()
-@click.option("--store", default="", metavar="URL", help="One that brokers share.  [a Redis for the measurement]")
-@click.option("--sync", default="", metavar="URL", help="Where they meet.  [an etcd for the measurement]")
+@cluster_store_option
+@cluster_sync_option
 @click.option("--brokers", type=BROKERS, default=2, show_default=True)
 @click.option("--workers", is_flag=True, help="Brokers as workers of one `serve --workers`, which need no etcd.")
 @click.option("--messages", type=SOME, default=200_000, show_default=True, help="In the cycle.")
@@ -298,21 +329,34 @@ def cluster(as_json: bool, folder: Path | None, store: str, sync: str, **setting
       timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
     """
 
-    async def run(place: Path) -> Report:
-        async with AsyncExitStack() as stack:
-            troupe = Troupe(place)
-            stack.push_async_callback(troupe.kill)
-            meet = not sync and settings["brokers"] > 1 and not settings["workers"]
-            if absent := missing(*([ETCD] * meet + [REDIS] * (not store))):
-                raise CannotMeasure(absent)
-            try:
-                at = await start_etcd(troupe) if meet else sync
-                on = store or await start_redis(troupe)
-            except CannotPlay as trouble:
-                raise CannotMeasure(trouble.reason) from trouble
-            return await run_cluster(Cluster(store=on, sync=at, **settings), place)
+    meet = settings["brokers"] > 1 and not settings["workers"]
 
-    return conducted(as_json, folder, run)
+    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
+        return run_cluster(Cluster(store=on, sync=at, **settings), place)
+
+    return together(as_json, folder, store, sync, run, meet)
+
+
+@bench.command()
+@cluster_store_option
+@cluster_sync_option
+@click.option("--brokers", type=click.IntRange(2, 64), default=3, show_default=True)
+@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second.")
+@click.option("--before-s", type=Finite(1), default=8.0, show_default=True, help="Until one is killed.")
+@click.option("--after-s", type=Finite(1), default=12.0, show_default=True, help="From then on.")
+@measured
+def failover(as_json: bool, folder: Path | None, store: str, sync: str, **settings: Any) -> int:
+    """A broker of several is killed -9 under load: how long until its buckets are delivered again.
+
+    \b
+    Example:
+      timeline bench failover --brokers 3
+    """
+
+    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
+        return run_failover(Failover(store=on, sync=at, **settings), place)
+
+    return together(as_json, folder, store, sync, run)
 
 
 @bench.command()
