@@ -171,10 +171,10 @@ class Node:
         while len(self.service.streams) and loop.time() < until_s:
             await self.service.streams.ended(until_s - loop.time())
         await self.service.idle()
-        # A consumer that was about to come back was given what it held after all: that goes back, too.
-        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
         await self.intake.idle()
         await self.settling.idle()
+        # A consumer that was just coming back has been given what it held: that goes back, too.
+        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
 
     async def stop(self, *, finish: bool = True) -> None:
         """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for
