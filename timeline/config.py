@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timeline.errors import Invalid
+from timeline.files import read_file
 from timeline.wording import out_of_range
 
 MIB = 1024 * 1024
@@ -346,15 +347,7 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _read_toml(path: Path) -> dict[str, object]:
     about = f"the configuration file {str(path)!r:.200}"
-    try:
-        with path.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
-    except OSError as cannot:
-        raise Invalid(f"{about} cannot be read: {cannot.strerror}") from cannot
-    except ValueError as cannot:
-        raise Invalid(f"{about} cannot be read: no file has such a name") from cannot
-    if len(content) > MAX_FILE_BYTES:
-        raise Invalid(f"{about} is not TOML for a broker: it has more than {MAX_FILE_BYTES} bytes")
+    content = read_file(path, "configuration file", MAX_FILE_BYTES)
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as bad:

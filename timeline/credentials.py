@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeline.errors import Invalid
+from timeline.files import read_file, stamp_of
 
 MAX_BYTES = 4 * 1024 * 1024
 TOKEN = re.compile(r"timeline_[0-9a-f]{12}_[0-9a-f]{64}")
@@ -49,19 +50,25 @@ class Credentials:
         """What goes with each call. Raises Invalid when the token cannot be read or is none."""
         token = self.token
         if self.token_file:
-            token = _read(self.token_file, "token file").decode("ascii", "replace").strip()
+            token = read_file(self.token_file, "token file", MAX_BYTES).decode("ascii", "replace").strip()
         if token and TOKEN.fullmatch(token) is None:
             raise Invalid("this is no token: one begins with timeline_ and has 86 characters ('timeline token create')")
         said = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         return (*said, (AS_OPERATOR, "1")) if self.as_operator else said
 
+    @property
+    def stamps(self) -> object:
+        """What changes when one of the files with certificates does."""
+        return tuple(stamp_of(file) for file in (self.ca, self.cert, self.key) if file)
+
     def _parts(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Authorities, key and certificate, as gRPC takes them. Raises Invalid."""
         ca = self.ca or ssl.get_default_verify_paths().cafile or ""
-        roots = _read(ca, "CA") if ca else None
+        roots = read_file(ca, "CA", MAX_BYTES) if ca else None
         if not self.cert:
             return roots, None, None
-        return roots, _read(self.key, "key"), _read(self.cert, "certificate")
+        key = read_file(self.key, "key", MAX_BYTES)
+        return roots, key, read_file(self.cert, "certificate", MAX_BYTES)
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> Any:
         """A gRPC channel to `address`. Raises Invalid when a file cannot be read."""
@@ -124,7 +131,7 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
     try:
-        only.load_verify_locations(cadata=_read(ca, "CA").decode("ascii"))
+        only.load_verify_locations(cadata=read_file(ca, "CA", MAX_BYTES).decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError) as bad:
         raise Invalid(f"the CA {ca!r} must be certificates of authorities, in PEM") from bad
     return only
@@ -132,19 +139,6 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _encrypted() -> str:
     raise Invalid("the key is encrypted: give one without a password, in a file that only its user may read")
-
-
-def _read(file: str, what: str) -> bytes:
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as cannot:
-        raise Invalid(f"the {what} {file!r} cannot be read: {cannot.strerror}") from cannot
-    except ValueError as cannot:
-        raise Invalid(f"the {what} {file!r} cannot be read: no file has such a name") from cannot
-    if len(content) > MAX_BYTES:
-        raise Invalid(f"the {what} {file!r} has more than {MAX_BYTES} bytes")
-    return content
 
 
 class Shown:
@@ -168,12 +162,3 @@ class Shown:
             except Invalid:
                 self._stamp = None  # looked at again at the next call
         return self._metadata
-
-
-def stamp_of(file: str) -> object:
-    """What changes when the file does; None while there is none."""
-    try:
-        found = os.stat(file)
-    except (OSError, ValueError):
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size

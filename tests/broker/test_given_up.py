@@ -50,9 +50,9 @@ async def given_up(link: Link, channel: Any, method: str) -> Any:
     service = link.node.service
     if method == "Scan":
         call = channel.unary_stream(f"/{SERVICE}/Scan")(encode(Scan("t", payload=True)))
-        while not service._scans:
+        while not service._scans.messages:
             await service.streams.ended(0.01)
-        while service._scans:
+        while service._scans.messages:
             await service.streams.ended(0.01)
     else:
         call = channel.stream_stream(f"/{SERVICE}/Consume")()

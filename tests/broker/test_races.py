@@ -231,6 +231,28 @@ async def test_what_a_lease_call_brings_while_draining_goes_back():
         assert store.calls["settle"] == 1
 
 
+async def test_what_a_consumer_coming_back_is_given_while_draining_goes_back_however_the_store_is():
+    store = SlowStore()
+    async with broker(store, Limits(drain_streams_ms=10)) as link:
+        first = await link.consume(session=1)
+        await link.put(["a"])
+        await first.down(Deliver)
+        first.cancel()
+        store.hold("settle")
+        await link.consume(session=2)
+        await store.arrived("settle")  # what it held is leased to it again
+        draining = asyncio.ensure_future(link.node.drain(3_600_000))
+        while link.node.settling.waiting == 0 or not link.node.not_ready:
+            await asyncio.sleep(0)
+        store.refuse = {"settle"}
+        store.release("settle")
+        while store.calls["settle"] < 2:
+            await asyncio.sleep(0)
+        store.refuse = set()
+        await draining
+        assert store.calls["settle"] == 3
+
+
 async def test_a_producer_that_does_not_read_does_not_hold_up_a_drain():
     async with broker(limits=Limits(drain_streams_ms=50)) as link:
         pipe = link.open("Produce")

@@ -131,3 +131,27 @@ def test_a_crowd_is_of_those_who_were_there_lately():
     assert not crowd.several
     crowd.seen("a:1")
     assert crowd.several
+
+
+def test_a_host_with_many_connections_leaves_room_for_another():
+    room = Room(320, 1 << 20)
+    for connection in range(1_000):
+        if room.admits(f"many:{connection}", 1, 1):
+            room.add(f"many:{connection}", 1, 1)
+    assert room.messages == 310
+    assert room.admits("single:1", 10, 10) and not room.admits("single:1", 11, 10)
+    room.add("single:1", 1, 1)
+    for connection in range(310):
+        assert not room.admits("many:1000", 1, 1) or room.messages < 160
+        room.remove(f"many:{connection}", 1, 1)
+    assert room.admits("many:1000", 100, 100)
+    assert room.messages == 1
+
+
+def test_a_room_forgets_who_has_nothing_there():
+    room = Room(100, 100)
+    for connection in range(50):
+        room.add(f"a:{connection}", 1, 2)
+    for connection in range(50):
+        room.remove(f"a:{connection}", 1, 2)
+    assert (room.messages, room.bytes, room._of, room._of_host) == (0, 0, {}, {})

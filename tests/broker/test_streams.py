@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -110,6 +111,23 @@ async def test_scans_past_the_limit_are_refused_and_one_that_is_given_up_counts_
         assert "2 scans" in refused.value.reason and "max_scans" in refused.value.reason
         await running[0].aclose()
         await anext(link.node.service.unary_stream("Scan", encode(Scan("t"))))
+
+
+async def test_one_host_does_not_keep_all_others_from_scanning():
+    async with broker(limits=Limits(scans=32)) as link:
+        await link.put([f"m{at}" for at in range(3)])
+
+        def scan(peer: str) -> AsyncGenerator[bytes, None]:
+            return link.node.service.unary_stream("Scan", encode(Scan("t")), peer=peer)
+
+        greedy = [scan(f"ipv4:10.0.0.1:{at}") for at in range(33)]
+        begun = await asyncio.gather(*(anext(each) for each in greedy), return_exceptions=True)
+        refused = [one for one in begun if isinstance(one, TransportError)]
+        assert len(refused) == 2 and {one.fault for one in refused} == {Fault.OVERLOADED}
+        other = scan("ipv4:10.0.0.2:1")
+        assert await anext(other)
+        for each in (*greedy, other):
+            await each.aclose()
 
 
 async def test_draining_tells_producers_to_leave():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -276,26 +275,6 @@ def test_closing_waits_once_for_all_that_cannot_be_sent() -> None:
     loop.finish()
 
 
-class _Stuck(GrpcTransport):
-    """An address that answers the first page of a scan, and no other."""
-
-    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
-        async for page in super().unary_stream(method, frame, timeout_s):
-            yield page
-            await asyncio.Event().wait()
-
-
-async def test_a_scan_that_gets_no_page_in_time_ends(broker: Broker, tl: timeline.Timeline) -> None:
-    async with tl.producer("t") as p:
-        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(3)])
-    async with Timeline(broker.address, "20s", transport_factory=_Stuck) as stuck:
-        got = 0
-        with pytest.raises(timeline.Unavailable, match=r"the scan broke off.*no page in time"):
-            async for _ in stuck.scan("t", payload=True, timeout="150ms"):
-                got += 1
-        assert got
-
-
 class _Silent(GrpcTransport):
     """The real way, but behind port 1 packets vanish."""
 
@@ -339,17 +318,6 @@ async def test_a_call_under_way_when_the_client_closes_says_so(broker: Broker, t
         with pytest.raises(timeline.Closed):
             await call
     go.set()
-
-
-async def test_a_scan_under_way_when_the_client_closes_says_so(broker: Broker, tl: timeline.Timeline) -> None:
-    async with tl.producer("t") as p:
-        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(12)])
-    pages = tl.scan_pages("t", payload=True)
-    assert len((await anext(pages)).rows)
-    await tl.aclose()
-    with pytest.raises(timeline.Closed):
-        while True:
-            await anext(pages)
 
 
 @pytest.mark.parametrize("what", ["producer", "consumer"])

@@ -155,6 +155,20 @@ async def test_entries_that_are_changed_or_deleted_by_hand_are_mended(etcd: Etcd
         await two.until(lambda: two.names() == ["b1", "b2"], "both there")
 
 
+async def test_a_brokers_entry_that_is_written_again_by_hand_is_replaced(
+    etcd: EtcdServer, url: str, prefix: str
+) -> None:
+    """With its very own value, but bound to no lease, as who puts back what `etcdctl get` showed does."""
+    async with joined(url, "b1", "b2") as (one, two):
+        key = f"/{prefix}/brokers/b1"
+        value = str(entry(etcd, key)["value"])
+        etcd.etcdctl("put", key, value)
+        while not entry(etcd, key).get("lease"):
+            await told(two, one)
+        assert entry(etcd, key)["value"] == value
+        await two.until(lambda: one.member in two.membership.members(), "both there")
+
+
 async def test_a_lease_that_somebody_revokes_is_replaced(etcd: EtcdServer, url: str, prefix: str) -> None:
     async with joined(url, "b1", "b2") as (one, two):
         before, joining = entry(etcd, f"/{prefix}/brokers/b1")["lease"], len(one.seen)

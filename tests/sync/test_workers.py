@@ -132,6 +132,33 @@ async def test_one_with_another_store_is_refused() -> None:
     assert [member.name for member in machine.workers["w-1"].members()] == ["w-1"]
 
 
+async def test_what_is_said_to_all_is_no_answer_to_who_asks_to_join() -> None:
+    """The others' news may come before the answer: whoever took them for it would be a cluster of its own."""
+    machine = Machine()
+    await machine.joined("w-1")
+    machine.cut.add("w-2")
+    worker = machine.add("w-2")
+    starting = asyncio.ensure_future(worker.start(Member("w-2", "w-2:1"), "d" * 32))
+    await asyncio.sleep(0)
+    machine.tell_all()
+    await asyncio.sleep(0)
+    assert worker.state.standing is Standing.JOINING and not starting.done()
+    machine.cut.clear()
+    machine._up("w-2", {"say": "join", "cluster": "d" * 32, "name": "w-2", "address": "w-2:1", "version": ""})
+    with pytest.raises(MembershipRefused, match="another store"):
+        await starting
+
+
+async def test_once_all_have_ended_they_may_begin_on_another_store() -> None:
+    machine = Machine()
+    await machine.joined("w-1")
+    machine.end("w-1")
+    again = await machine.joined("w-1", cluster="d" * 32)
+    assert again.state.standing is Standing.JOINED
+    with pytest.raises(MembershipRefused, match="another store"):
+        await machine.joined("w-2")
+
+
 async def test_joining_waits_for_the_supervisor_and_its_end_freezes_what_is_believed() -> None:
     machine = Machine()
     other = await machine.joined("w-1")

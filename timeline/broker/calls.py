@@ -12,7 +12,7 @@ import grpc
 
 from timeline.broker.access import ANYBODY, Caller
 from timeline.broker.begun import Begun
-from timeline.broker.gatekeeper import Expelled, Gatekeeper
+from timeline.broker.gatekeeper import Gatekeeper
 from timeline.broker.gateway import Gateway
 from timeline.metrics import Metrics
 from timeline.wire import METHODS, SERVICE, Fault, TransportError
@@ -45,18 +45,22 @@ class ServerStream:
         self._task = asyncio.current_task()
         self._writing: Begun | None = None
         self.closed = self.given_up = False
+        self.broken = False
+        """Whether the peer has ended the call, or its connection: there is nobody to tell anything any more."""
 
     async def send(self, frame: bytes) -> None:
         self._writing = Begun(self._context.write(frame))
         try:
             await self._writing.wait()
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
+            self.broken = True
             raise TransportError(Fault.BROKEN, str(over)) from over
 
     async def receive(self) -> bytes | None:
         try:
             data = await self._context.read()
         except (grpc.RpcError, grpc.aio.BaseError) as over:
+            self.broken = True
             raise TransportError(Fault.BROKEN, str(over)) from over
         return None if data is grpc.aio.EOF else data
 
@@ -136,7 +140,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             stream = ServerStream(context)
             try:
                 with self._gate.serving(caller):
-                    async with aclosing(self._service.unary_stream(method, frame, caller)) as pages:
+                    async with aclosing(self._service.unary_stream(method, frame, caller, context.peer())) as pages:
                         async for page in pages:
                             async with asyncio.timeout(self._stall_s):
                                 await stream.send(page)
@@ -166,8 +170,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     async def _refuse(self, context: Any, stream: ServerStream, fault: TransportError) -> None:
         """Ends a call with its reason, once gRPC holds nothing of it; until then it counts as a stream."""
-        if fault.fault is Fault.BROKEN and not isinstance(fault, Expelled):
-            return  # there is nobody to hear it
+        if stream.broken:
+            return
         if stream.writing:
             with self._service.streams.kept(context.peer()):
                 await stream.let_go()

@@ -10,13 +10,12 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from timeline.credentials import stamp_of
 from timeline.errors import Invalid
+from timeline.files import read_file, stamp_of
 
 log = logging.getLogger("timeline.broker")
 
@@ -94,7 +93,8 @@ class Certificates:
         return tuple(stamp_of(file) for file in (self._cert, self._key, self._client_ca) if file)
 
     def _load(self) -> Loaded:
-        chain, key = _read(self._cert, "certificate"), _read(self._key, "key")
+        chain = read_file(self._cert, "certificate", MAX_BYTES)
+        key = read_file(self._key, "key", MAX_BYTES)
         check_pair(self._cert, self._key)
         starts_ms, expires_ms = validity_ms(chain, self._cert)
         now_ms = self._now_ms()
@@ -104,7 +104,7 @@ class Certificates:
             raise Invalid(
                 f"the certificate {self._cert!r} is valid from {_shown(starts_ms)} on: is this machine's clock right?"
             )
-        authorities = _read(self._client_ca, "client CA") if self._client_ca else None
+        authorities = read_file(self._client_ca, "client CA", MAX_BYTES) if self._client_ca else None
         if authorities is not None:
             check_authorities(authorities, self._client_ca)
         return Loaded(chain, key, authorities, expires_ms)
@@ -169,19 +169,6 @@ def _time_ms(tag: int, content: bytes) -> int:
     if tag == 0x17:
         text = ("19" if text[:2] >= "50" else "20") + text
     return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
-
-
-def _read(file: str, what: str) -> bytes:
-    try:
-        with Path(file).open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as cannot:
-        raise Invalid(f"the {what} {file!r} cannot be read: {cannot.strerror}") from cannot
-    except ValueError as cannot:
-        raise Invalid(f"the {what} {file!r} cannot be read: no file has such a name") from cannot
-    if len(content) > MAX_BYTES:
-        raise Invalid(f"the {what} {file!r} has more than {MAX_BYTES} bytes")
-    return content
 
 
 def _shown(at_ms: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -19,6 +18,7 @@ from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, Lateness, LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
+from timeline.broker.next_due import NextDue
 from timeline.broker.parcel import Parcel, ran_out, unsound_rows
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Outboxes, Roster, grants_for
@@ -66,9 +66,7 @@ class Dealer:
         self._rate = Rate()
         self._ahead = Ahead(limits)
         self._wake = asyncio.Event()
-        self._next_due_ms: int | None = 0
-        self._hinted_ms: int | None = None
-        self._hinted_turn, self._seen_turn = 0.0, 0
+        self._next = NextDue()
         self._never_ahead_ms: int | None = None
         self._held_timer: asyncio.TimerHandle | None = None
         self._retry_ms = self._retry_at_ms = 0.0
@@ -90,13 +88,7 @@ class Dealer:
 
     def hint(self, due_ms: int, turn: int = 0) -> None:
         """A message was put, moved or released to `due_ms`, in the store's `turn` (0: it did not say)."""
-        if 0 < turn <= self._seen_turn:
-            return  # the last round has seen it
-        self._hinted_turn = max(self._hinted_turn, turn or math.inf)
-        if self._hinted_ms is None or due_ms < self._hinted_ms:
-            self._hinted_ms = due_ms
-        if self._next_due_ms is None or due_ms < self._next_due_ms:
-            self._next_due_ms = due_ms
+        if self._next.hint(due_ms, turn):
             self._wake.set()
 
     def update(self, topic: Topic) -> None:
@@ -107,10 +99,9 @@ class Dealer:
         self.look()
 
     def look(self) -> None:
-        """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out. Counts
-        as a hint too, so that a round under way, which began before, does not have the last word."""
-        self._hinted_ms = self._next_due_ms = 0
-        self._hinted_turn, self._retry_at_ms = math.inf, 0.0
+        """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out."""
+        self._next.look()
+        self._retry_at_ms = 0.0
         self.wake()
 
     def admit(self, consumer: Consumer) -> None:
@@ -142,7 +133,7 @@ class Dealer:
     def _back_off(self, trouble: StoreError | None) -> None:
         self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
         self._retry_at_ms = self._clock.monotonic_ms() + self._retry_ms
-        self._next_due_ms = min(self._next_due_ms or 0, self._clock.now_ms())
+        self._next.not_told(self._clock.now_ms())
         self._hindrances.now(Cause.STORE_SLOW, self._clock.now_ms())
         if trouble is not None:
             log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
@@ -164,12 +155,12 @@ class Dealer:
         self._hindrances.now(cause, int(now))
         if wait_ms is not None:
             return wait_ms
-        until_sweep_ms = self._sweep_at_ms - mono_ms
-        if self._next_due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
+        until_sweep_ms, due_ms = self._sweep_at_ms - mono_ms, self._next.at_ms
+        if due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
             return max(0.0, until_sweep_ms)
         asked_ms, p99_ms = self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms
-        lead_ms = 0 if self._next_due_ms == self._never_ahead_ms else self._ahead.lead_ms(asked_ms, p99_ms)
-        return min(until_sweep_ms, self._next_due_ms - lead_ms - now)
+        lead_ms = 0 if due_ms == self._never_ahead_ms else self._ahead.lead_ms(asked_ms, p99_ms)
+        return min(until_sweep_ms, due_ms - lead_ms - now)
 
     def _deals_nothing(self) -> bool:
         """Whether all buckets are others'."""
@@ -200,7 +191,7 @@ class Dealer:
         """Leases once for whoever has credit, and deals what came."""
         mono_ms = self._clock.monotonic_ms()
         topic, consumers = self.topic, self.roster.ready(mono_ms)
-        most = self._ahead.most(self._next_due_ms, self._clock.now_ms())
+        most = self._ahead.most(self._next.at_ms, self._clock.now_ms())
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most)
         consumers = consumers[: len(grants)]
@@ -228,27 +219,24 @@ class Dealer:
             if buckets is not None:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
-        self._hinted_ms, self._hinted_turn = None, 0.0
+        self._next.ask()
         until_ms = now_ms + self._ahead.window_ms(topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
-        # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
-        told_ms = now_ms if overdue_ms else leased.next_due_ms
-        self._seen_turn = 0 if overdue_ms else leased.turn
-        if self._hinted_turn <= self._seen_turn:
-            self._hinted_ms = None
-        times = [due for due in (told_ms, self._hinted_ms) if due is not None]
-        self._next_due_ms = min(times, default=None)
         if not overdue_ms:
+            self._next.told(leased.next_due_ms, leased.turn)
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
-        elif len(leased.rows):
+            return leased, done_ms, False
+        # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
+        self._next.told(now_ms, 0)
+        if len(leased.rows):
             self._sweep_at_ms = mono_ms  # there may be more: again, after a round for what is ours
             self._stranded_until_ms = mono_ms + self._limits.sweep_every_ms
         elif mono_ms < self._stranded_until_ms and not all(grant.alone for grant in grants):
             # There was more a moment ago, and what is next may be larger than the credit in bytes that was left.
             self._sweep_at_ms = mono_ms + FRUITLESS_MS
-        return leased, done_ms, overdue_ms > 0
+        return leased, done_ms, True
 
     def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
         """When a round leased nothing, another like it would not either: say until when not to ask again."""

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from timeline.broker.access import ANYBODY, Caller
 from timeline.broker.tokens import NOBODY, Entry, id_of, read_tokens
-from timeline.credentials import AS_OPERATOR, AUTHORIZATION, stamp_of
+from timeline.credentials import AS_OPERATOR, AUTHORIZATION
 from timeline.errors import Invalid
+from timeline.files import stamp_of
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError
 
@@ -61,7 +62,7 @@ class Gatekeeper:
         self._last_refused = ""
         self._trouble = ""
         if self._path is not None:
-            self._stamp = stamp_of(str(self._path))
+            self._stamp = stamp_of(self._path)
             self._entries = read_tokens(self._path)
             self._callers = self._made()
 
@@ -149,7 +150,7 @@ class Gatekeeper:
             self._refused.clear()
 
     def _reread(self, path: Path) -> None:
-        stamp = stamp_of(str(path))
+        stamp = stamp_of(path)
         if stamp == self._stamp:
             return
         try:

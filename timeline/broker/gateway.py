@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from timeline.broker.late import LateOne, late_list
 from timeline.broker.owners import note_operator, owners
 from timeline.broker.producing import ProduceStream
 from timeline.broker.scanning import pages
+from timeline.broker.shares import Room
 from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
 from timeline.columns import Ragged
@@ -74,9 +76,9 @@ class Gateway:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._under_way: dict[asyncio.Task[bytes], int] = {}
-        """Calls, and how many bytes each came with."""
-        self._scans = 0
+        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._calls = Room(node.limits.calls_in_flight, node.limits.calls_bytes)
+        self._scans = Room(node.limits.scans, 0)
         self.streams = Streams(node.limits, node.metrics)
 
     async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = "") -> bytes:
@@ -89,22 +91,20 @@ class Gateway:
             self._check_ready()
         if method == "Hint":
             return encode(self._node.cluster.hinted(self._decoded(method, frame, Hint)))
-        if self._full(len(frame)):
+        if not self._calls.admits(peer, 1, len(frame)):
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog.
         call = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer))
-        self._under_way[call] = len(frame)
-        call.add_done_callback(self._under_way.pop)
+        self._under_way.add(call)
+        self._calls.add(peer, 1, len(frame))
+        call.add_done_callback(partial(self._over, peer, len(frame)))
         return await asyncio.shield(call)
 
-    def _full(self, more_bytes: int) -> bool:
-        """Whether as much is under way as may be. A call that is large by itself is let in where nothing else is."""
-        calls, limits = self._under_way, self._node.limits
-        return len(calls) >= limits.calls_in_flight or (
-            bool(calls) and sum(calls.values()) + more_bytes > limits.calls_bytes
-        )
+    def _over(self, peer: str, bytes_: int, call: asyncio.Task[bytes]) -> None:
+        self._under_way.discard(call)
+        self._calls.remove(peer, 1, bytes_)
 
     async def idle(self) -> None:
         """Returns when no call is under way."""
@@ -176,17 +176,21 @@ class Gateway:
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
 
-    async def unary_stream(self, method: str, frame: bytes, caller: Caller = ANYBODY) -> AsyncGenerator[bytes, None]:
+    async def unary_stream(
+        self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = ""
+    ) -> AsyncGenerator[bytes, None]:
         """One frame for many: Scan."""
         self._check_ready()
         if method != "Scan":
             raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
-        if self._scans >= self._node.limits.scans:
+        if not self._scans.admits(peer, 1, 0):
             self._node.metrics.count("timeline_throttled_total", "scans")
             raise TransportError(
-                Fault.OVERLOADED, f"{self._scans} scans run on this broker, all it may (max_scans): try again later"
+                Fault.OVERLOADED,
+                f"{self._scans.messages} scans run on this broker, all that it may or that leave room for others "
+                "(max_scans): try again later",
             )
-        self._scans += 1
+        self._scans.add(peer, 1, 0)
         try:
             asked = self._decoded(method, frame, Scan)
             topic = await self._topic(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
@@ -195,7 +199,7 @@ class Gateway:
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         finally:
-            self._scans -= 1
+            self._scans.remove(peer, 1, 0)
 
     async def _topic(self, name: str, caller: Caller, deed: Deed) -> Topic:
         """The topic, where `caller` may do `deed` on it: what is there is nobody else's to know."""

@@ -173,6 +173,8 @@ class Node:
         await self.service.idle()
         await self.intake.idle()
         await self.settling.idle()
+        # A consumer that was just coming back has been given what it held: that goes back, too.
+        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
 
     async def stop(self, *, finish: bool = True) -> None:
         """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for

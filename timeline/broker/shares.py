@@ -121,46 +121,51 @@ class Line(Generic[T]):
 
 
 class Room:
-    """How much of something bounded waits, in all and of each peer, in messages and bytes.
+    """How much of something bounded waits, in all, of each host and of each of its peers, in messages and bytes.
 
     A peer that has nothing there finds some room, however much others send: the last part of it is kept for such, and
-    where several fill it, none may have more of it than is left. One alone may have nearly all.
+    the last half of that for hosts that have nothing. Where several fill it, none may have more of it than is left, no
+    host by whatever many connections either. One alone may have nearly all.
     """
 
     def __init__(self, messages: int, bytes_: int) -> None:
         self._most = (messages, bytes_)
         self._of: dict[str, list[int]] = {}
+        self._of_host: dict[str, list[int]] = {}
         self.messages = self.bytes = 0
 
     def admits(self, peer: str, messages: int, bytes_: int) -> bool:
         """Whether there is room for so much more of `peer`. What is large by itself is let in where nothing waits."""
         if not self.messages:
             return True
-        mine = self._of.get(peer)
-        others = len(self._of) > (mine is not None)
+        shares = (self._of, peer, RESERVED), (self._of_host, host_of(peer), 2 * RESERVED)
         for at, (total, more) in enumerate(((self.messages, messages), (self.bytes, bytes_))):
             left = self._most[at] - total - more
             if left < 0:
                 return False
-            if mine is not None and (left < self._most[at] // RESERVED or (others and mine[at] + more > left)):
-                return False
+            for of, name, part in shares:
+                mine = of.get(name)
+                if mine is not None and (left < self._most[at] // part or (len(of) > 1 and mine[at] + more > left)):
+                    return False
         return True
 
     def add(self, peer: str, messages: int, bytes_: int) -> None:
         """So much more of `peer` waits."""
-        mine = self._of.setdefault(peer, [0, 0])
-        mine[0] += messages
-        mine[1] += bytes_
+        for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
+            mine = of.setdefault(name, [0, 0])
+            mine[0] += messages
+            mine[1] += bytes_
         self.messages += messages
         self.bytes += bytes_
 
     def remove(self, peer: str, messages: int, bytes_: int) -> None:
         """So much of `peer` waits no more."""
-        mine = self._of[peer]
-        mine[0] -= messages
-        mine[1] -= bytes_
-        if not mine[0]:
-            del self._of[peer]
+        for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
+            mine = of[name]
+            mine[0] -= messages
+            mine[1] -= bytes_
+            if not mine[0]:
+                del of[name]
         self.messages -= messages
         self.bytes -= bytes_
 

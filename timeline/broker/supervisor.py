@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeline.broker.ports import check_free
-from timeline.broker.worker import LINE_BYTES, settings_line
+from timeline.broker.worker import LINE_BYTES, MOST_UNSENT_BYTES, settings_line
 from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
-from timeline.sync.workers import Roll
+from timeline.sync.workers import TOPICS, Roll
 
 log = logging.getLogger("timeline.broker")
 
@@ -52,21 +52,27 @@ class Started:
 
 @dataclass(slots=True)
 class _Place:
-    """One of the N. `process`: what runs in it now. `serves`: what it said once it served."""
+    """One of the N. `process`: what runs in it now. `serves`: what it said once it served. `behind`: it did not read
+    what it was told, and has missed something."""
 
     config: ServeConfig
     process: asyncio.subprocess.Process | None = None
     serves: Started | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    behind: bool = False
 
     @property
     def name(self) -> str:
         return self.config.name
 
     def tell(self, message: dict[str, Any]) -> None:
-        """A line to it, if it is there."""
-        if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
+        """A line to it, if it is there; lost, when it has not read much that came before."""
+        if self.process is None or self.process.stdin is None or self.process.stdin.is_closing():
+            return
+        if self.process.stdin.transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        else:
+            self.behind = True
 
 
 class Supervisor:
@@ -160,18 +166,17 @@ class Supervisor:
             *self._command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, limit=LINE_BYTES
         )
         assert process.stdin is not None and process.stdout is not None
-        place.process = process
+        place.process, place.behind = process, False
         try:
             process.stdin.write(settings_line(place.config))
             if self._stopping.is_set():  # it was told before this one was there
                 send_signal(process, signal.SIGTERM)
             while line := await process.stdout.readline():
-                try:
-                    message = json.loads(line)
-                except ValueError:
+                message = _message(line)
+                if message is None:
                     log.warning("worker %s printed %r", place.name, line[:200])  # some package it uses did
-                    continue
-                self._hear(place, message)
+                else:
+                    self._hear(place, message)
             return await process.wait()
         finally:
             place.process, place.serves = None, None
@@ -193,6 +198,10 @@ class Supervisor:
             for other in self._places if news else (place,):
                 if not news or other is not place:
                     other.tell(told)
+        if place.behind:  # it speaks: so it reads, too
+            place.behind = False
+            place.tell(self._roll.state)
+            place.tell(TOPICS)
 
     def _tell_all(self) -> None:
         state = self._roll.state
@@ -222,6 +231,15 @@ class Supervisor:
             await asyncio.gather(*keeping, return_exceptions=True)
 
 
+def _message(line: bytes) -> dict[str, Any] | None:
+    """What a worker says; None for what is nothing of the kind."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and "say" in message else None
+
+
 def _config_of(config: ServeConfig, at: int) -> ServeConfig:
     """The settings of the worker at `at`: a name of its own, and the port for metrics that comes next."""
     metrics = config.metrics
@@ -239,6 +257,11 @@ def _reserved(listen: str) -> Any:
     kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(kind, socket.SOCK_STREAM) as held:
         # Bound and not listening: it keeps the port, and gets no connection.
+        # What a broker here had with its clients a moment ago may not be quite over, and is no reason to wait.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
+        try:
+            held.bind(address)
+        except OSError as taken:
+            raise OSError(taken.errno, taken.strerror, listen) from taken
         yield joined(host, held.getsockname()[1])

@@ -24,6 +24,7 @@ from typing import Any
 
 from timeline.broker.access import Identity, Right
 from timeline.errors import Invalid
+from timeline.files import read_with_mode
 
 FORMAT = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -153,18 +154,9 @@ def shown_tokens(entries: Iterable[Entry]) -> str:
 
 def read_tokens(path: Path) -> dict[str, Entry]:
     """The tokens in the file at `path`, by id. Raises Invalid: unreadable, not such a file, or others may write it."""
-    try:
-        with path.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as cannot:
-        raise Invalid(f"the token file {str(path)!r} cannot be read: {cannot.strerror}") from cannot
-    except ValueError as cannot:
-        raise Invalid(f"the token file {str(path)!r} cannot be read: no file has such a name") from cannot
+    content, mode = read_with_mode(path, "token file", MAX_BYTES)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Invalid(f"others may write the token file {str(path)!r}, and give themselves any right: chmod 600 it")
-    if len(content) > MAX_BYTES:
-        raise Invalid(f"the token file {str(path)!r} has more than {MAX_BYTES} bytes")
     try:
         return parse_tokens(content.decode(), str(path))
     except UnicodeDecodeError as bad:

@@ -309,9 +309,10 @@ class Channel:
         raise Unavailable(self.unreached)
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
-        """One frame for many, from one broker; each may take as long as is left until `deadline` now. Raises
-        TransportError when that breaks off: the caller knows from where to go on; Invalid or NotFound for what stays
-        refused; Unavailable when none could be reached."""
+        """One frame for many, from one broker; each may take as long as is left until `deadline` now. Whoever has the
+        last page asks for no more: only he can tell that it is the last. Raises TransportError when that breaks off, or
+        the broker ends it: the caller knows from where to go on; Invalid or NotFound for what stays refused;
+        Unavailable when none could be reached."""
         place = await self._pick(deadline)
         if place is None:
             raise Unavailable(self.unreached)
@@ -321,6 +322,7 @@ class Channel:
                 while (page := await _next(pages, patience_s)) is not None:
                     self.worked(place.address)
                     yield page
+            raise TransportError(Fault.BROKEN, "the broker ended it before the last page")
         except TransportError as fault:
             if fault.fault in REFUSALS:
                 raise refusal(fault) from fault

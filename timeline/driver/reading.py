@@ -274,7 +274,6 @@ class Reading:
                     if not page.cursor or (limit and left <= 0):
                         return
                     frame = replace(frame, cursor=page.cursor, limit=max(0, left))
-                return
             except TransportError as fault:
                 if deadline.left_ms <= 0:
                     raise Unavailable(f"the scan broke off: {self._link.trouble()}") from fault

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from timeline.sync.membership import Change, Member, Membership, MembershipState, Standing
-from timeline.sync.view import View
+from timeline.sync.membership import Member, MembershipState, Standing
+from timeline.sync.view import ViewMembership
 
 
-class LocalMembership(Membership):
-    """A cluster of one: nobody to tell, and nobody who could change anything."""
-
-    def __init__(self) -> None:
-        self._view = View()
+class LocalMembership(ViewMembership):
+    """A cluster of one: nobody to tell, and nobody who could change anything: nobody is called back."""
 
     async def start(self, member: Member, cluster_uid: str) -> None:
         self._view.join(member)
@@ -25,17 +22,8 @@ class LocalMembership(Membership):
         standing = Standing.JOINED if self._view.myself else Standing.APART
         return MembershipState(standing, self._view.revision)
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
-        """Nothing changes by anybody else with one broker: `callback` is never called."""
-
-    def members(self) -> Sequence[Member]:
-        return self._view.members()
-
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         self._view.host(topic_uid, len(consumers))
-
-    def hosting(self, topic_uid: int) -> Mapping[str, int]:
-        return self._view.hosting(topic_uid)
 
     def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
         """All of them, whatever it hosts: there is nobody else."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from timeline.sync.assignment import Assignment, assign
-from timeline.sync.membership import Member
+from timeline.sync.membership import Change, Member, Membership
 
 _NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -112,3 +112,30 @@ class View:
             self._hosting.pop(uid, None)
         for key in [key for key in self._assigned if key[0] in topic_uids]:
             del self._assigned[key]
+
+
+class ViewMembership(Membership):
+    """What every membership answers from its `View`, whoever keeps that new."""
+
+    def __init__(self) -> None:
+        self._view = View()
+        self._callbacks: list[Callable[[Change], None]] = []
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _call_back(self, change: Change) -> None:
+        for callback in self._callbacks:
+            callback(change)
+
+    def members(self) -> Sequence[Member]:
+        return self._view.members()
+
+    def hosting(self, topic_uid: int) -> Mapping[str, int]:
+        return self._view.hosting(topic_uid)
+
+    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
+        return self._view.buckets(topic_uid, buckets)
+
+    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
+        return self._view.owner(topic_uid, bucket, buckets)

@@ -8,28 +8,29 @@ Messages are small dictionaries, carried as lines of JSON by whoever runs the pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
-from timeline.sync.view import View
+from timeline.sync.membership import Change, Member, MembershipRefused, MembershipState, Standing
+from timeline.sync.view import ViewMembership
 
 Message: TypeAlias = dict[str, Any]
 BEAT_S = 1.0
 """How often a worker says that it is there."""
 SILENT_MS = 5_000.0
 """Who has said nothing for so long deals nothing more, until it says something again."""
+TOPICS: Message = {"topics": True}
+"""What a worker is told when records of topics have changed."""
 
 
-class WorkerMembership(Membership):
+class WorkerMembership(ViewMembership):
     """One worker's. `tell` sends a message to the supervisor; what comes from there goes to `hear`, and `lost` says
     that the supervisor is gone: what was believed last holds until this worker has drained."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
+        super().__init__()
         self._tell = tell
-        self._view = View()
-        self._callbacks: list[Callable[[Change], None]] = []
         self._joined = asyncio.Event()
         self._refused = ""
         self._standing, self._reason = Standing.APART, ""
@@ -56,12 +57,6 @@ class WorkerMembership(Membership):
     def state(self) -> MembershipState:
         return MembershipState(self._standing, self._view.revision, 0, self._reason)
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
-        self._callbacks.append(callback)
-
-    def members(self) -> Sequence[Member]:
-        return self._view.members()
-
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         if self._view.host(topic_uid, len(consumers)):
             if not self._hosted:
@@ -71,15 +66,6 @@ class WorkerMembership(Membership):
     def _tell_hosted(self) -> None:
         told, self._hosted = self._hosted, {}
         self._tell({"say": "host", "topics": {str(uid): count for uid, count in told.items()}})
-
-    def hosting(self, topic_uid: int) -> Mapping[str, int]:
-        return self._view.hosting(topic_uid)
-
-    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
-        return self._view.buckets(topic_uid, buckets)
-
-    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
-        return self._view.owner(topic_uid, bucket, buckets)
 
     def topics_changed(self) -> None:
         self._tell({"say": "topics"})
@@ -95,7 +81,8 @@ class WorkerMembership(Membership):
             others = [Member(*each) for each in message["members"]]
             hosting = {int(uid): dict(counts) for uid, counts in message["hosting"].items()}
             news = self._view.learn(others, hosting)
-            if self._standing is Standing.JOINING:
+            myself = self._view.myself
+            if self._standing is Standing.JOINING and myself is not None and myself in others:
                 self._standing, self._reason = Standing.JOINED, ""
                 self._joined.set()
             if news:
@@ -106,10 +93,6 @@ class WorkerMembership(Membership):
         if self._standing is not Standing.APART:
             self._standing, self._reason = Standing.FROZEN, "the supervisor of the workers is gone"
             self._call_back(Change.STANDING)
-
-    def _call_back(self, change: Change) -> None:
-        for callback in self._callbacks:
-            callback(change)
 
 
 @dataclass(slots=True)
@@ -134,7 +117,7 @@ class Roll:
         news), and whether there is anything to be told to all."""
         said, known = message["say"], self._enrolled.get(worker)
         if said == "join":
-            if self._cluster_uid not in ("", message["cluster"]):
+            if self._enrolled and message["cluster"] != self._cluster_uid:
                 return {"refused": "the other workers have another store: end all of them, then begin anew"}, False
             self._cluster_uid = message["cluster"]
             member = Member(message["name"], message["address"], message["version"])
@@ -151,7 +134,7 @@ class Roll:
                 known.hosting[int(uid)] = count
             return None, True
         if said == "topics":
-            return {"topics": True}, True
+            return TOPICS, True
         return None, news
 
     def gone(self, worker: str) -> bool:

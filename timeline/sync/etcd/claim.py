@@ -61,7 +61,10 @@ class Claim:
             address, session = self._read(other)
             if session == self.session:
                 # Ours: the answer to an earlier attempt was lost, or somebody took the lease of the last from us.
-                self.client.revoke(other.lease)
+                if other.lease:
+                    self.client.revoke(other.lease)
+                else:
+                    self.client.remove(other)  # written anew by hand, and bound to nothing that would end it
                 continue
             if other.lease:
                 now_left_s, now_s = self.client.remaining_s(other.lease), time.monotonic()

@@ -150,6 +150,12 @@ class Client:
             with self._leased():
                 self._etcd.transaction([], does, [])
 
+    def remove(self, entry: Entry) -> None:
+        """Deletes the key, unless it was changed since it was read."""
+        of = self._etcd.transactions
+        with self._asked():
+            self._etcd.transaction([of.mod(entry.key) == entry.revision], [of.delete(entry.key)], [])
+
     def grant(self, ttl_s: int) -> int:
         """A new lease."""
         with self._asked():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 from timeline.sync.etcd.session import Pace, Session, Told
 from timeline.sync.etcd.url import Place, parse
-from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
-from timeline.sync.view import View
+from timeline.sync.membership import Change, Member, MembershipRefused, MembershipState, Standing
+from timeline.sync.view import ViewMembership
 
 log = logging.getLogger("timeline.sync")
 
@@ -19,14 +19,13 @@ LEAVE_S = 4.0
 """How long `stop` waits for the thread, which may be in the middle of a call, and then revokes its lease."""
 
 
-class EtcdMembership(Membership):
+class EtcdMembership(ViewMembership):
     """`url`: see `url.parse`; raises Invalid for one that cannot be meant. Needs the extra `etcd`."""
 
     def __init__(self, url: str | Place, pace: Pace | None = None) -> None:
+        super().__init__()
         self._place = parse(url) if isinstance(url, str) else url
         self._pace = pace or Pace()
-        self._view = View()
-        self._callbacks: list[Callable[[Change], None]] = []
         self._standing, self._reason = Standing.APART, ""
         self._hosted: dict[int, tuple[str, Collection[bytes]]] = {}
         self._member: Member | None = None
@@ -76,27 +75,12 @@ class EtcdMembership(Membership):
         stale_ms = int((time.monotonic() - confirmed_s) * 1000) if confirmed_s else 0
         return MembershipState(self._standing, self._view.revision, stale_ms, self._reason)
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
-        self._callbacks.append(callback)
-
-    def members(self) -> Sequence[Member]:
-        return self._view.members()
-
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         self._view.host(topic_uid, len(consumers))
         if self._session is not None:
             self._session.host(topic_uid, topic, consumers)
         else:
             self._hosted[topic_uid] = topic, consumers
-
-    def hosting(self, topic_uid: int) -> Mapping[str, int]:
-        return self._view.hosting(topic_uid)
-
-    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
-        return self._view.buckets(topic_uid, buckets)
-
-    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
-        return self._view.owner(topic_uid, bucket, buckets)
 
     def topics_changed(self) -> None:
         if self._session is not None:
@@ -123,8 +107,8 @@ class EtcdMembership(Membership):
             self._joined.set_exception(MembershipRefused(str(told.refused)))
         elif told.standing is Standing.JOINED and not self._joined.done():
             self._joined.set_result(None)
-        for callback in self._callbacks if change else ():
-            callback(change)
+        if change:
+            self._call_back(change)
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:

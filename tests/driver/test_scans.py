@@ -1,0 +1,77 @@
+"""Scans that break off: what is there is told whole, or it is said that it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+import timeline
+from tests.driver.broker import Broker
+from timeline.driver.client import Timeline
+from timeline.driver.transport import GrpcTransport
+from timeline.storage_plugins.contract import StoreUnknown
+from timeline.storage_plugins.memory import MemoryStore
+
+
+class _Stuck(GrpcTransport):
+    """An address that answers the first page of a scan, and no other."""
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        async for page in super().unary_stream(method, frame, timeout_s):
+            yield page
+            await asyncio.Event().wait()
+
+
+async def test_a_scan_that_gets_no_page_in_time_ends(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(3)])
+    async with Timeline(broker.address, "20s", transport_factory=_Stuck) as stuck:
+        got = 0
+        with pytest.raises(timeline.Unavailable, match=r"the scan broke off.*no page in time"):
+            async for _ in stuck.scan("t", payload=True, timeout="150ms"):
+                got += 1
+        assert got
+
+
+class _Torn(MemoryStore):
+    """A store that cannot say, after the first page of a scan, what became of the next; `times` over."""
+
+    times = 1
+
+    async def scan(self, *asked: Any) -> Any:
+        if asked[3] and self.times:
+            self.times -= 1
+            raise StoreUnknown("the connection to the store broke")
+        return await super().scan(*asked)
+
+
+async def test_a_scan_that_a_broker_ends_in_its_middle_is_never_taken_for_whole() -> None:
+    store = _Torn()
+    broker = Broker(store)
+    await broker.start()
+    try:
+        async with Timeline(broker.address, "20s") as tl:
+            await tl.create_topic("t")
+            async with tl.producer("t") as p:
+                await p.produce_many([timeline.Message(b"x", in_="1h", id=f"m{at:04}") for at in range(1_500)])
+            assert len({m.id async for m in tl.scan("t")}) == 1_500  # it goes on where it was
+            store.times = 1 << 30
+            with pytest.raises(timeline.Unavailable, match="the connection to the store broke"):
+                async for _ in tl.scan("t", timeout="150ms"):
+                    pass
+    finally:
+        await broker.stop()
+
+
+async def test_a_scan_under_way_when_the_client_closes_says_so(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"x" * 700_000, in_="1h") for _ in range(12)])
+    pages = tl.scan_pages("t", payload=True)
+    assert len((await anext(pages)).rows)
+    await tl.aclose()
+    with pytest.raises(timeline.Closed):
+        while True:
+            await anext(pages)

@@ -1,0 +1,38 @@
+"""Files that people name: read whole up to a bound, or the sentence that says why not; and whether one has changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from timeline.errors import Invalid
+
+
+def read_file(file: str | Path, what: str, most_bytes: int) -> bytes:
+    """All that is in `file`. Raises Invalid, which names `what` the file is, when it cannot be read or has more."""
+    content, _ = read_with_mode(file, what, most_bytes)
+    return content
+
+
+def read_with_mode(file: str | Path, what: str, most_bytes: int) -> tuple[bytes, int]:
+    """The same, and the mode (`st_mode`) of the very file that was read. Raises Invalid."""
+    about = f"the {what} {str(file)!r:.200}"
+    try:
+        with open(file, "rb") as opened:
+            mode, content = os.fstat(opened.fileno()).st_mode, opened.read(most_bytes + 1)
+    except OSError as cannot:
+        raise Invalid(f"{about} cannot be read: {cannot.strerror}") from cannot
+    except ValueError as cannot:
+        raise Invalid(f"{about} cannot be read: no file has such a name") from cannot
+    if len(content) > most_bytes:
+        raise Invalid(f"{about} has more than {most_bytes} bytes")
+    return content, mode
+
+
+def stamp_of(file: str | Path) -> object:
+    """What changes when the file does; None while there is none."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size
