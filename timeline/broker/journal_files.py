@@ -130,13 +130,16 @@ class Partition:
     def __init__(self, since_ms: float) -> None:
         self.since_ms, self.not_before_ms = since_ms, 0.0
         self.parts: list[tuple[str, int, int, dict[str, Any]]] = []
-        self.rows = self.weight = 0
+        self.rows = self.weight = self.oldest_ms = 0
 
     def add(self, kind: str, time_ms: int, count: int, columns: dict[str, Any], weight: int) -> None:
         """`weight`: how many of the broker's events are gone with it."""
         self.parts.append((kind, time_ms, count, columns))
         self.rows += count
         self.weight += weight
+        # What says that others are missing says since when.
+        began_ms = int(columns.get("due") or time_ms) if kind == "dropped" else time_ms
+        self.oldest_ms = min(self.oldest_ms or began_ms, began_ms)
 
     def table(self, broker: str, session: str) -> pa.Table:
         """Its events as the file has them, in order of time."""
@@ -272,17 +275,15 @@ class Writer:
         else:
             self._held -= partition.rows
             self._written += partition.weight
-        oldest = [partition.parts[0][1] for partition in self._partitions.values()]
-        self._told(self._written, min(oldest, default=self._last_ms))
+        oldest = [partition.oldest_ms for partition in self._partitions.values()]
+        self._told(self._written, min([*oldest, self._last_ms]))
 
     def _drop(self, partition: Partition) -> None:
         """One event instead of all of a partition's."""
-        since_ms = min(int(columns.get("due") or time_ms) if kind == "dropped" else time_ms
-                       for kind, time_ms, _, columns in partition.parts)  # fmt: skip
-        until_ms = partition.parts[-1][1]
+        since_ms, until_ms, lost = partition.oldest_ms, partition.parts[-1][1], partition.weight
         self._held -= partition.rows
-        lost = partition.weight
-        self._gather("dropped", "", until_ms, 1, {"count": lost, "due": since_ms} if lost else {"due": since_ms}, lost)
+        missing = {"count": lost, "due": since_ms} if lost else {"due": since_ms}
+        self._gather("dropped", "", until_ms, 1, missing, lost)
 
     def cut_off(self) -> None:
         """Nothing more comes, and the broker has not said that it ends: what it had not handed over is lost, nobody

@@ -67,9 +67,7 @@ class JournalPipe:
         self._lock = threading.Lock()
 
     @classmethod
-    async def start(
-        cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted
-    ) -> JournalPipe:
+    async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted) -> JournalPipe:
         """Starts the process; returns once it can write. Raises Invalid with why it cannot."""
         pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, counted)
         pipe.process = await _aside(pipe._started)
@@ -123,17 +121,20 @@ class JournalPipe:
 
     def _handed_on(self) -> bool:
         """Hands parts to the process; False once that has ended, True once it is closing and it has them all."""
-        try:
-            while (part := self._next()) is not None:
-                if self.process.ended:
-                    if part.kind is not Kind.IDLE:
-                        self._put_back(part)
-                    return False
+        while (part := self._next()) is not None:
+            if self.process.ended:
+                if part.kind is not Kind.IDLE:
+                    self._put_back(part)
+                break
+            try:
                 self.process.hand(part)
-        except OSError:
-            self.process.end()
-            return False
-        return not self.process.ended
+            except OSError:
+                break
+        else:
+            if not self.process.ended:
+                return True
+        self.process.end()
+        return False
 
     def _restarted(self, pause_s: float) -> bool:
         """Whether another process is there, after a pause (none while closing)."""
