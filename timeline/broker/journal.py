@@ -68,6 +68,8 @@ _OF_MUTATION = {
     Operation.PURGE: Kind.PURGED,
 }
 _OK, _EXPIRED = Status.OK.code, Status.EXPIRED.code
+IDLE_MS = 600_000
+"""A broker to which nothing happens says so, so often: who reads the journal knows that it is there."""
 EVENT_BYTES = 80
 """What an event takes beside its id, about."""
 

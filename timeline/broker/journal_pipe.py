@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from timeline.broker.journal import Kind, Part
+from timeline.broker.journal import IDLE_MS, Kind, Part
 from timeline.broker.journal_process import JournalProcess
 from timeline.errors import Invalid
 
@@ -26,8 +26,6 @@ GATHER_S = 0.02
 """Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
 """Before a process is started again; twice as long each time that it ends with nothing written."""
-IDLE_S = 600.0
-"""A broker to which nothing happens says so, so often: who reads the journal knows that it is there."""
 T = TypeVar("T")
 
 
@@ -173,7 +171,7 @@ class JournalPipe:
                 if self._closing:
                     return None
                 self._something.clear()
-            if self.process.ended or not self._something.wait(IDLE_S):
+            if self.process.ended or not self._something.wait(IDLE_MS / 1000):
                 return Part(Kind.IDLE, "", self._now_ms(), 1)
             self._hurry.wait(GATHER_S)
 
