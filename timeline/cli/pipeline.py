@@ -79,8 +79,7 @@ def load(
         from timeline.pipeline.load import load as run
 
         table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
-        table = table.where(where) if where else table
-        wish = Asked(address, topic, shift_to_ms=shift_ms, state=state, **asked)
+        wish = Asked(address, topic, shift_to_ms=shift_ms, state=state, where=where or "", **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, as_json)
     return SOME_FAILED if loaded.rejected else DONE
