@@ -142,6 +142,7 @@ CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "timeline_journal_events_total": ("counter", "Events handed to the journal", ()),
     "timeline_journal_dropped_total": ("counter", "Events that the journal could not take: they are missing in it", ()),
+    "timeline_journal_restarts_total": ("counter", "The journal's process had ended, and was started again", ()),
     "timeline_ready": ("gauge", "1 while the broker serves", ()),
     "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),
 }

@@ -20,6 +20,7 @@ import pytest
 
 import timeline
 from tests.services import require_service
+from timeline.broker.journal_files import FIELDS, NO_TOPIC, folder_name
 
 _numbers = itertools.count()
 LATER = datetime(2031, 5, 6, tzinfo=UTC)
@@ -146,3 +147,11 @@ def table(spark: Any, tmp_path: Path) -> Any:
             pa.table({"flight_id": ids, "sched_dep_ms": times, "carrier": ["UA"] * 100}), folder / f"{part}.parquet"
         )
     return spark.read.parquet(f"file://{folder}")
+
+
+def write_events(folder: Path, topic: str, rows: list[dict[str, Any]]) -> None:
+    """A journal of one file of `topic`; empty: what the journal says of itself."""
+    schema = pa.schema(list(FIELDS.items()))
+    into = folder / "date=2026-01-01" / "hour=00" / f"topic={folder_name(topic) or NO_TOPIC}"
+    into.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), into / "a.parquet")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import LATER, MAPPING, Serving, stored
@@ -75,3 +78,90 @@ def test_a_state_of_another_load_is_refused(
     state.write_text(json.dumps({"fingerprint": "other", "run": "x", "done": [], "shift_by_ms": 0, "checked_ms": 1}))
     with pytest.raises(Invalid, match="is of another load"):
         load(spark, table, Asked(broker.address, topic, state=f"file://{state}"), MAPPING)
+
+
+def test_a_table_in_many_files_is_loaded_in_steps_and_what_each_leaves_out_is_kept(
+    spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of files and folders that are written otherwise in a URL, as people have them."""
+    monkeypatch.setattr("timeline.pipeline.load.FILES_A_STEP", 1)
+    topic = make_topic(remember="1h")
+    folder = tmp_path / "last night's table 100%"
+    folder.mkdir()
+    for part in range(3):
+        ids = [f"s{part}-{at}" for at in range(20)]
+        due = pa.array([LATER] * 19 + [None], pa.timestamp("us", tz="UTC"))
+        columns = {"id": ids, "due": due, "payload": ["x"] * 20, "half": [at % 2 for at in range(20)]}
+        pq.write_table(pa.table(columns), folder / f"part #{part}+ä.parquet")
+    table = spark.read.parquet(f"file://{folder}")
+    state, rejects = tmp_path / "state.json", tmp_path / "rejects"
+    asked = Asked(
+        broker.address, topic, max_rejects=3, rejects=f"file://{rejects}", state=f"file://{state}", where="half >= 0"
+    )
+    found = load(spark, table, asked, {})
+    assert (found.put, found.rejected) == (57, 3)
+    assert {one.id for one in stored(broker.address, topic)} == {
+        f"s{part}-{at}" for part in range(3) for at in range(19)
+    }
+    kept = [row["id"] for path in rejects.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert sorted(kept) == ["s0-19", "s1-19", "s2-19"], "no step writes over what another one kept"
+
+
+def test_a_load_that_was_done_but_for_its_last_word_is_done(
+    spark: Any,
+    broker: Serving,
+    make_topic: Callable[..., str],
+    table: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = make_topic(remember="1h")
+    state = tmp_path / "state.json"
+    asked = Asked(broker.address, topic, state=f"file://{state}", where="carrier = 'UA'")
+
+    def killed(url: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("timeline.pipeline.load.remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        load(spark, table, asked, MAPPING)
+    monkeypatch.undo()
+    with pytest.raises(Invalid, match="is of another load"):
+        load(spark, table, replace(asked, where=""), MAPPING)
+    told = state.read_text()
+    state.write_text(told.replace('"rows": 300', '"rows": 299'))
+    with pytest.raises(Invalid, match="299 rows of 300 were put or set aside: the table is not what it was"):
+        load(spark, table, asked, MAPPING)
+    for damaged, sentence in (
+        (told[:-9], "is no JSON"),
+        (told.replace('"rows"', '"row"'), "was changed or is damaged"),
+    ):
+        state.write_text(damaged)
+        with pytest.raises(Invalid, match=sentence):
+            load(spark, table, asked, MAPPING)
+    state.write_text(told)
+    found = load(spark, table, asked, MAPPING)
+    assert (found.put, found.there, found.resumed, state.exists()) == (0, 0, True, False)
+
+
+def test_times_are_moved_alike_however_far_off_they_are_and_whatever_zone_a_session_has(
+    spark: Any, broker: Serving, make_topic: Callable[..., str]
+) -> None:
+    """And a day is not as long everywhere as it is in UTC."""
+    topic = make_topic(horizon="36500d")
+    far = datetime(2120, 1, 1, 2, 3, 4, 567_001, tzinfo=UTC)
+    night = datetime(2031, 3, 30, 0, 59, 59, 999_001, tzinfo=UTC)  # a ms before clocks in Berlin go forward
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        rows = spark.createDataFrame([("far", "x"), ("night", "x")], "id string, payload string")
+        micros = {one: (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) for one, when in
+                  (("far", far), ("night", night))}  # fmt: skip
+        due = f"timestamp_micros(IF(id = 'far', {micros['far']}L, {micros['night']}L))"
+        asked = Asked(broker.address, topic, shift_to_ms=int(night.timestamp() * 1000) + 1 + 7_200_000)
+        load(spark, rows, asked, {"due": due})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    found = {one.id: one.due for one in stored(broker.address, topic)}
+    assert found["night"] == datetime(2031, 3, 30, 3, 0, tzinfo=UTC)
+    assert found["far"] == far.replace(microsecond=568_000) + timedelta(hours=2)

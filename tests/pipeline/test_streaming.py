@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import timeline
@@ -216,3 +217,20 @@ def test_what_is_due_now_and_no_more_is_read_when_that_is_asked(
     assert query.awaitTermination(WAIT_S)
     assert sorted(kept.ids) == sorted(f"n{at}" for at in range(25))
     assert [one.id for one in stored(broker.address, topic)] == ["later"]
+
+
+def test_what_each_micro_batch_leaves_out_is_kept(
+    spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, rejects = make_topic(), tmp_path / "rejects"
+    source = tmp_path / "in"
+    for part in range(2):
+        events(source, f"{part}", [{"id": f"e{part}{at}", "body": f"b{at}"} for at in range(3)])
+    rows = spark.readStream.schema("id string, body string").option("maxFilesPerTrigger", "1").json(str(source))
+    rows = rows.selectExpr("id", "IF(id LIKE '%2', NULL, timestamp_millis(1940000000000)) AS due", "body AS payload")
+    told = {"addresses": broker.address, "topic": topic, "maxRejects": "1", "rejectsPath": f"file://{rejects}"}
+    writer = rows.writeStream.format("timeline").options(**told, checkpointLocation=str(tmp_path / "w"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert len(stored(broker.address, topic)) == 4
+    kept = [row["id"] for path in rejects.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert sorted(kept) == ["e02", "e12"], "a micro-batch does not write over what another one kept"

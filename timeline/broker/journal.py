@@ -25,7 +25,8 @@ class Kind(StrEnum):
     """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
     unsettled, found when the message was leased again. RELET: its holder came back in another session. TAG_…: by tag,
     `count` messages that are not named. STARTED, STOPPED, DROPPED: of the journal itself; `count` events are missing
-    between `due` and `time`."""
+    between `due` and `time` (without a count: nobody knows how many, for the broker was killed). IDLE: nothing happened
+    for long. UNKNOWN: the store did not say what became of a call; the message may have been changed by it."""
 
     PUT = "put"
     DELIVERED = "delivered"
@@ -43,7 +44,9 @@ class Kind(StrEnum):
     EXPIRED = "expired"
     TAG_MOVED = "tag_moved"
     TAG_CANCELLED = "tag_cancelled"
+    UNKNOWN = "unknown"
     STARTED = "started"
+    IDLE = "idle"
     STOPPED = "stopped"
     DROPPED = "dropped"
 
@@ -65,6 +68,8 @@ _OF_MUTATION = {
     Operation.PURGE: Kind.PURGED,
 }
 _OK, _EXPIRED = Status.OK.code, Status.EXPIRED.code
+IDLE_MS = 600_000
+"""A broker to which nothing happens says so, so often: who reads the journal knows that it is there."""
 EVENT_BYTES = 80
 """What an event takes beside its id, about."""
 
@@ -135,6 +140,8 @@ class Journal:
     ) -> None:
         """A parcel is on the wire to `consumer`; those at `late` are so for the `causes`."""
         rows, count = parcel.rows, len(late_ms)
+        if not count:
+            return
         columns: dict[str, Column] = {
             "id": rows.ids.compact(),
             "birth": rows.birth,
@@ -151,6 +158,11 @@ class Journal:
             cause[late] = causes
             columns["late_cause"] = cause
         self._carry(Part(Kind.DELIVERED, topic.name, sent_ms, count, columns))
+
+    def unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
+        """The store has not said what became of it."""
+        births = {} if isinstance(asked, Mutations) else {"birth": asked.birth}
+        self._tell(Kind.UNKNOWN, topic, slice(None), asked.ids, **births)
 
     def settled(self, topic: Topic, settles: Settles, answers: Answers) -> None:
         """The store has answered settles."""

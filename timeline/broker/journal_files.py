@@ -16,8 +16,9 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, quote
 
@@ -28,7 +29,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.broker.journal import SCHEMA_VERSION
-from timeline.broker.journal_pipe import HEAD
+from timeline.broker.journal_process import HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
@@ -37,8 +38,11 @@ from timeline.wire.frames import Cause
 log = logging.getLogger("timeline.journal")
 ROLL_MS, ROWS = 60_000, 500_000
 RETRY_MS = 5_000.0
+LAST_TRIES = 3
 MOST_KEPT = 4
-"""So many files' events wait for a disk that takes none; then they are dropped."""
+"""So many files' events, of all topics together, wait for a disk that takes none; then they are dropped."""
+MOST_NAME = 100
+"""Characters of a broker's name in a file's."""
 NO_TOPIC = "__HIVE_DEFAULT_PARTITION__"
 TIMES = pa.timestamp("ms", tz="UTC")
 FIELDS: dict[str, pa.DataType] = {
@@ -112,11 +116,15 @@ class Folder:
         folder, _, last = path.rpartition("/")
         os.makedirs(folder, exist_ok=True)
         part = f"{folder}/_{last}.part"
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            Path(part).unlink(missing_ok=True)  # a disk that is full is not to hold pieces of what did not fit
+            raise
 
 
 class Partition:
@@ -125,11 +133,16 @@ class Partition:
     def __init__(self, since_ms: float) -> None:
         self.since_ms, self.not_before_ms = since_ms, 0.0
         self.parts: list[tuple[str, int, int, dict[str, Any]]] = []
-        self.rows = 0
+        self.rows = self.weight = self.oldest_ms = 0
 
-    def add(self, kind: str, time_ms: int, count: int, columns: dict[str, Any]) -> None:
+    def add(self, kind: str, time_ms: int, count: int, columns: dict[str, Any], weight: int) -> None:
+        """`weight`: how many of the broker's events are gone with it."""
         self.parts.append((kind, time_ms, count, columns))
         self.rows += count
+        self.weight += weight
+        # What says that others are missing says since when.
+        began_ms = int(columns.get("due") or time_ms) if kind == "dropped" else time_ms
+        self.oldest_ms = min(self.oldest_ms or began_ms, began_ms)
 
     def table(self, broker: str, session: str) -> pa.Table:
         """Its events as the file has them, in order of time."""
@@ -165,7 +178,7 @@ def _array(name: str, kind: pa.DataType, count: int, columns: dict[str, Any]) ->
         data, offsets = column
         return _texts(bytes(data), offsets)
     if isinstance(column, bytes):
-        return pa.repeat(pa.scalar(column.decode() or None, kind), count)
+        return pa.repeat(pa.scalar(column.decode(errors="replace") or None, kind), count)
     if isinstance(column, int):
         if kind == TIMES and not column:
             return pa.nulls(count, kind)
@@ -186,38 +199,64 @@ def _texts(data: bytes, offsets: np.ndarray[Any, Any]) -> pa.Array:
 
 
 class Writer:
-    """Gathers parts and writes files."""
+    """Gathers parts and writes files, and counts what becomes of events. `told(written, since_ms)` hears after each try
+    how many of those that were added are in files, and since when there may be others. `run`: how many writers there
+    were before in this session: their files stay."""
 
-    def __init__(self, folder: Folder, broker: str, session: str, roll_ms: int, rows: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        broker: str,
+        session: str,
+        roll_ms: int,
+        rows: int,
+        run: int = 0,
+        told: Callable[[int, int], None] = lambda written, since_ms: None,
+    ) -> None:
         self._folder, self._broker, self._session = folder, broker, session
-        self._roll_ms, self._rows = roll_ms, rows
+        self._roll_ms, self._rows, self._told = roll_ms, rows, told
+        named = quote(broker, safe="")[:MOST_NAME]
+        named = f"%{ord(named[0]):02X}{named[1:]}" if named[0] in "_." else named  # else readers take it for hidden
+        self._name = f"{named}-{session}{f'r{run}' if run else ''}"
         self._clock = Clock()
         self._partitions: dict[str, Partition] = {}
-        self._files = 0
+        self._files = self._held = self._written = self._last_ms = 0
         self._lock = threading.Lock()
+
+    def began(self) -> None:
+        """It writes from now on; an event is in a file by `until`."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            self._gather("started", "", now_ms, 1, {"until": now_ms + self._roll_ms}, 0)
 
     def add(self, kind: str, topic: str, time_ms: int, count: int, columns: dict[str, Any]) -> None:
         """Gathers a part; writes its file when that is full."""
         with self._lock:
-            name = self._gather(kind, topic, time_ms, count, columns)
+            # A part that says how many others are missing takes these along.
+            weight = int(columns.get("count", 1)) if kind == "dropped" else count
+            name = self._gather(kind, topic, time_ms, count, columns, weight)
+            self._last_ms = time_ms
             partition = self._partitions[name]
             if partition.rows >= self._rows and partition.not_before_ms <= self._clock.monotonic_ms():
                 self._write(name)
 
-    def _gather(self, kind: str, topic: str, time_ms: int, count: int, columns: dict[str, Any]) -> str:
+    def _gather(self, kind: str, topic: str, time_ms: int, count: int, columns: dict[str, Any], weight: int) -> str:
         at = datetime.fromtimestamp(time_ms / 1000, UTC)
-        name = f"date={at:%Y-%m-%d}/hour={at:%H}/topic={quote(topic, safe='') or NO_TOPIC}"
+        name = f"date={at:%Y-%m-%d}/hour={at:%H}/topic={folder_name(topic) or NO_TOPIC}"
         partition = self._partitions.get(name)
         if partition is None:
             partition = self._partitions[name] = Partition(self._clock.monotonic_ms())
-        partition.add(kind, time_ms, count, columns)
+        partition.add(kind, time_ms, count, columns, weight)
+        self._held += count
         return name
 
     def roll(self, everything: bool = False) -> None:
-        """Writes what is old enough, or all."""
+        """Writes what is old enough, or all. What the journal says of itself comes last: what cannot be written is said
+        there."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            for name, partition in list(self._partitions.items()):
+            for name in sorted(self._partitions, key=lambda name: name.endswith(NO_TOPIC)):
+                partition = self._partitions[name]
                 due_ms = max(partition.since_ms + self._roll_ms, partition.not_before_ms)
                 if everything or due_ms <= now_ms:
                     self._write(name)
@@ -225,19 +264,55 @@ class Writer:
     def _write(self, name: str) -> None:
         partition = self._partitions.pop(name)
         self._files += 1
-        file = f"{name}/{quote(self._broker, safe='')}-{self._session}-{self._files:06d}.parquet"
+        file = f"{name}/{self._name}-{self._files:06d}.parquet"
         try:
             self._folder.write(file, partition.table(self._broker, self._session))
-        except OSError as trouble:
+        except Exception as trouble:  # what a filesystem raises is of any kind
             log.error("the journal cannot write %s: %s", file, trouble)
             partition.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-            if partition.rows < MOST_KEPT * self._rows:
+            if self._held <= MOST_KEPT * self._rows:
                 self._partitions[name] = partition
             else:
                 # A disk that stays full ends in events that are missing, and said to be, not in memory that runs out.
-                _, since_ms, _, _ = partition.parts[0]
-                _, until_ms, _, _ = partition.parts[-1]
-                self._gather("dropped", "", until_ms, 1, {"count": partition.rows, "due": since_ms})
+                self._drop(partition)
+        else:
+            self._held -= partition.rows
+            self._written += partition.weight
+        oldest = [partition.oldest_ms for partition in self._partitions.values()]
+        self._told(self._written, min([*oldest, self._last_ms]))
+
+    def _drop(self, partition: Partition) -> None:
+        """One event instead of all of a partition's."""
+        since_ms, until_ms, lost = partition.oldest_ms, partition.parts[-1][1], partition.weight
+        self._held -= partition.rows
+        missing = {"count": lost, "due": since_ms} if lost else {"due": since_ms}
+        self._gather("dropped", "", until_ms, 1, missing, lost)
+
+    def cut_off(self) -> None:
+        """Nothing more comes, and the broker has not said that it ends: what it had not handed over is lost, nobody
+        knows how much."""
+        with self._lock:
+            now_ms = self._clock.now_ms()
+            self._gather("dropped", "", now_ms, 1, {"due": min(self._last_ms or now_ms, now_ms)}, 0)
+
+    def close(self, pause: Callable[[float], object]) -> int:
+        """Writes all, with another try or two after `pause`; how many events are in no file, though they were added."""
+        for _ in range(LAST_TRIES):
+            self.roll(everything=True)
+            if not self._partitions:
+                return 0
+            pause(RETRY_MS / 1000)
+        with self._lock:
+            for name in [name for name in self._partitions if not name.endswith(NO_TOPIC)]:
+                self._drop(self._partitions.pop(name))
+        self.roll(everything=True)
+        return sum(partition.weight for partition in self._partitions.values())
+
+
+def folder_name(topic: str) -> str:
+    """A topic as the name of a folder, as Hive and Spark read such names: what is special in ASCII as %XX, all else as
+    it is."""
+    return "".join(one if ord(one) > 127 or one.isalnum() or one in "_.-~" else f"%{ord(one):02X}" for one in topic)
 
 
 def parts(pipe: BinaryIO) -> Iterator[tuple[str, str, int, int, dict[str, Any]]]:
@@ -262,32 +337,54 @@ def _rolling(writer: Writer, over: threading.Event, every_s: float) -> None:
         writer.roll()
 
 
+def _step_back() -> None:
+    """Runs where nobody else wants the processor, as far as this system lets anybody say so."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except (AttributeError, OSError):
+        os.nice(19)
+
+
+def _tell(written: int, since_ms: int) -> None:
+    try:
+        print(written, since_ms, flush=True)
+    except OSError:
+        pass  # the broker is gone: nobody asks any more
+
+
 def main(arguments: list[str]) -> int:
-    """Reads parts from standard input until it ends. Says `ready` once it can write, or why it cannot."""
-    url, broker, session = arguments
+    """Reads parts from standard input until it ends. Says `ready` once it can write, or why it cannot; then how far it
+    is. Ends with 1 when events are lost and the journal cannot say so."""
+    broker, session, run = arguments
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when the broker has
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        place, roll_ms, rows = split_url(url)
+        place, roll_ms, rows = split_url(os.environ[URL_VARIABLE])
         folder = Folder(place)
         folder.check()
     except (Invalid, OSError) as trouble:
         print(getattr(trouble, "reason", "") or trouble, flush=True)
         return 1
-    writer = Writer(folder, broker, session, roll_ms, rows)
-    writer.add("started", "", Clock().now_ms(), 1, {})
+    _step_back()
+    writer = Writer(folder, broker, session, roll_ms, rows, int(run), _tell)
+    writer.began()
     print("ready", flush=True)
     over = threading.Event()
     rolling = threading.Thread(target=_rolling, args=(writer, over, min(1.0, roll_ms / 2_000)), daemon=True)
     rolling.start()
+    stopped = False
     for kind, topic, time_ms, count, columns in parts(sys.stdin.buffer):
         writer.add(kind, topic, time_ms, count, columns)
+        stopped |= kind == "stopped"
     over.set()
     rolling.join()
-    writer.roll(everything=True)
-    return 0
+    if not stopped:
+        writer.cut_off()
+    lost = writer.close(threading.Event().wait)
+    if lost:
+        log.error("%d events of the journal are in no file, and nothing in it says so", lost)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":

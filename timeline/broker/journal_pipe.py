@@ -1,80 +1,82 @@
 """What carries the journal off: a bounded queue, a thread that does nothing but write to a pipe, and behind it a
-process of the lowest priority that makes the files (`journal_files.py`). Compressing takes neither the broker's
+process of the lowest priority that makes the files (`journal_process.py`). Compressing takes neither the broker's
 interpreter nor, while the machine is busy, its processor; the broker's end costs a copy.
 
 When the queue is full, parts are dropped and counted, and how many were lost between when and when stands in the
-journal. When the broker is killed the process writes what it has, and ends."""
+journal. So it is with what a process had in hand that ended before it should: another one is started, after a pause
+that grows while that does not help. When the broker is killed the process writes what it has, and ends."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import os
-import pickle
-import struct
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Protocol, TypeVar
 
-import numpy as np
-
-from timeline.broker.journal import Kind, Part
-from timeline.columns import Ragged
+from timeline.broker.journal import IDLE_MS, Kind, Part
+from timeline.broker.journal_process import JournalProcess
 from timeline.errors import Invalid
 
 log = logging.getLogger("timeline.broker")
 QUEUE_BYTES = 64 * 1024 * 1024
-HEAD = struct.Struct("<II")
-"""Before each part: how long its description is, and how many buffers follow, whose lengths come next."""
-PIPE_BYTES = 1024 * 1024
 GATHER_S = 0.02
 """Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
-START_S = 60.0
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""Before a process is started again; twice as long each time that it ends with nothing written."""
+T = TypeVar("T")
+
+
+class Counted(Protocol):
+    """Told of the journal, in the broker's thread."""
+
+    def events(self, dropped: bool, count: int) -> None:
+        """So many events were handed on, or are missing in the journal."""
+
+    def restarted(self) -> None:
+        """Its process had ended, and another one is there."""
 
 
 class JournalPipe:
-    """Carries parts to the process that writes them below `url`. `counted(dropped, events)` is called for each part
-    from the broker's thread. Made by `start`; `carry` never waits."""
+    """Carries parts to the process that writes them. Made by `start`, in the broker's thread, as are all its calls;
+    `carry` never waits."""
+
+    process: JournalProcess
+    """The one that writes now."""
+    _thread: threading.Thread
 
     def __init__(
-        self, process: subprocess.Popen[bytes], now_ms: Callable[[], int], counted: Callable[[bool, int], None]
-    ):
-        self._process, self._now_ms, self._counted = process, now_ms, counted
+        self,
+        start: Callable[[int, Callable[[], None]], JournalProcess],
+        now_ms: Callable[[], int],
+        counted: Counted,
+    ) -> None:
+        self._start, self._now_ms, self._counted = start, now_ms, counted
+        self._loop = asyncio.get_running_loop()
         self._parts: deque[Part] = deque()
         self._queued_bytes = 0
         self._something, self._hurry = threading.Event(), threading.Event()
         self._closing = False
         self._lost = 0
         self._lost_since_ms = 0
+        self._runs = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="timeline-journal", daemon=True)
-        self._thread.start()
 
     @classmethod
-    async def start(
-        cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Callable[[bool, int], None]
-    ) -> JournalPipe:
+    async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted) -> JournalPipe:
         """Starts the process; returns once it can write. Raises Invalid with why it cannot."""
-        command = [sys.executable, "-m", "timeline.broker.journal_files", url, name, session]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=dict(os.environ)
-        )
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(OSError):  # more than this user may have: then it is 64 KiB, and a switch for each
-            fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        said = await asyncio.to_thread(process.stdout.readline)
-        if said.strip() != b"ready":
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            raise Invalid(
-                f"the journal cannot be written: {said.decode(errors='replace').strip() or 'it ended at once'}"
-            )
-        return cls(process, now_ms, counted)
+        pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, counted)
+        pipe.process = await _aside(pipe._started)
+        pipe._thread = threading.Thread(target=pipe._work, name="timeline-journal", daemon=True)
+        pipe._thread.start()
+        return pipe
+
+    def _started(self) -> JournalProcess:
+        process = self._start(self._runs, self._something.set)
+        self._runs += 1
+        return process
 
     def carry(self, part: Part) -> None:
         """Takes a part, or drops it when the queue is full."""
@@ -87,23 +89,72 @@ class JournalPipe:
             else:
                 self._parts.append(part)
                 self._queued_bytes += nbytes
-        self._counted(full, part.count)
+        self._counted.events(full, part.count)
         if not full:
             self._something.set()
 
     def _work(self) -> None:
-        assert self._process.stdin is not None
-        pipe = self._process.stdin.fileno()
+        """Hands parts on until it is closing and all are."""
+        pause_s = AGAIN_S
+        while not self._handed_on():
+            lost, since_ms = self.process.unwritten
+            log.error(
+                "the journal's process ended before it should, with %d events that are in no file: they are missing in "
+                "the journal, which will say so", lost,
+            )  # fmt: skip
+            if lost:
+                with self._lock:
+                    self._lost_since_ms = min(since_ms, self._lost_since_ms or since_ms)
+                    self._lost += lost
+                self._tell(self._counted.events, True, lost)
+            pause_s = AGAIN_S if self.process.wrote else pause_s
+            while not self._restarted(pause_s):
+                if self._closing:
+                    log.error("the journal ends without what its broker did last, and cannot say so")
+                    return
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)
+            pause_s = min(2 * pause_s, AGAIN_MOST_S)
+        if self.process.end():
+            log.error("the journal's process could not write all that it had: its own words say how much")
+
+    def _handed_on(self) -> bool:
+        """Hands parts to the process; False once that has ended, True once it is closing and it has them all."""
+        while (part := self._next()) is not None:
+            if self.process.ended:
+                if part.kind is not Kind.IDLE:
+                    self._put_back(part)
+                break
+            try:
+                self.process.hand(part)
+            except OSError:
+                break
+        else:
+            if not self.process.ended:
+                return True
+        self.process.end()
+        return False
+
+    def _restarted(self, pause_s: float) -> bool:
+        """Whether another process is there, after a pause (none while closing)."""
+        self._hurry.wait(pause_s)
         try:
-            while (part := self._next()) is not None:
-                _write_all(pipe, encoded(part))
-        except OSError as broken:
-            log.error("the journal's process is gone (%s): what happens from now on is not journalled", broken)
-            with self._lock:
-                self._closing = True
-                self._parts.clear()
-        finally:
-            self._process.stdin.close()
+            self.process = self._started()
+        except (Invalid, OSError) as cannot:
+            log.error("the journal's process cannot be started again: %s", cannot)
+            return False
+        self._tell(self._counted.restarted)
+        return True
+
+    def _tell(self, told: Callable[..., None], *about: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(told, *about)
+        except RuntimeError:
+            pass  # the broker's loop has ended: nobody reads its counters any more
+
+    def _put_back(self, part: Part) -> None:
+        with self._lock:
+            self._parts.appendleft(part)
+            self._queued_bytes += part.nbytes
 
     def _next(self) -> Part | None:
         """The next part, None when it is closing and all are written. What was dropped is told before what came
@@ -120,47 +171,50 @@ class JournalPipe:
                 if self._closing:
                     return None
                 self._something.clear()
-            self._something.wait()
+            if self.process.ended or not self._something.wait(IDLE_MS / 1000):
+                return Part(Kind.IDLE, "", self._now_ms(), 1)
             self._hurry.wait(GATHER_S)
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is queued and ends the process; after `timeout_s` it is left to end by itself."""
         with self._lock:
-            self._parts.append(Part(Kind.STOPPED, "", self._now_ms(), 1))
+            stopped = Part(Kind.STOPPED, "", self._now_ms(), 1)
+            self._parts.append(stopped)
+            self._queued_bytes += stopped.nbytes
             self._closing = True
         self._hurry.set()
         self._something.set()
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._ended), timeout_s)
+            await asyncio.wait_for(_aside(self._thread.join), timeout_s)
         except TimeoutError:
             log.warning("the journal is still writing after %g s: it goes on by itself", timeout_s)
 
-    def _ended(self) -> None:
-        self._thread.join()
-        self._process.wait()
 
+async def _aside(work: Callable[[], T]) -> T:
+    """What `work` answers, done in a thread that nobody waits for when this process ends, as those of a pool are: a
+    file system that stalls must not keep a broker from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
 
-def encoded(part: Part) -> list[memoryview]:
-    """A part as buffers to write one after the other; numbers and texts as they lie in memory."""
-    buffers: list[pickle.PickleBuffer] = []
-    columns: dict[str, Any] = {}
-    for name, column in part.columns.items():
-        if isinstance(column, Ragged):
-            columns[name] = (pickle.PickleBuffer(column.data), np.ascontiguousarray(column.offsets))
+    def finish(answer: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
         else:
-            columns[name] = np.ascontiguousarray(column) if isinstance(column, np.ndarray) else column
-    said = (str(part.kind), part.topic, part.time_ms, part.count, columns)
-    head = pickle.dumps(said, protocol=5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
-    lengths = b"".join(struct.pack("<Q", view.nbytes) for view in raw)
-    return [memoryview(HEAD.pack(len(head), len(raw)) + lengths + head), *raw]
+            done.set_result(answer)  # type: ignore[arg-type]
 
+    def run() -> None:
+        answer: T | None = None
+        error: BaseException | None = None
+        try:
+            answer = work()
+        except Exception as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(finish, answer, error)
+        except RuntimeError:
+            pass  # the loop has ended meanwhile
 
-def _write_all(pipe: int, views: list[memoryview]) -> None:
-    while views:
-        written = os.writev(pipe, views[:512])
-        while views and written >= views[0].nbytes:
-            written -= views[0].nbytes
-            views = views[1:]
-        if written:
-            views = [views[0][written:], *views[1:]]
+    threading.Thread(target=run, name="timeline-journal-aside", daemon=True).start()
+    return await done

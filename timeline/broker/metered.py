@@ -132,7 +132,11 @@ class MeteredStore:
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
-        answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+        try:
+            answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+        except StoreUnknown:
+            self._unknown(topic, puts)
+            raise
         answers = self._checked(topic, answers, len(puts))
         if self.journal is not None:
             self.journal.put(topic, puts, answers)
@@ -140,7 +144,11 @@ class MeteredStore:
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
-        answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
+        try:
+            answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
+        except StoreUnknown:
+            self._unknown(topic, settles)
+            raise
         answers = self._checked(topic, answers, len(settles))
         self._ended(topic, settles, answers)
         if self.journal is not None:
@@ -148,11 +156,19 @@ class MeteredStore:
         return answers
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+        try:
+            answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+        except StoreUnknown:
+            self._unknown(topic, mutations)
+            raise
         answers = self._checked(topic, answers, len(mutations))
         if self.journal is not None:
             self.journal.mutated(topic, mutations, answers)
         return answers
+
+    def _unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
+        if self.journal is not None and len(asked):
+            self.journal.unknown(topic, asked)
 
     def _checked(self, topic: Topic, answers: Answers, asked: int) -> Answers:
         """An answer to each of so many, or nobody can say what happened. What answered EXPIRED was removed by that."""

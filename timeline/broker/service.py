@@ -199,10 +199,21 @@ async def _journal(config: ServeConfig, metrics: Metrics, clock: Clock) -> Journ
     if not config.journal:
         return None
 
-    def counted(dropped: bool, events: int) -> None:
-        metrics.count("timeline_journal_dropped_total" if dropped else "timeline_journal_events_total", by=events)
+    session, counted = f"{secrets.randbits(32):08x}", _Counted(metrics)
+    return await JournalPipe.start(config.journal, config.name, session, clock.now_ms, counted)
 
-    return await JournalPipe.start(config.journal, config.name, f"{secrets.randbits(32):08x}", clock.now_ms, counted)
+
+class _Counted:
+    """The journal's counters."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def events(self, dropped: bool, count: int) -> None:
+        self._metrics.count("timeline_journal_dropped_total" if dropped else "timeline_journal_events_total", by=count)
+
+    def restarted(self) -> None:
+        self._metrics.count("timeline_journal_restarts_total")
 
 
 def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:

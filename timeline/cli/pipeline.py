@@ -79,8 +79,7 @@ def load(
         from timeline.pipeline.load import load as run
 
         table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
-        table = table.where(where) if where else table
-        wish = Asked(address, topic, shift_to_ms=shift_ms, state=state, **asked)
+        wish = Asked(address, topic, shift_to_ms=shift_ms, state=state, where=where or "", **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, as_json)
     return SOME_FAILED if loaded.rejected else DONE
@@ -260,7 +259,8 @@ def audit(
 ) -> int:  # fmt: skip
     """Tell what happened to every message, out of the journal at JOURNAL, and whether the promises were kept.
 
-    Ends with 1 when one was broken, with 3 when the journal dropped events, whose interval it then does not know.
+    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names. What a
+    broker that runs has not written yet (its journal's roll) is not known either: what may be there is not called lost.
 
     \b
     Example:
@@ -291,7 +291,13 @@ def audit(
         print_table(("broken promise", "messages"), rows, ("messages",), empty="every promise was kept")
         for gap in found.gaps:
             between = f"{shown_time(gap.since_ms)} to {shown_time(gap.until_ms)}"
-            click.echo(f"not known: {gap.events:,} events of {gap.broker}, {between}")
+            many = f"{gap.events:,} events" if gap.events else "how many events"
+            click.echo(f"not known: {many} of {gap.broker}, {between}")
+        if found.unknown:
+            click.echo(
+                f"not known: {found.unknown:,} messages are not on the timeline; what ended them may be missing in the "
+                "journal, or not be written yet"
+            )
     return found.exit_code
 
 

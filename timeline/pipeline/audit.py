@@ -14,8 +14,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from timeline.clock import Clock
+from timeline.pipeline.gaps import Gap, gaps
 from timeline.pipeline.journal import is_kind, journal, rows_of
-from timeline.pipeline.stories import PROMISES, broken, cancelled_by_tag, is_open, lives
+from timeline.pipeline.pending import Pending
+from timeline.pipeline.stories import PROMISES, broken, is_open, judged, lives, with_tags
 
 Said = Callable[[str, int, int], None]
 EXAMPLES = 20
@@ -42,23 +45,13 @@ KINDS = (
 
 
 @dataclass
-class Gap:
-    """From when until when `events` events are missing of a broker."""
-
-    broker: str
-    since_ms: int
-    until_ms: int
-    events: int
-
-
-@dataclass
 class Audit:
     """What an audit found. Counts of `messages` by what happened to them (`delivered`: messages that were delivered at
     least once); `events` by kind; `lateness` by topic, hour, consumer and, of a journal of less than some days, time:
     rows of percentiles in ms; `redelivered` by
     cause; `broken`: messages by promise, with `examples`; `open`: put and never settled, `pending` of these still
-    there; `gaps`: what is not known; `unended`: broker sessions that never said that they ended (running, or
-    killed)."""
+    there, `unknown` of these not there, though what ended them may be missing in the journal, or not be written yet;
+    `gaps`: what is missing; `unended`: broker sessions that never said that they ended (running, or killed)."""
 
     since_ms: int = 0
     until_ms: int = 0
@@ -72,13 +65,14 @@ class Audit:
     examples: list[dict[str, Any]] = field(default_factory=list)
     open: int = 0
     pending: int | None = None
+    unknown: int = 0
     gaps: list[Gap] = field(default_factory=list)
     unended: list[str] = field(default_factory=list)
     stories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """1: a promise was broken. 3: the journal dropped events. 0: neither."""
+        """1: a promise was broken. 3: events are missing in the journal. 0: neither."""
         return 1 if self.broken else 3 if self.gaps else 0
 
 
@@ -86,23 +80,27 @@ def audit(
     spark: SparkSession,
     url: str,
     topics: Sequence[str] = (),
-    pending: DataFrame | None = None,
+    pending: Pending | None = None,
     ids: Sequence[str] = (),
     said: Said = lambda what, done, total: None,
 ) -> Audit:
-    """Audits the journal at `url`, of `topics` (none: all). `pending`: what lies on the timelines still (columns topic,
-    id, birth), of a backup or of the brokers; without it nothing can be called lost. `ids`: whose stories to tell
+    """Audits the journal at `url`, of `topics` (none: all). `pending`: what lies on the timelines still
+    (`pending_in`), of a backup or of the brokers; without it nothing can be called lost. `ids`: whose stories to tell
     besides those that are worth it. Raises Invalid when there is no journal."""
     steps = ["reading the journal", "messages", "lateness", "promises", "stories"]
     said(steps[0], 0, len(steps))
     everything = journal(spark, url)
-    found = Audit(gaps=_gaps(everything), unended=_unended(everything))
+    unsaid = gaps(everything, Clock().now_ms())
+    found = Audit(gaps=unsaid.missing, unended=unsaid.unended)
     events = everything.where(F.col("topic").isNotNull())
     if topics:
         events = events.where(F.col("topic").isin(*topics))
     events = events.persist(StorageLevel.MEMORY_AND_DISK)
     said(steps[1], 1, len(steps))
-    whole = cancelled_by_tag(lives(events), events).persist(StorageLevel.MEMORY_AND_DISK)
+    _span(events, found)
+    until_ms = max(found.until_ms, pending.until_ms if pending is not None else 0)
+    whole = judged(with_tags(lives(events, until_ms), events), pending, unsaid.spans)
+    whole = whole.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         _count(events, whole, found)
         said(steps[2], 2, len(steps))
@@ -118,28 +116,15 @@ def audit(
     return found
 
 
-def _gaps(events: DataFrame) -> list[Gap]:
-    dropped = events.where(is_kind("dropped"))
-    columns = ("broker", F.unix_millis("due").alias("since_ms"), F.unix_millis("time").alias("until_ms"), "count")
-    return [
-        Gap(row["broker"], row["since_ms"] or row["until_ms"], row["until_ms"], row["count"])
-        for row in rows_of(dropped.select(*columns).orderBy("since_ms").limit(1_000))
-    ]
-
-
-def _unended(events: DataFrame) -> list[str]:
-    sessions = events.where(is_kind("started", "stopped")).groupBy("broker", "session").agg(
-        F.bool_or(is_kind("stopped")).alias("ended"), F.min("time").alias("began")
-    )  # fmt: skip
-    return [row["broker"] for row in rows_of(sessions.where("NOT ended").orderBy("began").limit(1_000))]
-
-
-def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
+def _span(events: DataFrame, found: Audit) -> None:
     span = events.agg(F.min("time").alias("a"), F.max("time").alias("b")).select(
         F.unix_millis("a").alias("a"), F.unix_millis("b").alias("b")
     ).head()  # fmt: skip
     if span is not None:
         found.since_ms, found.until_ms = span["a"] or 0, span["b"] or 0
+
+
+def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
     counts = events.groupBy("kind").agg(F.sum(F.coalesce("count", F.lit(1))).alias("events")).orderBy("kind")
     found.events = {row["kind"]: int(row["events"]) for row in counts.collect()}
     told = whole.agg(
@@ -152,10 +137,11 @@ def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
         F.count_if(F.col("cancelled") | F.col("by_tag")).alias("cancelled"),
         F.count_if(F.col("buried") > 0).alias("buried"),
         F.count_if(is_open()).alias("open"),
+        F.count_if(F.col("astray") & ~F.col("lost")).alias("unknown"),
     ).head()  # fmt: skip
     assert told is not None
     found.messages = {name: int(value) for name, value in told.asDict().items()}
-    found.open = found.messages["open"]
+    found.open, found.unknown = found.messages["open"], found.messages.pop("unknown")
 
 
 def _percentiles() -> list[Any]:
@@ -188,17 +174,16 @@ def _measure(events: DataFrame, found: Audit) -> None:
     found.redelivered = {row["kind"]: row["count"] for row in causes.orderBy(F.desc("count")).collect()}
 
 
-def _judge(whole: DataFrame, pending: DataFrame | None, found: Audit) -> list[str]:
+def _judge(whole: DataFrame, pending: Pending | None, found: Audit) -> list[str]:
     """What is broken; the ids of some of it."""
-    gaps = [(gap.since_ms, gap.until_ms) for gap in found.gaps]
-    bad = broken(whole, pending, gaps).persist(StorageLevel.MEMORY_AND_DISK)
+    bad = broken(whole).persist(StorageLevel.MEMORY_AND_DISK)
     found.broken = {row["promise"]: row["count"] for row in bad.groupBy("promise").count().orderBy("promise").collect()}
     if found.broken:
         some = bad.select("promise", "topic", "id", "put", "last", "ended", "delivered", "lateness")
         found.examples = rows_of(some.orderBy("promise", "id").limit(EXAMPLES))
     bad.unpersist()
     if pending is not None:
-        there = pending.select("topic", "id", "birth")
+        there = pending.rows.select("topic", "id", "birth")
         found.pending = whole.where(is_open()).join(there, ["topic", "id", "birth"], "left_semi").count()
     return [row["id"] for row in found.examples]
 

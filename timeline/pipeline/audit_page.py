@@ -48,8 +48,16 @@ def _verdict(found: Audit) -> str:
             )
         )
     for gap in found.gaps:
-        what = f"{gap.events:,} events of broker {gap.broker} are missing"
+        what = f"{_missing(gap.events)} of broker {gap.broker} are missing"
         said.append(paragraph(f"Not known: {what}, from {_when(gap.since_ms)} to {_when(gap.until_ms)}.", "bad"))
+    if found.unknown:
+        said.append(
+            paragraph(
+                f"Not known: {found.unknown:,} messages are not on the timeline, and what ended them may be missing in "
+                "the journal, or not be written yet.",
+                "soft",
+            )
+        )
     if found.unended:
         named = ", ".join(sorted(set(found.unended))[:10])
         said.append(
@@ -65,6 +73,10 @@ def _verdict(found: Audit) -> str:
     if rows:
         said.append(table(("promise", "topic", "id", "put", "last seen", "last event", "deliveries"), rows))
     return section("The promises", *said)
+
+
+def _missing(events: int) -> str:
+    return f"{events:,} events" if events else "events, nobody knows how many,"
 
 
 def _glance(found: Audit) -> str:

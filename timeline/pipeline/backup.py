@@ -36,8 +36,9 @@ def backup(
     with Connection(addresses) as connection:
         record = connection.topic(topic)
     manifest = manifest_of(record, Clock().now_ms())
-    _check_place(url, manifest)
-    write_json(joined(url, "topic.json"), {"topic": manifest.topic, "uid": manifest.uid})
+    manifest.taken_ms = _check_place(url, manifest)
+    begun = {"topic": manifest.topic, "uid": manifest.uid, "taken_ms": manifest.taken_ms}
+    write_json(joined(url, "topic.json"), begun)
     buckets = record.settings.buckets
     count = min(chunks, buckets)
     edges = [buckets * part // count for part in range(count + 1)]
@@ -53,17 +54,19 @@ def backup(
             chunk = Chunk(**done)
         manifest.chunks.append(chunk)
     said("chunks written", count, count)
-    manifest.complete = True
+    manifest.until_ms, manifest.complete = Clock().now_ms(), True
     write_json(joined(url, "manifest.json"), manifest.as_json())
     return manifest
 
 
-def _check_place(url: str, manifest: Manifest) -> None:
+def _check_place(url: str, manifest: Manifest) -> int:
+    """When the backup at `url` was begun: now, or when the run did that died. Raises Invalid for another one's."""
     if read_json(joined(url, "manifest.json")) is not None:
         raise Invalid(f"{url} has a finished backup already: name another place")
     there = read_json(joined(url, "topic.json"))
     if there is not None and (there.get("topic"), there.get("uid")) != (manifest.topic, manifest.uid):
         raise Invalid(f"{url} has part of a backup of topic {there.get('topic')!r}: name another place")
+    return int(there.get("taken_ms", manifest.taken_ms)) if there is not None else manifest.taken_ms
 
 
 def _write(spark: SparkSession, addresses: str, topic: str, url: str, chunk: Chunk) -> Chunk:

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
+from timeline.errors import Invalid
+
 
 def at(url: str) -> tuple[Any, str]:
     """The filesystem and the path in it that `url` names. Raises ValueError or ImportError for a scheme that is unknown
@@ -46,11 +48,14 @@ def write_json(url: str, told: Any) -> None:
 
 
 def read_json(url: str) -> Any:
-    """What a JSON file says; None when there is none. Raises ValueError for what is no JSON."""
+    """What a JSON file says; None when there is none. Raises Invalid for what is no JSON."""
     filesystem, path = at(url)
     if not filesystem.exists(path):
         return None
-    return json.loads(filesystem.cat_file(path))
+    try:
+        return json.loads(filesystem.cat_file(path))
+    except ValueError as wrong:
+        raise Invalid(f"{url} is no JSON, it was changed or is damaged: {wrong}") from wrong
 
 
 def write_table(url: str, table: pa.Table) -> int:

@@ -34,7 +34,7 @@ Said = Callable[[str, int, int], None]
 @dataclass
 class Asked:
     """What to load where. `past`: reject, now. `shift_to_ms`: the whole table is moved in time so that its earliest due
-    is then. `state`: a JSON file (any fsspec URL) by which a run that died goes on."""
+    is then. `state`: a JSON file (any fsspec URL) by which a run that died goes on. `where`: SQL, only these rows."""
 
     addresses: str
     topic: str
@@ -47,6 +47,7 @@ class Asked:
     state: str = ""
     timeout: str = "60s"
     dry_run: bool = False
+    where: str = ""
 
 
 @dataclass
@@ -86,6 +87,7 @@ def load(
     Options.of({"addresses": asked.addresses, "topic": asked.topic, "past": asked.past, "timeout": asked.timeout})
     with Connection(asked.addresses) as connection:
         topic = connection.topic(asked.topic)
+    table = table.where(asked.where) if asked.where else table
     state = _State.of(asked, topic, table, expressions or {})
     rows = mapped(table, expressions or {})
     own_ids = "id" in rows.columns
@@ -123,13 +125,14 @@ def _shown(millis: int) -> str:
 
 @dataclass
 class _State:
-    """What a run that died had done: kept in a JSON file, when one is named."""
+    """What a run that died had done: kept in a JSON file, when one is named. `rows`: of the files that are done."""
 
     url: str
     fingerprint: str
     run: str
     shift_by_ms: int = 0
     checked_ms: int = 0
+    rows: int = 0
     done: list[str] = field(default_factory=list)
     resumed: bool = False
 
@@ -139,6 +142,7 @@ class _State:
             str(topic.uid),
             asked.group,
             repr(sorted(expressions.items())),
+            asked.where,
             table.schema.json(),
             *sorted(table.inputFiles()),
         ]
@@ -152,20 +156,17 @@ class _State:
                 f"the state in {asked.state} is of another load (another table, topic or mapping): name another "
                 "file, or remove it"
             )
-        return cls(
-            asked.state,
-            fingerprint,
-            kept["run"],
-            int(kept["shift_by_ms"]),
-            int(kept["checked_ms"]),
-            list(kept["done"]),
-            True,
-        )
+        try:
+            numbers = (int(kept[name]) for name in ("shift_by_ms", "checked_ms", "rows"))
+            return cls(asked.state, fingerprint, str(kept["run"]), *numbers, list(kept["done"]), True)
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise Invalid(f"the state in {asked.state} was changed or is damaged: {wrong}. Remove it") from wrong
 
     def keep(self) -> None:
         """Writes it down."""
         if self.url:
-            told = {name: getattr(self, name) for name in ("fingerprint", "run", "shift_by_ms", "checked_ms", "done")}
+            names = ("fingerprint", "run", "shift_by_ms", "checked_ms", "rows", "done")
+            told = {name: getattr(self, name) for name in names}
             write_json(self.url, told)
 
 
@@ -182,22 +183,28 @@ def _put(
     state.keep()
     files = sorted(table.inputFiles()) if asked.state else []
     left = [file for file in files if file not in state.done]
-    if files and not left:
-        return
-    steps = [left[at : at + FILES_A_STEP] for at in range(0, len(left), FILES_A_STEP)] or [[]]
+    steps = [left[at : at + FILES_A_STEP] for at in range(0, len(left), FILES_A_STEP)] or ([[]] if not files else [])
     total = loaded.checked.rows - loaded.checked.rejected
     options = {
         "addresses": asked.addresses, "topic": asked.topic, "group": asked.group, "timeout": asked.timeout,
         "past": str(state.checked_ms) if asked.past == "reject" else "now", "maxRejects": str(asked.max_rejects),
-        "rejectsPath": asked.rejects, "run": state.run, "allowIdentical": "true",
+        "rejectsPath": asked.rejects, "allowIdentical": "true",
     }  # fmt: skip
     for step in steps:
         part = _only(table, step) if state.done or len(steps) > 1 else table
         rows = with_ids(shifted(mapped(part, expressions), state.shift_by_ms))
         before = loaded.looked_at
-        loaded.add(write(spark, rows, options, partial(_tell, said, before, total)))
+        # Each step has names of its own for what it keeps: the same again when it is run again.
+        run = {"run": "|".join([state.run, *step[:1]])}
+        loaded.add(write(spark, rows, options | run, partial(_tell, said, before, total)))
+        state.rows += loaded.looked_at - before
         state.done += step
         state.keep()
+    if files and state.rows != loaded.checked.rows:
+        raise Invalid(
+            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or set aside: the table is not what it was when it "
+            f"was looked at. Remove {state.url}, and run it again"
+        )
     if state.url:
         remove(state.url)
 

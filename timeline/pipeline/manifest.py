@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError
 from timeline.model import Topic, TopicSettings
 from timeline.pipeline.connection import first_line
 from timeline.pipeline.files import joined, read_json
@@ -43,13 +43,14 @@ class Chunk:
 
 @dataclass
 class Manifest:
-    """What a backup has. `taken_ms`: when it was begun, on the broker's clock."""
+    """What a backup has. `taken_ms`, `until_ms`: when it was begun, and when it was over."""
 
     topic: str
     uid: str
     settings: dict[str, Any]
     taken_ms: int
     chunks: list[Chunk] = field(default_factory=list)
+    until_ms: int = 0
     version: int = VERSION
     complete: bool = False
 
@@ -91,9 +92,14 @@ def read_manifest(url: str) -> Manifest:
         )
     if not isinstance(told, dict) or told.get("version") != VERSION or not told.get("complete"):
         raise Invalid(f"the manifest of {url} is not one of version {VERSION} of a finished backup")
-    names = ("topic", "uid", "settings", "taken_ms")
-    chunks = [Chunk(**chunk) for chunk in told["chunks"]]
-    return Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
+    names = ("topic", "uid", "settings", "taken_ms", "until_ms")
+    try:
+        chunks = [Chunk(**chunk) for chunk in told["chunks"]]
+        manifest = Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
+        manifest.topic_settings()
+    except (KeyError, TypeError, TimelineError) as wrong:
+        raise Invalid(f"the manifest of {url} was changed or is damaged: {wrong}") from wrong
+    return manifest
 
 
 def measured(rows: DataFrame) -> list[Any]:

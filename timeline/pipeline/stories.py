@@ -9,9 +9,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from timeline.pipeline.journal import is_kind
+from timeline.pipeline.pending import Pending
 
+SKEW_MS = 1_000
+"""By so much the clocks of two brokers may differ: one that is further off the others leases nothing."""
 ENDS = ("acked", "buried", "expired", "purged")
-BY_ID = ("cancelled", "moved", "revived", "purged", "expired")
+BY_ID = ("cancelled", "moved", "revived", "purged", "expired", "unknown")
 """Told by a producer, who knows no birth: they count for the life of the id that was on when they happened."""
 EXPLAINS = ("ran_out", "released", "handed_back", "relet")
 PROMISES = {
@@ -29,15 +32,17 @@ def _count(*kinds: str) -> Column:
     return F.count_if(is_kind(*kinds))
 
 
-def lives(events: DataFrame) -> DataFrame:
-    """A row for each life of an id: what happened to it, how often, and when."""
+def lives(events: DataFrame, until_ms: int) -> DataFrame:
+    """A row for each life of an id, as of `until_ms`: what happened to it, how often, and when."""
     delivered = is_kind("delivered")
     born = events.where(F.col("birth").isNotNull() & F.col("id").isNotNull())
     told = born.groupBy(*_LIFE).agg(
         F.min(F.when(is_kind("put"), F.col("time"))).alias("put"),
+        F.max(F.when(is_kind("put"), F.col("broker"))).alias("put_by"),
         F.max("time").alias("last"),
         F.max_by("kind", F.struct("time", "version")).alias("ended"),
         F.max("tag").alias("tag"),
+        F.max(F.when(is_kind("put"), F.col("expires"))).alias("expires"),
         _count("delivered").alias("delivered"),
         F.size(F.collect_set(F.when(delivered, F.col("version")))).alias("versions"),
         _count("acked").alias("acked"),
@@ -47,6 +52,7 @@ def lives(events: DataFrame) -> DataFrame:
         _count("buried").alias("buried"),
         _count(*EXPLAINS).alias("explained"),
         _count(*ENDS).alias("ends"),
+        _count("unknown").alias("unknown"),
         F.max(F.when(delivered, F.col("version"))).alias("last_version"),
         F.min(F.when(is_kind("acked"), F.col("version"))).alias("acked_version"),
         F.count_if(delivered & (F.col("lateness") < 0)).alias("early"),
@@ -58,25 +64,57 @@ def lives(events: DataFrame) -> DataFrame:
     asked = events.where(is_kind(*BY_ID) & F.col("id").isNotNull() & F.col("birth").isNull())
     by_id = asked.groupBy("topic", "id").agg(
         _count("moved").alias("moved"),
+        _count("revived").alias("revived"),
+        _count("unknown").alias("unknown_by_id"),
+        F.max(F.when(is_kind("moved"), F.col("time"))).alias("moved_at"),
         F.max(F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_at"),
+        F.max_by("broker", F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_by"),
         F.max(F.when(is_kind("purged", "expired"), F.col("time"))).alias("gone_at"),
     )  # fmt: skip
     whole = told.join(by_id, ["topic", "id"], "left")
+    nought = F.lit(0)
+    moved = F.coalesce("moved", nought)
+    # An id may be put anew as soon as it is cancelled: only where two brokers say so their clocks may deceive.
+    skew_ms = F.when(F.col("put_by") != F.col("cancelled_by"), F.lit(SKEW_MS)).otherwise(nought)
+    cancelled = _since("cancelled_at", "put", skew_ms)
+    # A move or a revival ends what was before it without a word about the lease that had run out.
+    again = F.when(_since("moved_at", "first_delivered"), moved).otherwise(nought) + F.coalesce("revived", nought)
     return whole.withColumns(
         {
-            "moved": F.coalesce("moved", F.lit(0)),
-            "cancelled": F.coalesce(F.col("cancelled_at") >= F.coalesce("put", "cancelled_at"), F.lit(False))
-            & (F.col("acked") == 0),
-            "gone": F.coalesce(F.col("gone_at") >= F.coalesce("put", "gone_at"), F.lit(False)),
+            "moved": moved,
+            "explained": F.col("explained") + again,
+            "unknown": F.col("unknown") + F.coalesce("unknown_by_id", nought),
+            "cancelled": cancelled & (F.col("acked") == 0),
+            # What the store removes by itself when its time is over, it does not name.
+            "gone": cancelled
+            | _since("gone_at", "put")
+            | F.coalesce(F.unix_millis("expires") <= until_ms, F.lit(False)),
         }
     )
 
 
-def cancelled_by_tag(whole: DataFrame, events: DataFrame) -> DataFrame:
-    """With `by_tag`: whether the tag of a message was cancelled after it was put."""
-    tags = events.where(is_kind("tag_cancelled")).groupBy("topic", "tag").agg(F.max("time").alias("tag_cancelled_at"))
+def _since(later: str, earlier: str, skew_ms: Column | int = SKEW_MS) -> Column:
+    """Whether the one happened after the other, as far as the clocks of two brokers tell; also where it is not known
+    when the latter did."""
+    told = F.unix_millis(later) + skew_ms >= F.unix_millis(F.coalesce(earlier, later))
+    return F.coalesce(told, F.lit(False))
+
+
+def with_tags(whole: DataFrame, events: DataFrame) -> DataFrame:
+    """With `by_tag`: whether a cancellation of its tag took a message away; a move of its tag explains another
+    delivery."""
+    tags = events.where(is_kind("tag_cancelled", "tag_moved")).groupBy("topic", "tag").agg(
+        F.max(F.when(is_kind("tag_cancelled"), F.col("time"))).alias("tag_cancelled_at"),
+        F.max(F.when(is_kind("tag_moved"), F.col("time"))).alias("tag_moved_at"),
+    )  # fmt: skip
     joined = whole.join(F.broadcast(tags), ["topic", "tag"], "left")
-    return joined.withColumn("by_tag", F.coalesce(F.col("tag_cancelled_at") >= F.col("put"), F.lit(False)))
+    settled = (F.col("ends") > 0) | F.col("cancelled")
+    return joined.withColumns(
+        {
+            "by_tag": _since("tag_cancelled_at", "put", 0) & F.col("put").isNotNull() & ~settled,
+            "explained": F.col("explained") + F.when(_since("tag_moved_at", "first_delivered"), 1).otherwise(0),
+        }
+    )
 
 
 def is_open() -> Column:
@@ -85,27 +123,43 @@ def is_open() -> Column:
     return F.col("put").isNotNull() & ~over
 
 
-def broken(whole: DataFrame, pending: DataFrame | None, gaps: Sequence[tuple[int, int]]) -> DataFrame:
-    """The lives with the promise that was broken, in `promise`. `pending`: what lies on the timeline still (topic, id,
-    birth); None: not known, so that nothing counts as lost. Within `gaps` (from, to in ms) the journal says nothing,
-    and what is missing there proves nothing."""
-    unsure = F.lit(False)
-    for since_ms, until_ms in gaps:
-        unsure = unsure | (
-            (F.unix_millis(F.coalesce("put", "last")) <= until_ms) & (F.unix_millis("last") >= since_ms - 1)
-        )
-        unsure = unsure | (is_open() & (F.unix_millis(F.coalesce("put", "last")) <= until_ms))
-    lost = F.lit(False)
-    if pending is not None:
-        there = pending.select("topic", "id", "birth").withColumn("there", F.lit(True))
-        whole = whole.join(there, list(_LIFE), "left")
-        lost = is_open() & F.col("there").isNull() & ~unsure
+def judged(whole: DataFrame, pending: Pending | None, spans: Sequence[tuple[int, int]]) -> DataFrame:
+    """The lives with what is to be known before a promise is called broken. `unsure`: whether a part of it may lie in
+    `spans` (from, to in ms), of which the journal says nothing: what is missing there proves nothing. `astray`: whether
+    it is open, and not on the timeline, though it was put before `pending` was read; `lost`: and nothing that is not
+    known can have ended it."""
+    unsure = F.col("unknown") > 0
+    for span in spans:
+        unsure = unsure | _touches(*span) | (is_open() & _before(span[1]))
+    if pending is None:
+        return whole.withColumns({"unsure": unsure, "astray": F.lit(False), "lost": F.lit(False)})
+    there = pending.rows.select(*_LIFE).withColumn("there", F.lit(True))
+    astray = is_open() & F.col("there").isNull() & _before(pending.since_ms - SKEW_MS)
+    astray = astray & F.col("topic").isin(*pending.topics)
+    known = F.col("unknown") == 0
+    for since_ms, until_ms in spans:
+        if since_ms <= pending.until_ms + SKEW_MS:
+            known = known & ~_before(until_ms)
+    whole = whole.join(there, list(_LIFE), "left")
+    return whole.withColumns({"unsure": unsure, "astray": astray, "lost": astray & known})
+
+
+def _before(millis: int) -> Column:
+    return F.unix_millis(F.coalesce("put", "last")) <= millis
+
+
+def _touches(since_ms: int, until_ms: int) -> Column:
+    return _before(until_ms) & (F.unix_millis("last") >= since_ms - 1)
+
+
+def broken(whole: DataFrame) -> DataFrame:
+    """Of lives that are `judged` those with a promise that was broken, in `promise`."""
     found = {
         "early": F.col("early") > 0,
         "twice": F.col("delivered") > F.col("versions"),
         "resurrected": F.col("last_version") > F.col("acked_version"),
-        "lost": lost,
-        "unexplained": (F.col("delivered") - 1 > F.col("explained")) & F.col("put").isNotNull() & ~unsure,
+        "lost": F.col("lost"),
+        "unexplained": (F.col("delivered") - 1 > F.col("explained")) & F.col("put").isNotNull() & ~F.col("unsure"),
         "reclaimed": F.col("reclaimed") > 0,
     }
     promises = F.array_compact(F.array(*(F.when(wrong, F.lit(name)) for name, wrong in found.items())))

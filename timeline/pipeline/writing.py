@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,8 @@ from timeline.pipeline.options import Options
 from timeline.pipeline.rejects import EXAMPLES, Rejects
 from timeline.pipeline.schema import check_written
 
+_STREAMS = ("sql.streaming.queryId", "streaming.sql.batchId")
+"""Under these names Spark tells a task whose it is."""
 CALLS_UNDER_WAY = 4
 BYTES_UNDER_WAY = 32 * 1024 * 1024
 ROWS_A_CALL = 10_000
@@ -112,7 +115,7 @@ class Task:
         self._salts = salt_of(plan.run, part), salt_of(f"{plan.run}\0again", part)
         self._seen = Seen()
         self._done = Written()
-        self._rejects = Rejects(options.rejects_path, f"{plan.run[:16]}-{part:05d}")
+        self._rejects = Rejects(options.rejects_path, f"{_digest(plan.run, batch_name())}-{part:05d}")
         self._under_way: deque[tuple[Judged, int, Future[Receipts]]] = deque()
         self._bytes = 0
         self._connection = Connection(options.addresses, options.timeout_ms)
@@ -242,6 +245,18 @@ def conclude(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> Writ
             ".option('run', …)"
         )
     return done
+
+
+def batch_name() -> str:
+    """The micro-batch of a stream that this task works on; empty for a batch write."""
+    context = TaskContext.get()
+    names = (context.getLocalProperty(name) or "" for name in _STREAMS) if context is not None else ()
+    return "\0".join(names)
+
+
+def _digest(*said: str) -> str:
+    """A name for files, which another run or micro-batch does not have."""
+    return blake2b("\0".join(said).encode(), digest_size=8).hexdigest()
 
 
 def part_number() -> int:

@@ -133,7 +133,7 @@ async def year(
     async with _broker(folder, "three", "--store", store) as three, timed("audit"):
         there = pending_in(spark, three, [TOPIC], "")
         assert there is not None
-        account.left = await asyncio.to_thread(there.count)
+        account.left = await asyncio.to_thread(there.rows.count)
         account.audit = await asyncio.to_thread(audit, spark, journal, [TOPIC], there, (), said)
     (folder / "audit.html").write_text(audit_page(account.audit, journal), encoding="utf-8")
     return account

@@ -1,0 +1,95 @@
+"""What a journal does not know: where events were dropped, where a broker was killed, and what the running ones have
+not written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from timeline.broker.journal import IDLE_MS
+from timeline.pipeline.journal import is_kind, rows_of
+
+ROLL_MS = 60_000
+"""How long an event waits for its file where its broker has not said so."""
+SLACK_MS = 5_000
+"""Writing a file takes so long, or less."""
+EVER_MS = 253_402_300_800_000
+MOST = 1_000
+
+
+@dataclass
+class Gap:
+    """From when until when `events` events are missing of a broker; 0: nobody knows how many, for it was killed."""
+
+    broker: str
+    since_ms: int
+    until_ms: int
+    events: int
+
+
+@dataclass
+class Gaps:
+    """`missing`: what will never be known. `coming`: since when a broker that is running has not written. `unended`:
+    sessions of brokers that never said that they ended."""
+
+    missing: list[Gap] = field(default_factory=list)
+    coming: list[Gap] = field(default_factory=list)
+    unended: list[str] = field(default_factory=list)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """From when until when of all of it."""
+        return [(gap.since_ms, gap.until_ms) for gap in (*self.missing, *self.coming)]
+
+
+def gaps(events: DataFrame, now_ms: int) -> Gaps:
+    """The gaps in a journal that is looked at now."""
+    dropped = events.where(is_kind("dropped"))
+    columns = ("broker", F.unix_millis("due").alias("since_ms"), F.unix_millis("time").alias("until_ms"), "count")
+    found = Gaps()
+    for row in rows_of(dropped.select(*columns).orderBy("since_ms").limit(MOST)):
+        since_ms = row["until_ms"] if row["since_ms"] is None else row["since_ms"]
+        found.missing.append(Gap(row["broker"], since_ms, row["until_ms"], row["count"] or 0))
+    for _, sessions in groupby(_sessions(events), key=lambda row: row["broker"]):
+        _judge(list(sessions), now_ms, found)
+    found.missing.sort(key=lambda gap: gap.since_ms)
+    return found
+
+
+def _sessions(events: DataFrame) -> list[dict[str, Any]]:
+    """Each run of a broker that the journal knows the beginning of, by broker and time. `cut`: its end was noted by
+    others, and with it what is missing."""
+    wait = F.when(is_kind("started"), F.unix_millis("until") - F.unix_millis("time"))
+    told = events.where(F.col("session").isNotNull()).groupBy("broker", "session").agg(
+        F.bool_or(is_kind("started")).alias("began_here"),
+        F.bool_or(is_kind("stopped")).alias("ended"),
+        F.bool_or(is_kind("dropped") & F.col("count").isNull()).alias("cut"),
+        F.unix_millis(F.min("time")).alias("began_ms"),
+        F.unix_millis(F.max("time")).alias("last_ms"),
+        F.coalesce(F.max(wait), F.lit(ROLL_MS)).alias("wait_ms"),
+    )  # fmt: skip
+    recent = told.where("began_here").orderBy(F.desc("began_ms")).limit(10 * MOST)
+    return sorted(rows_of(recent), key=lambda row: (row["broker"], row["began_ms"]))
+
+
+def _judge(sessions: Sequence[dict[str, Any]], now_ms: int, found: Gaps) -> None:
+    """What is missing of those of a broker's sessions that have not ended."""
+    for row in sessions:
+        if row["ended"]:
+            continue
+        found.unended.append(row["broker"])
+        if row["cut"]:
+            continue
+        # Other topics' files may not have come as far as the one that did.
+        since_ms = row["last_ms"] - row["wait_ms"] - SLACK_MS
+        silent_ms = row["last_ms"] + row["wait_ms"] + SLACK_MS + IDLE_MS
+        after = min((other["began_ms"] for other in sessions if other["began_ms"] > row["last_ms"]), default=0)
+        if after or silent_ms < now_ms:
+            found.missing.append(Gap(row["broker"], since_ms, after or silent_ms, 0))
+        else:
+            found.coming.append(Gap(row["broker"], since_ms, EVER_MS, 0))
