@@ -288,9 +288,64 @@ def test_a_place_that_takes_nothing_for_long_costs_events_and_not_memory(tmp_pat
         writer.add("put", "t", 1_700_000_000_000 + at, 20, {"id": (b"x" * 20, np.arange(21))})
     assert max(partition.rows for partition in writer._partitions.values()) < 500
     folder.full = False
-    writer.roll(everything=True)
+    writer.finish()
     told = events(tmp_path / "j")
     kept = sum(1 for row in told if row["kind"] == "put")
     dropped = [row for row in told if row["kind"] == "dropped"]
     assert dropped and kept + sum(row["count"] for row in dropped) == 1_000
     assert all(row["due"] <= row["time"] for row in dropped)
+
+
+def test_what_cannot_be_written_at_the_end_is_told_as_dropped(tmp_path: Path) -> None:
+    class NoRoomForOne(Folder):
+        def write(self, name: str, table: pa.Table) -> None:
+            if "topic=t/" in name:
+                raise RuntimeError("an error of some object store, which is no OSError")
+            super().write(name, table)
+
+    writer = Writer(NoRoomForOne(f"file://{tmp_path}/j"), "b", "5e55", roll_ms=60_000, rows=100)
+    writer.add("put", "t", 1_700_000_000_000, 3, {"id": (b"abc", np.arange(4))})
+    writer.add("put", "u", 1_700_000_000_000, 2, {"id": (b"de", np.arange(3))})
+    writer.add("stopped", "", 1_700_000_000_001, 1, {})
+    writer.finish()
+    told = events(tmp_path / "j")
+    assert Counter((row["kind"], row["count"]) for row in told) == {
+        ("put", None): 2,
+        ("stopped", None): 1,
+        ("dropped", 3): 1,
+    }
+
+
+def test_a_write_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        Folder(f"file://{tmp_path}/j").write("date=d/a.parquet", pa.table({"a": [1]}))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+async def test_the_process_imports_nothing_from_the_folder_it_is_in_and_shows_no_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pickle.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    pipe = await JournalPipe.start(f"file://{tmp_path}/s3cret", "b", "5e55", lambda: 1, lambda *_: None)
+    command = Path(f"/proc/{pipe._process.pid}/cmdline").read_bytes()
+    await pipe.close(60)
+    assert b"journal_files" in command and b"s3cret" not in command
+
+
+@pytest.mark.processes
+def test_a_journal_that_hangs_keeps_no_broker_from_ending(tmp_path: Path) -> None:
+    options = ("--store", "memory://", "--grace", "100ms", "--journal", f"file://{tmp_path}/j")
+    with broker(tmp_path, *options) as (_, process):
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGSTOP)
+        try:
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            os.kill(int(child), signal.SIGCONT)
+    assert "goes on by itself" in (tmp_path / "log").read_text()

@@ -9,6 +9,7 @@ file's metadata."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -28,7 +29,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.broker.journal import SCHEMA_VERSION
-from timeline.broker.journal_pipe import HEAD
+from timeline.broker.journal_pipe import HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
@@ -109,11 +110,16 @@ class Folder:
         folder, _, last = path.rpartition("/")
         os.makedirs(folder, exist_ok=True)
         part = f"{folder}/_{last}.part"
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # what is half written would keep a full disk full
+                os.remove(part)
+            raise
 
 
 class Partition:
@@ -210,27 +216,34 @@ class Writer:
         partition.add(kind, time_ms, count, columns)
         return name
 
-    def roll(self, everything: bool = False) -> None:
-        """Writes what is old enough, or all."""
+    def roll(self) -> None:
+        """Writes what is old enough."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             for name, partition in list(self._partitions.items()):
                 due_ms = max(partition.since_ms + self._roll_ms, partition.not_before_ms)
-                if everything or due_ms <= now_ms:
+                if due_ms <= now_ms:
                     self._write(name)
 
-    def _write(self, name: str) -> None:
+    def finish(self) -> None:
+        """Writes all there is, the broker's own events last: what cannot be written is told there as dropped."""
+        with self._lock:
+            while self._partitions:
+                self._write(min(self._partitions, key=lambda name: name.endswith(NO_TOPIC)), last=True)
+
+    def _write(self, name: str, last: bool = False) -> None:
+        """Writes a file; keeps its events for another try where that fails, unless this was the `last`."""
         partition = self._partitions.pop(name)
         self._files += 1
         file = f"{name}/{quote(self._broker, safe='')}-{self._session}-{self._files:06d}.parquet"
         try:
             self._folder.write(file, partition.table(self._broker, self._session))
-        except OSError as trouble:
+        except Exception as trouble:  # each kind of place has errors of its own
             log.error("the journal cannot write %s: %s", file, trouble)
             partition.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-            if partition.rows < MOST_KEPT * self._rows:
+            if partition.rows < MOST_KEPT * self._rows and not last:
                 self._partitions[name] = partition
-            else:
+            elif not (last and name.endswith(NO_TOPIC)):
                 # A disk that stays full ends in events that are missing, and said to be, not in memory that runs out.
                 _, since_ms, _, _ = partition.parts[0]
                 _, until_ms, _, _ = partition.parts[-1]
@@ -260,18 +273,20 @@ def _rolling(writer: Writer, over: threading.Event, every_s: float) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Reads parts from standard input until it ends. Says `ready` once it can write, or why it cannot."""
-    url, broker, session = arguments
+    """Writes parts from standard input, until it ends, to the place that the variable `URL_VARIABLE` names. Says
+    `ready` once it can write, or why it cannot."""
+    broker, session = arguments
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when the broker has
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        place, roll_ms, rows = split_url(url)
+        place, roll_ms, rows = split_url(os.environ[URL_VARIABLE])
         folder = Folder(place)
         folder.check()
-    except (Invalid, OSError) as trouble:
-        print(getattr(trouble, "reason", "") or trouble, flush=True)
+    except Exception as trouble:  # each kind of place has errors of its own
+        said = getattr(trouble, "reason", "") or str(trouble) or repr(trouble)
+        print(" ".join(str(said).split()), flush=True)
         return 1
     writer = Writer(folder, broker, session, roll_ms, rows)
     writer.add("started", "", Clock().now_ms(), 1, {})
@@ -283,7 +298,7 @@ def main(arguments: list[str]) -> int:
         writer.add(kind, topic, time_ms, count, columns)
     over.set()
     rolling.join()
-    writer.roll(everything=True)
+    writer.finish()
     return 0
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ PIPE_BYTES = 1024 * 1024
 GATHER_S = 0.02
 """Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
 START_S = 60.0
+"""How long the process may take to say that it can write."""
+URL_VARIABLE = "TIMELINE_JOURNAL"
+T = TypeVar("T")
 
 
 class JournalPipe:
@@ -60,20 +63,27 @@ class JournalPipe:
         cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Callable[[bool, int], None]
     ) -> JournalPipe:
         """Starts the process; returns once it can write. Raises Invalid with why it cannot."""
-        command = [sys.executable, "-m", "timeline.broker.journal_files", url, name, session]
+        # Nothing of the folder we are in is imported, and a secret in the URL stands where only our user reads it.
+        command = [sys.executable, "-P", "-m", "timeline.broker.journal_files", name, session]
+        path = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "PYTHONPATH": path, URL_VARIABLE: url}
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=dict(os.environ)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment
         )
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):  # more than this user may have: then it is 64 KiB, and a switch for each
             fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        said = await asyncio.to_thread(process.stdout.readline)
-        if said.strip() != b"ready":
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            raise Invalid(
-                f"the journal cannot be written: {said.decode(errors='replace').strip() or 'it ended at once'}"
-            )
+        said = b""
+        try:
+            said = (await asyncio.wait_for(_in_thread(process.stdout.readline), START_S)).strip()
+        except TimeoutError:
+            said = f"its place has not answered within {START_S:g} s".encode()
+        finally:
+            if said != b"ready":
+                process.kill()
+        if said != b"ready":
+            await _in_thread(process.wait)
+            raise Invalid(f"the journal cannot be written: {said.decode(errors='replace') or 'it ended at once'}")
         return cls(process, now_ms, counted)
 
     def carry(self, part: Part) -> None:
@@ -131,13 +141,31 @@ class JournalPipe:
         self._hurry.set()
         self._something.set()
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._ended), timeout_s)
+            await asyncio.wait_for(_in_thread(self._ended), timeout_s)
         except TimeoutError:
             log.warning("the journal is still writing after %g s: it goes on by itself", timeout_s)
 
     def _ended(self) -> None:
         self._thread.join()
         self._process.wait()
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """What `call` answers. In a thread that nobody waits for at our end: those of asyncio's pool are, however long."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T) -> None:
+        if not answer.done():
+            answer.set_result(result)
+
+    def run() -> None:
+        result = call()
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=run, name="timeline-journal-wait", daemon=True).start()
+    return await answer
 
 
 def encoded(part: Part) -> list[memoryview]:
