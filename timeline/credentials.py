@@ -50,6 +50,8 @@ class Credentials:
         token = self.token
         if self.token_file:
             token = _read(self.token_file, "token file").decode("ascii", "replace").strip()
+            if not token:
+                raise Invalid(f"the token file {self.token_file!r} is empty: write the token into it")
         if token and TOKEN.fullmatch(token) is None:
             raise Invalid("this is no token: one begins with timeline_ and has 86 characters ('timeline token create')")
         said = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
@@ -123,9 +125,10 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
+    trusted = _read(ca, "CA")
     try:
-        only.load_verify_locations(cadata=_read(ca, "CA").decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError) as bad:
+        only.load_verify_locations(cadata=trusted.decode("ascii"))
+    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
         raise Invalid(f"the CA {ca!r} must be certificates of authorities, in PEM") from bad
     return only
 

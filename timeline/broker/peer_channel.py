@@ -42,6 +42,8 @@ class GrpcPeerChannel:
             answer: bytes = await call(frame, timeout=timeout_s, metadata=self._shown.metadata())
         except grpc.aio.AioRpcError as error:
             raise TransportError(Fault.BROKEN, f"{self.address}: {error.details() or error.code()}") from error
+        except Invalid as bad:  # the token was there when this broker began
+            raise TransportError(Fault.BROKEN, f"{self.address}: {bad.reason}") from bad
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             task = asyncio.current_task()
             if isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling()):
