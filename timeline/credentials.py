@@ -51,6 +51,8 @@ class Credentials:
         token = self.token
         if self.token_file:
             token = read_file(self.token_file, "token file", MAX_BYTES).decode("ascii", "replace").strip()
+            if not token:
+                raise Invalid(f"the token file {self.token_file!r} is empty: write the token into it")
         if token and TOKEN.fullmatch(token) is None:
             raise Invalid("this is no token: one begins with timeline_ and has 86 characters ('timeline token create')")
         said = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
@@ -130,9 +132,10 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
+    trusted = read_file(ca, "CA", MAX_BYTES)
     try:
-        only.load_verify_locations(cadata=read_file(ca, "CA", MAX_BYTES).decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError) as bad:
+        only.load_verify_locations(cadata=trusted.decode("ascii"))
+    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
         raise Invalid(f"the CA {ca!r} must be certificates of authorities, in PEM") from bad
     return only
 

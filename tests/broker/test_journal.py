@@ -384,6 +384,15 @@ async def test_a_process_that_cannot_be_started_again_is_tried_and_tried(
     assert kinds["put"] + sum(row["count"] for row in told if row["kind"] == "dropped") == 30
 
 
+async def test_the_process_imports_nothing_from_the_folder_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pickle.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    pipe = await JournalPipe.start(f"file://{tmp_path}/j", "b", "5e55", lambda: 1, Counts())
+    await pipe.close(60)
+
+
 async def test_a_process_that_never_says_that_it_is_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,9 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from timeline.broker import service
 from timeline.columns import Ragged
+from timeline.config import ServeConfig
 from timeline.driver.transport import GrpcTransport
 from timeline.wire import (
     SERVICE,
@@ -188,3 +191,18 @@ async def test_a_taken_port_is_said(tmp_path: Path):
         code, said = await ended(process)
         assert code != 0
         assert address in said
+
+
+@pytest.mark.parametrize(("files", "connections"), [(20, 10), (256, 128), (600, 344), (4096, 3840)])
+def test_where_few_files_may_be_opened_connections_get_some_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, files: int, connections: int
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    options = dict(service._bounds(ServeConfig()))
+    assert options["grpc.max_allowed_incoming_connections"] == connections
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (
+        [f"this process may open {files} files, which leaves {connections} connections: allow it more (ulimit -Hn, "
+         "LimitNOFILE=)"] if files < 1024 else []
+    )  # fmt: skip

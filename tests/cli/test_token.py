@@ -99,3 +99,26 @@ def test_options_of_who_we_are_are_refused_before_anything_is_asked(
     monkeypatch.setenv("TIMELINE_TOKEN", "hunter2")
     done = call("move", "t", "1", "--in", "1h", "--as-operator")
     assert done.code == 2 and "this is no token" in done.err and "hunter2" not in done.err
+
+
+@pytest.mark.parametrize("into", ["", ".", "folder", "link", "tokens.json", "broker.key"])
+def test_a_token_takes_the_place_of_nothing_else(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "broker.key").write_text("-----BEGIN PRIVATE KEY-----\n")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    done = call("token", "create", "--tokens", "tokens.json", "--name", "web", "--right", "produce", "--into", into)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "link").is_char_device() and (tmp_path / "broker.key").read_text().startswith("-----BEGIN")
+
+
+def test_what_is_revoked_by_a_link_is_revoked(call: Call, tmp_path: Path) -> None:
+    file, link = tmp_path / "tokens.json", tmp_path / "link.json"
+    assert call("token", "create", "--tokens", file, "--name", "web", "--right", "produce").code == 0
+    link.symlink_to(file)
+    assert call("token", "revoke", "web", "--tokens", link).code == 0
+    assert read_tokens(file) == {} and link.is_symlink()

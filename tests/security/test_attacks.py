@@ -27,6 +27,7 @@ from timeline.wire import (
     Hint,
     Hinted,
     Ping,
+    TransportError,
     Welcome,
     decode,
     decode_as,
@@ -347,3 +348,19 @@ async def test_what_brokers_ask_each_other_takes_the_right_of_a_broker(
         assert await tl.topics() == []
         with pytest.raises(Forbidden, match="may not see what is there"):
             await tl.forecast("orders")
+
+
+async def test_a_broker_whose_own_token_is_gone_says_so_like_any_other_trouble_of_a_call(
+    guarded: Guarded, tokens: Tokens
+) -> None:
+    file = tokens.path.with_name("peer.token")
+    file.write_text(tokens.add("peers", "broker"))
+    guarded.look()
+    hint = encode(Hint("b2", np.array([1], dtype=np.int64), np.array([5], dtype=np.int64)))
+    credentials = Credentials(token_file=str(file)).check()
+    for content, why in ((None, "cannot be read"), ("", "is empty"), ("hunter2", "this is no token")):
+        file.unlink() if content is None else file.write_text(content)
+        peer = GrpcPeerChannel(guarded.address, credentials)
+        with pytest.raises(TransportError, match=why):
+            await peer.unary("Hint", hint, 20.0)
+        await peer.close()

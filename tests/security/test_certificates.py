@@ -68,6 +68,7 @@ def test_what_cannot_be_used_is_said(papers: Papers, tmp_path: Path) -> None:
         (papers.expired, "", "expired on .*: renew it"),
         (later, "", "is valid from .*clock right"),
         (papers.broker, str(text), "must be certificates of authorities, in PEM"),
+        (papers.broker, os.devnull, "must be certificates of authorities, in PEM"),
         (papers.broker, "/no/ca.pem", "the client CA '/no/ca.pem' cannot be read"),
     ):
         with pytest.raises(Invalid, match=says):

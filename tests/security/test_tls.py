@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -156,6 +157,7 @@ async def test_connections_that_say_nothing_keep_nobody_out(start: Start, papers
     [
         ({"ca": "/no/such.pem"}, "the CA '/no/such.pem' cannot be read: No such file"),
         ({"ca": __file__}, "must be certificates of authorities, in PEM"),
+        ({"ca": os.devnull}, "must be certificates of authorities, in PEM"),
         ({"cert": "client.cert"}, "takes both: the certificate and its key"),
         ({"tls": False, "ca": "x.pem"}, "leave one of them out"),
         ({"ca": 5}, "ca is the name of a PEM file, not 5"),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from timeline.sync import Member, MembershipRefused
+from timeline.sync.assignment import assign
 from timeline.sync.etcd import records
 from timeline.sync.etcd.client import Entry, Listing
 from timeline.sync.etcd.picture import Picture, with_lingering
@@ -130,3 +131,34 @@ def test_an_entry_that_cannot_be_read_is_left_out_and_said_once(caplog: pytest.L
 def test_who_may_need_a_moment_to_come_back_is_believed_in() -> None:
     members, hosting = with_lingering([B1], {7: {"b1": 1}}, [B1, B2], {7: {"b1": 5, "b/ 2": 2}, 8: {"b/ 2": 1}})
     assert list(members) == [B1, B2] and hosting == {7: {"b1": 1, "b/ 2": 2}, 8: {"b/ 2": 1}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"address": "nowhere"}, "an address is host:port"),
+        ({"address": "x" * 5_000 + ":1"}, "is no host"),
+        ({"address": "10.0.0.1:0"}, "port 0 cannot be reached"),
+        ({"version": "v" * 5_000}, "up to 255 printable bytes"),
+        ({"version": "\ud800"}, "version is no text"),
+    ],
+)
+def test_a_broker_that_cannot_be_told_to_drivers_is_left_out(fields: dict[str, str], said: str) -> None:
+    """A frame with such an address is refused by whoever reads it, and all brokers would send it to all drivers."""
+    good = {"format": 1, "address": "10.0.0.1:9000", "version": "1.2", "session": "s"}
+    made = picture(broker(B1), Entry(KEYS.broker("evil"), json.dumps(good | fields).encode(), 1, 0))
+    assert list(made.members()) == [B1]
+    with pytest.raises(Unreadable, match=said):
+        records.read_broker("evil", json.dumps(good | fields).encode())
+    assert records.read_broker("b2", json.dumps(good | {"address": ""}).encode())[0].address == ""
+
+
+def test_counts_and_keys_that_no_reckoning_takes_are_left_out() -> None:
+    """Who deals what is reckoned from counts in 64 bits, by every broker, while producers wait."""
+    much = [Entry(KEYS.consumers("evil", 7), b'{"format": 1, "healthy": %d}' % many, 1, 0) for many in (10**18, 10**30)]
+    deep = Entry("/prod/timeline/consumers/evil/" + "9" * 5_000, b'{"format": 1, "healthy": 1}', 1, 0)
+    for one in (*much, deep):
+        assert picture(broker(B1), consumers(B1, 7, 1), one).hosting() == {7: {"b1": 1}}
+    buckets = 4096
+    dealt = assign(7, buckets, {"b1": 1, "b2": records.MOST_CONSUMERS, "b3": records.MOST_CONSUMERS})
+    assert min(len(dealt.of("b2")), len(dealt.of("b3"))) > buckets // 3

@@ -130,7 +130,7 @@ def check_authorities(authorities: bytes, file: str) -> None:
     """Raises Invalid unless these are certificates in PEM."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError) as bad:
+    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
         raise Invalid(f"{file!r} must be certificates of authorities, in PEM") from bad
 
 

@@ -363,8 +363,9 @@ def main(arguments: list[str]) -> int:
         place, roll_ms, rows = split_url(os.environ[URL_VARIABLE])
         folder = Folder(place)
         folder.check()
-    except (Invalid, OSError) as trouble:
-        print(getattr(trouble, "reason", "") or trouble, flush=True)
+    except Exception as trouble:  # each kind of place has errors of its own
+        said = getattr(trouble, "reason", "") or str(trouble) or repr(trouble)
+        print(" ".join(str(said).split()), flush=True)
         return 1
     _step_back()
     writer = Writer(folder, broker, session, roll_ms, rows, int(run), _tell)

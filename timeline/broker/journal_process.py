@@ -44,13 +44,15 @@ class JournalProcess:
     def start(cls, url: str, name: str, session: str, run: int, gone: Callable[[], None]) -> Self:
         """Starts it, as the broker `name`; returns once it can write. `run`: how many there were before it in this
         session. `gone` is called from another thread when it has ended. Raises Invalid with why it cannot write."""
-        command = [sys.executable, "-m", "timeline.broker.journal_files", name, session, str(run)]
+        # -P: nothing of the folder that we are in is imported.
+        command = [sys.executable, "-P", "-m", "timeline.broker.journal_files", name, session, str(run)]
+        path = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=dict(os.environ) | {URL_VARIABLE: url},
+            env=dict(os.environ) | {"PYTHONPATH": path, URL_VARIABLE: url},
         )
         assert process.stdin is not None and process.stdout is not None
         # Not everywhere known, or more than this user may have: then it is 64 KiB, and a switch for each.

@@ -47,6 +47,8 @@ class GrpcPeerChannel:
             busy = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             fault = Fault.OVERLOADED if busy else Fault.BROKEN
             raise TransportError(fault, f"{self.address}: {error.details() or error.code()}") from error
+        except Invalid as bad:  # the token was there when this broker began
+            raise TransportError(Fault.BROKEN, f"{self.address}: {bad.reason}") from bad
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             task = asyncio.current_task()
             if isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 MOST_AT_ONCE = 64
-"""Requests; a connection past it is closed."""
+"""Requests; for a connection past it the one that has been there longest ends."""
+ROOM_S = 1.0
+"""How long the end of one may take, until who came last is turned away instead."""
 IDLE_S = 5.0
 """How long a connection may say nothing, or take nothing."""
 
@@ -37,12 +40,15 @@ class _Quiet(WSGIRequestHandler):
 
 
 class _Threaded(ThreadingMixIn, WSGIServer):
-    """A slow scraper holds up nobody else, and many of them take only so many threads and descriptors."""
+    """A slow scraper holds up nobody else, and many of them take only so many threads and descriptors: whoever says its
+    request byte by byte, a word now and then, gives way to the next one."""
 
     daemon_threads = True
 
     def __init__(self, *asked: Any, **more: Any) -> None:
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._served: dict[socket.socket, None] = {}  # in order of arrival
+        self._turn = threading.Lock()
         super().__init__(*asked, **more)
 
     def server_bind(self) -> None:
@@ -53,16 +59,38 @@ class _Threaded(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
+        if not self._room.acquire(blocking=False):
+            self._end_oldest()
+            if not self._room.acquire(timeout=ROOM_S):
+                self.shutdown_request(request)
+                return
+        with self._turn:
+            self._served[request] = None
+        try:
             super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        except BaseException:
+            self._room.release()  # there is no thread for it
+            raise
+
+    def _end_oldest(self) -> None:
+        with self._turn:
+            oldest = next(iter(self._served), None)
+            if oldest is not None:
+                del self._served[oldest]
+                with suppress(OSError):  # it has gone by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes it; from before that on nobody else ends it, whose descriptor may then be another's."""
+        with self._turn:
+            self._served.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _ThreadedV6(_Threaded):

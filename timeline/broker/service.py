@@ -65,7 +65,8 @@ OPTIONS = [
 ]
 MOST_FILES = 1 << 20
 FILES_OF_OURS = 256
-"""Descriptors that connections never get: for the store, logs and metrics."""
+"""Descriptors that connections never get: for the store, logs and metrics. Where there are few, half of them."""
+FEW_FILES = 1024
 RETRY_OPEN_S = 1.0
 JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
@@ -78,8 +79,15 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
     files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
     calls = config.max_streams + config.max_scans
+    connections = max(1, files - min(FILES_OF_OURS, files // 2))
+    if files < FEW_FILES:
+        log.warning(
+            "this process may open %d files, which leaves %d connections: allow it more (ulimit -Hn, LimitNOFILE=)",
+            files,
+            connections,
+        )
     return [
-        ("grpc.max_allowed_incoming_connections", max(1, files - FILES_OF_OURS)),
+        ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server.max_pending_requests", 2 * calls),
         ("grpc.server.max_pending_requests_hard_limit", 4 * calls),
     ]

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,7 @@ def read_tokens(path: Path) -> dict[str, Entry]:
 def change_tokens(path: Path, change: Callable[[Mapping[str, Entry]], Iterable[Entry]]) -> None:
     """Replaces the file by what `change` makes of the tokens in it (none where there is no file yet), in one step, mode
     0600; two who change it at once take turns. Raises Invalid, also what `change` raises."""
+    path = _meant(path)
     with _turn(path):
         tokens = read_tokens(path) if path.exists() else {}
         text = shown_tokens(change(tokens))
@@ -174,6 +175,9 @@ def change_tokens(path: Path, change: Callable[[Mapping[str, Entry]], Iterable[E
 
 def write_alone(path: Path, text: str) -> None:
     """Replaces the file by one that has `text` and that only its owner may read, in one step. Raises Invalid."""
+    path = _meant(path)
+    if path.exists() and not path.is_file():
+        raise Invalid(f"{str(path)!r} is no file: name one")
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.unlink(missing_ok=True)
@@ -187,7 +191,15 @@ def write_alone(path: Path, text: str) -> None:
             os.fsync(descriptor)
         fresh.replace(path)
     except OSError as cannot:
+        with suppress(OSError):  # it was not made, or its folder is out of reach now
+            fresh.unlink()
         raise Invalid(f"the file {str(path)!r} cannot be written: {cannot.strerror}") from cannot
+
+
+def _meant(path: Path) -> Path:
+    """The file itself, where `path` is a link to it: in place of the link there would be a second file, and whoever
+    reads the first would not hear of it."""
+    return Path(os.path.realpath(path))
 
 
 @contextmanager

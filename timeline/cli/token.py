@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -11,7 +12,16 @@ from typing import Any
 import click
 
 from timeline.broker.access import Right
-from timeline.broker.tokens import Entry, change_tokens, digest, read_tokens, token_of, write_alone
+from timeline.broker.tokens import (
+    MAX_TOKEN_CHARACTERS,
+    Entry,
+    change_tokens,
+    digest,
+    id_of,
+    read_tokens,
+    token_of,
+    write_alone,
+)
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain
 from timeline.cli.output import print_json, print_table
 from timeline.cli.values import DURATION, iso, shown_time
@@ -114,6 +124,7 @@ def create(
             expires_ms=expires_ms,
         ).check()
         if into is not None:
+            _check_place(into, file)
             write_alone(into, f"{text}\n")  # before anybody knows it: what cannot be written is not created
         made.append((entry, text))
         return [*tokens.values(), entry]
@@ -193,6 +204,21 @@ def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
         else:
             click.echo(f"revoked {entry.id} ({entry.name})")
     return DONE
+
+
+def _check_place(into: Path, file: Path) -> None:
+    """Raises Invalid where the token would take the place of something else."""
+    if os.path.realpath(into) == os.path.realpath(file):
+        raise Invalid("--into and --tokens are one file: the first gets the token itself, the second hashes of all")
+    if not into.is_file():
+        return
+    try:
+        with into.open("rb") as opened:
+            there = opened.read(MAX_TOKEN_CHARACTERS + 2)
+    except OSError as cannot:
+        raise Invalid(f"the file {str(into)!r} cannot be read: {cannot.strerror}") from cannot
+    if there.strip() and not id_of(there.decode("ascii", "replace").strip()):
+        raise Invalid(f"{str(into)!r} has something else than a token in it: name another file, or delete it")
 
 
 def _once(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
-from timeline.model import FIXED_SETTINGS, Answers, Status, Topic
-from timeline.storage_plugins.contract import TopicConflict
+from timeline.errors import Invalid
+from timeline.model import FIXED_SETTINGS, Answers, Status, Topic, TopicSettings
+from timeline.storage_plugins.contract import StoreRefused, TopicConflict
 
 
 def same_settings(standing: Topic, asked: Topic) -> Topic:
@@ -32,6 +34,29 @@ def check_update(standing: Topic | None, asked: Topic) -> Topic:
         if getattr(standing.settings, name) != getattr(asked.settings, name):
             raise TopicConflict(f"{name} of topic {asked.name!r} is fixed since its creation", id=asked.name)
     return dataclasses.replace(asked, revision=asked.revision + 1)
+
+
+def read_settings(topic: str, told: object) -> TopicSettings:
+    """Settings as a record keeps them, as JSON or read from that: those that this version does not know are left out,
+    missing ones have defaults. Raises StoreRefused where they cannot be meant: somebody changed them by hand."""
+    known = {field.name for field in dataclasses.fields(TopicSettings)}
+    try:
+        read = json.loads(told) if isinstance(told, str) else told
+        if not isinstance(read, dict):
+            raise Invalid("its settings are no object")
+        return TopicSettings(**{name: value for name, value in read.items() if name in known}).check()
+    except Invalid as bad:
+        raise spoilt(topic, bad.reason) from bad
+    except (ValueError, RecursionError) as bad:
+        raise spoilt(topic, "its settings are no JSON") from bad
+
+
+def spoilt(topic: str, why: str) -> StoreRefused:
+    """What is raised for the record of a topic that cannot be read."""
+    of = f"of topic {topic!r:.80}" if topic else "of a topic"
+    return StoreRefused(
+        f"the record {of} in the store is spoilt: {why}. Set it right there, or delete that record, and begin again"
+    )
 
 
 def dropped(topic: Topic, count: int) -> Answers:

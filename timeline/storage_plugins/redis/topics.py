@@ -8,7 +8,7 @@ import logging
 
 from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins.contract import StoreError
-from timeline.storage_plugins.records import check_update, same_settings
+from timeline.storage_plugins.records import check_update, read_settings, same_settings, spoilt
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.server import Server
@@ -25,11 +25,14 @@ def text_of(topic: Topic) -> bytes:
 
 
 def topic_of(text: bytes) -> Topic:
-    """The reverse; settings that this version does not know are left out, missing ones have defaults."""
-    record = json.loads(text)
-    known = {field.name for field in dataclasses.fields(TopicSettings)}
-    settings = {name: value for name, value in record["settings"].items() if name in known}
-    return Topic(record["name"], record["uid"], TopicSettings(**settings), record["revision"], record["created_ms"])
+    """The reverse. Raises StoreRefused for what no Timeline wrote."""
+    try:
+        record = json.loads(text)
+        name, uid, settings = str(record["name"]), int(record["uid"]), record["settings"]
+        revision, created_ms = int(record["revision"]), int(record["created_ms"])
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as bad:
+        raise spoilt("", f"{text!r:.80} is none") from bad
+    return Topic(name, uid, read_settings(name, settings), revision, created_ms)
 
 
 def key_of(server: Server) -> bytes:

@@ -42,6 +42,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.model import ROW_DTYPES, Rows, State, Topic, TopicSettings
 from timeline.storage_plugins.contract import ScanFilter
+from timeline.storage_plugins.records import read_settings
 from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -237,10 +238,8 @@ def filter_of(where: ScanFilter, now_ms: int) -> list[ColumnElement[bool]]:
 
 
 def topic_of(uid: int, name: str, settings: str, revision: int, created_ms: int) -> Topic:
-    """A topic from its record. Settings that this version does not know are left out, missing ones have defaults."""
-    known = {field.name for field in dataclasses.fields(TopicSettings)}
-    chosen = {key: value for key, value in json.loads(settings).items() if key in known}
-    return Topic(name=name, uid=uid, settings=TopicSettings(**chosen), revision=revision, created_ms=created_ms)
+    """A topic from its record. Raises StoreRefused (see `read_settings`)."""
+    return Topic(name, uid, read_settings(name, settings), revision, created_ms)
 
 
 def settings_text(settings: TopicSettings) -> str:

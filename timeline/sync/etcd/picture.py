@@ -73,7 +73,7 @@ class Picture:
                 self._hosting[uid] = {**self._hosting.get(uid, {}), broker: read_consumers(entry.value)}
         except Unreadable as bad:
             if entry.key not in self._unreadable:
-                log.warning("%s in etcd is left out: %s", entry.key, bad)
+                log.warning("%.300s in etcd is left out: %s", entry.key, bad)
             self._unreadable.add(entry.key)
         else:
             self._unreadable.discard(entry.key)

@@ -14,15 +14,21 @@ that a later version may add some; what it may not do without a new format is gi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from timeline.config import check_address
+from timeline.errors import Invalid
 from timeline.sync.membership import Member, MembershipRefused
 
 FORMAT = 1
 IDS_SHOWN = 50
 """So many consumers of a topic and broker are named for people; the count counts."""
+MOST_CONSUMERS = 1_000_000_000
+"""Of one topic on one broker; who deals what is reckoned from it in 64 bits."""
+MAX_TEXT_BYTES = 255
 
 
 class Unreadable(ValueError):
@@ -62,7 +68,7 @@ class Keys:
     def consumers_of(self, key: str) -> tuple[str, int] | None:
         """The broker and the topic whose consumers `key` tells; None for another kind of key."""
         parts = key.removeprefix(self.every).split("/")
-        if len(parts) != 3 or parts[0] != "consumers" or not parts[2].removeprefix("-").isdecimal():
+        if len(parts) != 3 or parts[0] != "consumers" or re.fullmatch(r"-?[0-9]{1,20}", parts[2]) is None:
             return None
         return unquote(parts[1]), int(parts[2])
 
@@ -99,14 +105,22 @@ def read_cluster(value: bytes, key: str) -> str:
 def read_broker(name: str, value: bytes) -> tuple[Member, str]:
     """A member and its session. Raises Unreadable."""
     fields = _decoded(value)
-    return Member(name, _text(fields, "address"), _text(fields, "version")), _text(fields, "session")
+    address, version, session = (_text(fields, field) for field in ("address", "version", "session"))
+    if address:
+        try:
+            check_address("address", address)
+        except Invalid as bad:
+            raise Unreadable(bad.reason) from None
+    if not name.isprintable() or len(name.encode()) > MAX_TEXT_BYTES or len(version.encode()) > MAX_TEXT_BYTES:
+        raise Unreadable(f"a broker's name and version have up to {MAX_TEXT_BYTES} printable bytes")
+    return Member(name, address, version), session
 
 
 def read_consumers(value: bytes) -> int:
     """How many healthy consumers it tells. Raises Unreadable."""
     healthy = _decoded(value).get("healthy")
-    if not isinstance(healthy, int) or isinstance(healthy, bool) or healthy < 0:
-        raise Unreadable("healthy is no count")
+    if not isinstance(healthy, int) or isinstance(healthy, bool) or not 0 <= healthy <= MOST_CONSUMERS:
+        raise Unreadable(f"healthy is no count from 0 to {MOST_CONSUMERS}")
     return healthy
 
 
@@ -130,6 +144,6 @@ def _decoded(value: bytes) -> Mapping[str, object]:
 
 def _text(fields: Mapping[str, object], name: str) -> str:
     value = fields.get(name)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise Unreadable(f"{name} is no text")
     return value
