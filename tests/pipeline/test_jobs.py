@@ -93,9 +93,13 @@ def test_a_backup_that_died_goes_on_after_the_last_chunk_that_it_had_written(
     victim = next((folder / "data" / "chunk=0002").glob("*.parquet"))
     victim.write_bytes(b"half of it")
     written = {path: path.stat().st_mtime_ns for path in folder.glob("data/chunk=000[01]/*.parquet")}
+    told = json.loads((folder / "topic.json").read_text())
+    (folder / "topic.json").write_text(json.dumps(told | {"taken_ms": 1_700_000_000_000}))
     backup(spark, broker.address, before, url, chunks=3)
     again = json.loads((folder / "manifest.json").read_text())
     assert again["chunks"] == whole["chunks"] and again["complete"]
+    assert again["taken_ms"] == 1_700_000_000_000, "it was begun when the run that died was"
+    assert again["until_ms"] >= whole["until_ms"] >= whole["taken_ms"] > 1_700_000_000_000
     assert written == {path: path.stat().st_mtime_ns for path in folder.glob("data/chunk=000[01]/*.parquet")}
     assert not victim.exists()
 
@@ -137,6 +141,16 @@ def test_a_backup_that_is_unfinished_or_was_tampered_with_is_not_restored(
     (folder / "manifest.json").unlink()
     with pytest.raises(Invalid, match=r"has no manifest.*not finished"):
         restore(spark, broker.address, url, topic)
+    damaged = {
+        manifest[:-20]: "is no JSON, it was changed or is damaged",
+        manifest.replace('"checksum"', '"sum"'): "was changed or is damaged",
+        manifest.replace('"uid"', '"id"'): "was changed or is damaged",
+        manifest.replace('"lease_ms"', '"leash_ms"'): "was changed or is damaged",
+    }
+    for text, sentence in damaged.items():
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(Invalid, match=sentence):
+            restore(spark, broker.address, url, topic)
     (folder / "manifest.json").write_text(manifest)
     with pytest.raises(Invalid, match="has a finished backup already"):
         backup(spark, broker.address, kept[0], url)
@@ -273,6 +287,11 @@ def test_small_files_become_few_and_each_event_counts_once(
     assert str(victim) not in live_files(place)
     compact(spark, place, older_ms=0)
     assert not victim.exists() and not list(copy.rglob("_replaces-*"))
+    # Another run has written its note, and is about to write its file: whoever cleans up leaves it the note.
+    note = name.parent / "_replaces-c-another.json"
+    note.write_text(json.dumps([name.name]))
+    compact(spark, place, older_ms=0)
+    assert note.exists() and str(name) in live_files(place)
 
 
 def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -78,7 +78,7 @@ def _compact_some(url: str, some: Iterable[tuple[str, list[str]]]) -> Iterator[t
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         _write(filesystem, f"{folder}/{name}.parquet", sink.getvalue().to_pybytes())
-        _finish_note(filesystem, note)
+        _retire(filesystem, note, files)
         yield len(files), table.num_rows
 
 
@@ -87,18 +87,20 @@ def _write(filesystem: Any, path: str, data: bytes) -> None:
 
 
 def finish(url: str) -> None:
-    """Takes away what compacted files stand for, where a run died before it did."""
+    """Takes away what compacted files stand for, where a run died before it did. A note whose file is not there yet may
+    be of a run that is at work: it stays, and says nothing until then."""
     filesystem, path = at(url)
     if filesystem.exists(path):
         for note in [name for name in filesystem.find(path) if name.rpartition("/")[2].startswith(NOTE)]:
-            _finish_note(filesystem, note)
+            folder, _, name = note.rpartition("/")
+            if filesystem.exists(f"{folder}/{name.removeprefix(NOTE).removesuffix('.json')}.parquet"):
+                _retire(filesystem, note, [f"{folder}/{old}" for old in json.loads(filesystem.cat_file(note))])
 
 
-def _finish_note(filesystem: Any, note: str) -> None:
-    folder, _, name = note.rpartition("/")
-    there = filesystem.exists(f"{folder}/{name.removeprefix(NOTE).removesuffix('.json')}.parquet")
-    if there:
-        for old in json.loads(filesystem.cat_file(note)):
-            if filesystem.exists(f"{folder}/{old}"):
-                filesystem.rm_file(f"{folder}/{old}")
-    filesystem.rm_file(note)
+def _retire(filesystem: Any, note: str, files: Sequence[str]) -> None:
+    """The files go, and then the note that names them; another run may be at the same."""
+    for path in [*files, note]:
+        try:
+            filesystem.rm_file(path)
+        except FileNotFoundError:
+            pass  # it is gone: that was all

@@ -202,8 +202,8 @@ def _put(
         state.keep()
     if files and state.rows != loaded.checked.rows:
         raise Invalid(
-            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or set aside: the table is not what it was when it "
-            f"was looked at. Remove {state.url}, and run it again"
+            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or set aside: the table is not what it was when "
+            f"it was looked at. Remove {state.url}, and run it again"
         )
     if state.url:
         remove(state.url)
