@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 NEEDED = ("click", "rich")
@@ -13,11 +14,25 @@ INTERRUPTED = 130
 def main() -> int:
     """Runs the command line; its exit code, 130 after Ctrl-C. Without click or rich, 2 and a sentence that
     says which extra has them."""
+    _open_standard_streams()
     try:
         return _main()
     except KeyboardInterrupt:  # while the first modules are imported
         print("\ntimeline: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _open_standard_streams() -> None:
+    """Where a standard stream was closed (`<&-`), the null device stands in for it: else its number goes to the next
+    file or connection, into which whoever means standard error would write."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
 def _main() -> int:

@@ -369,3 +369,16 @@ def test_values_out_of_range(tell: Call, topic: str, options: tuple[str, ...], c
     assert (done.code, done.out) == (code, ""), done
     assert said in done.err and len(done.err.splitlines()) == 1
     assert tell("ls", topic, "--json").json == []
+
+
+def test_what_nobody_reads_any_more_goes_back(tell: Call, topic: str, address: str) -> None:
+    assert tell("produce", topic, "x", "--in", "0s", "--id", "unread").code == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [*TIMELINE, "consume", topic, "--count", "1", "--lease", "1h"],
+            stdout=closed, stderr=subprocess.PIPE, env=plain_environment() | {"TIMELINE_ADDRESS": address},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert tell("consume", topic, "--count", "1", "--json").json[0]["id"] == "unread"

@@ -381,3 +381,20 @@ def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=30)
     assert first.returncode == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_is_nobody_s(number: int, tmp_path: Path) -> None:
+    """The number of a closed stream would go to the next file that is opened."""
+    program = (
+        "import os, sys; from timeline import __main__ as main; main._main = lambda: 0; main.main();"
+        "told = [os.readlink(f'/proc/self/fd/{at}') == os.devnull for at in range(3)];"
+        f"print(told, file=open({str(tmp_path / 'o')!r}, 'w'));"
+        "print('said'); print('said', file=sys.stderr); assert not sys.stdin.read(0)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {number}{"<" if number == 0 else ">"}&-', "sh", sys.executable, "-c", program],
+        stdin=subprocess.PIPE, capture_output=True, env=plain_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o").read_text() == f"{[at == number for at in range(3)]}\n"
