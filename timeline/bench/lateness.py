@@ -32,7 +32,8 @@ OBSERVE_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto" or "off"."""
+    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto" or "off". `buckets`:
+    of the topic."""
 
     store: str = "sqlite://"
     rate: float = 1_000.0
@@ -43,6 +44,7 @@ class Lateness:
     lease_ahead: str = "auto"
     lead_ms: int = 2_000
     payload_bytes: int = 100
+    buckets: int = 64
 
     @property
     def waits_for_commits(self) -> bool:
@@ -88,11 +90,11 @@ async def run_lateness(
         if asked.waits_for_commits:
             one_commit_ms = await commit_ms(asked.store, f"{own.name}-commits")
         if asked.pending and not in_memory:
-            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told)
+            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told, buckets=asked.buckets)
         child, address = await stack.enter_async_context(broker(folder, asked.store))
         clock = await stack.enter_async_context(observed())
         async with timeline.Timeline(address, "30s", clock=clock) as client:
-            await client.create_topic(own.name)
+            await client.create_topic(own.name, buckets=asked.buckets)
             await client.update_topic(own.name, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
             if asked.pending and in_memory:
                 await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)

@@ -39,6 +39,7 @@ from timeline.cli.scenario import (
     NONE_OR_SOME,
     SOME,
     Finite,
+    buckets_option,
     conducted,
     ended_in_order,
     folder_option,
@@ -117,7 +118,7 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
 @click.option("--batch", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Messages a put.")
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--payload-bytes", type=click.IntRange(16, MOST), default=100, show_default=True)
-@click.option("--buckets", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the topic.")
+@buckets_option
 @click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
 @click.option("--peer", type=click.Choice(["beanstalkd", *PEERS]), help="Beside it, the same work by this one.")
 @click.option("--journal", is_flag=True, help="Beside it, what the event journal costs: five pairs, with and without.")
@@ -181,6 +182,7 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
 @click.option("--lease-ahead", type=click.Choice(["auto", "off"]), default="auto", show_default=True)
+@buckets_option
 @profile_option
 @measured
 def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **settings: Any) -> int:

@@ -40,6 +40,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 folder_option = click.option("--folder", type=FOLDER, help="Where files go.  [a temporary one]")
 
 
+buckets_option = click.option(
+    "--buckets", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of the topic."
+)
 profile_option = click.option(
     "--profile", "profiled", is_flag=True, help="Sample broker and client with py-spy; slows them a little."
 )
