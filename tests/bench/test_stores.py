@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.servers.cassandra import CassandraServer
@@ -16,6 +17,7 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import Server
 from tests.servers.redis import RedisServer
+from timeline.bench import load, upkeep
 from timeline.bench.bare import run_bare
 from timeline.bench.burst import Burst, run_burst
 from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
@@ -23,6 +25,7 @@ from timeline.bench.cycle import Cycle, run_cycle
 from timeline.bench.figures import Report
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import create_in
+from timeline.bench.processes import CannotMeasure
 from timeline.bench.restart import Restart, run_restart
 from timeline.bench.suite import compare
 from timeline.storage_plugins import open_store
@@ -157,3 +160,25 @@ def test_the_ratio_to_what_ran_beside_it(store: str, beside: str, wanted: float 
     name = f"times_{beside.replace(' ', '_')}"
     assert report.figures[name] == 1.5
     assert [(target.figure, target.bound) for target in report.targets] == ([(name, wanted)] if wanted else [])
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kind", [PostgresqlServer, RedisServer])
+async def test_a_fill_is_over_when_the_server_has_tidied_up(
+    servers: Running, kind: type[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = servers.url(kind)
+    monkeypatch.setattr(load, "FROM_MESSAGES", 500)
+    await load.fill_store(url, "filled", 500, 20)
+    if kind is PostgresqlServer:
+        connection = await asyncpg.connect(url)
+        try:
+            counted = "SELECT vacuum_count, analyze_count FROM pg_stat_user_tables WHERE relname = 'message'"
+            assert all((await connection.fetchrow(counted)).values())
+        finally:
+            await connection.close()
+    else:
+        monkeypatch.setattr(upkeep, "BUSY", ("redis_git_sha1", "loading", "async_loading", "aof_enabled"))
+        with pytest.raises(CannotMeasure, match="upkeep after the fill never came"):
+            monkeypatch.setattr(upkeep, "PATIENCE_S", 0.2)
+            await upkeep.upkept(url)

@@ -12,6 +12,7 @@ import numpy as np
 import timeline
 from timeline.bench.figures import median
 from timeline.bench.processes import CannotMeasure
+from timeline.bench.upkeep import FROM_MESSAGES, upkept
 from timeline.clock import Clock
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.driver.producer import Producer
@@ -114,13 +115,15 @@ async def fill_store(
     url: str, name: str, count: int, size_bytes: int, told: Told | None = None, tagged: int = 0, buckets: int = 64
 ) -> None:
     """Makes the topic `name` in a store that no broker has open, and puts `count` pending messages into it directly,
-    the first `tagged` of them with the tag TAG."""
+    the first `tagged` of them with the tag TAG; returns when the server is done with what so many left it to do."""
     store = await open_store(url)
     try:
         topic = await create_in(store, name, buckets=buckets)
         await fill_open(store, topic, count, size_bytes, told, tagged)
     finally:
         await store.close()
+    if count >= FROM_MESSAGES:
+        await upkept(url)
 
 
 async def commit_ms(url: str, name: str) -> float:
