@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from timeline.model import FIXED_SETTINGS, Answers, Status, Topic
+from timeline.model import FIXED_SETTINGS, Answers, Status, Topic, TopicSettings
 from timeline.storage_plugins.contract import TopicConflict
+
+
+def settings_of(record: Mapping[str, Any]) -> tuple[TopicSettings, str]:
+    """Settings as a record has them, and those that this version does not know (`Topic.newer`); missing ones have
+    defaults."""
+    known = {field.name for field in dataclasses.fields(TopicSettings)}
+    newer = {name: value for name, value in record.items() if name not in known}
+    settings = TopicSettings(**{name: value for name, value in record.items() if name in known})
+    return settings, json.dumps(newer, sort_keys=True) if newer else ""
+
+
+def settings_record(topic: Topic) -> dict[str, Any]:
+    """The reverse: a broker that does not know a setting does not lose it when it changes another."""
+    return {**dataclasses.asdict(topic.settings), **json.loads(topic.newer or "{}")}
 
 
 def same_settings(standing: Topic, asked: Topic) -> Topic:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 
 from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins.contract import StoreError
-from timeline.storage_plugins.records import check_update, same_settings
+from timeline.storage_plugins.records import check_update, same_settings, settings_of, settings_record
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.server import Server
@@ -21,15 +20,15 @@ GONE_MS = 7 * 86_400_000
 
 def text_of(topic: Topic) -> bytes:
     """A record as it stands in the hash."""
-    return json.dumps(dataclasses.asdict(topic), sort_keys=True).encode()
+    record = {"name": topic.name, "uid": topic.uid, "revision": topic.revision, "created_ms": topic.created_ms}
+    return json.dumps({**record, "settings": settings_record(topic)}, sort_keys=True).encode()
 
 
 def topic_of(text: bytes) -> Topic:
-    """The reverse; settings that this version does not know are left out, missing ones have defaults."""
+    """The reverse."""
     record = json.loads(text)
-    known = {field.name for field in dataclasses.fields(TopicSettings)}
-    settings = {name: value for name, value in record["settings"].items() if name in known}
-    return Topic(record["name"], record["uid"], TopicSettings(**settings), record["revision"], record["created_ms"])
+    settings, newer = settings_of(record["settings"])
+    return Topic(record["name"], record["uid"], settings, record["revision"], record["created_ms"], newer)
 
 
 def key_of(server: Server) -> bytes:

@@ -14,7 +14,6 @@ own affair. Times are int milliseconds UTC. SQL's integers are signed: the 64-bi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -40,8 +39,9 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from timeline.columns import Int64, Ragged, UInt64
-from timeline.model import ROW_DTYPES, Rows, State, Topic, TopicSettings
+from timeline.model import ROW_DTYPES, Rows, State, Topic
 from timeline.storage_plugins.contract import ScanFilter
+from timeline.storage_plugins.records import settings_of, settings_record
 from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -237,12 +237,11 @@ def filter_of(where: ScanFilter, now_ms: int) -> list[ColumnElement[bool]]:
 
 
 def topic_of(uid: int, name: str, settings: str, revision: int, created_ms: int) -> Topic:
-    """A topic from its record. Settings that this version does not know are left out, missing ones have defaults."""
-    known = {field.name for field in dataclasses.fields(TopicSettings)}
-    chosen = {key: value for key, value in json.loads(settings).items() if key in known}
-    return Topic(name=name, uid=uid, settings=TopicSettings(**chosen), revision=revision, created_ms=created_ms)
+    """A topic from its record."""
+    chosen, newer = settings_of(json.loads(settings))
+    return Topic(name, uid, chosen, revision, created_ms, newer)
 
 
-def settings_text(settings: TopicSettings) -> str:
-    """Settings as a record keeps them."""
-    return json.dumps(dataclasses.asdict(settings), sort_keys=True)
+def settings_text(topic: Topic) -> str:
+    """Its settings as a record keeps them."""
+    return json.dumps(settings_record(topic), sort_keys=True)
