@@ -383,13 +383,14 @@ FIXED_SETTINGS = ("buckets", "kind")
 class Topic:
     """A topic as the store records it. `uid`: random 63 bits, one life of this name; rows are keyed by it, so a
     dropped and re-created topic never sees old rows. `revision`: 1 at creation, +1 with each change, for
-    compare-and-set."""
+    compare-and-set. `newer`: settings that this version does not know, and keeps: a JSON object; empty: none."""
 
     name: str
     uid: int
     settings: TopicSettings
     revision: int = 1
     created_ms: int = 0
+    newer: str = ""
 
 
 def check_topic_name(name: str) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tests.broker.link import Link, broker
+import pytest
+
+from tests.broker.link import Link, broker, statuses
 from timeline.model import Status, Topic
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Leaving, LeavingReason, TopicAction, TopicList, Topics, decode_as, encode
@@ -84,6 +90,31 @@ async def test_an_update_that_another_broker_overtakes_is_made_on_what_then_stan
         store.left = 1_000
         never = await link.topic(TopicAction.UPDATE, lease_ms=7_000)
         assert never.status == Status.EXISTS.code and "keeps changing" in never.detail
+
+
+async def test_a_setting_that_only_a_newer_broker_knows_is_told_once_and_kept_through_a_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """While brokers of two versions share a store, an older one must not take away what a newer one has set."""
+    file = tmp_path / "a.db"
+
+    def stored() -> dict[str, Any]:
+        with closing(sqlite3.connect(file)) as db:
+            (text,) = db.execute("SELECT settings FROM topic").fetchone()
+        return dict(json.loads(text))
+
+    async with broker(f"sqlite:///{file}") as link:
+        with closing(sqlite3.connect(file)) as db:
+            db.execute("UPDATE topic SET settings = ?", (json.dumps(stored() | {"urgency": {"high": 3}}),))
+            db.commit()
+        for _ in range(2):
+            await link.node.catalog.refresh()
+        told = [record.getMessage() for record in caplog.records if "newer" in record.getMessage()]
+        assert told == ['topic \'t\' has settings that only a newer broker knows: {"urgency": {"high": 3}}']
+        changed = await link.topic(TopicAction.UPDATE, lease_ms=5_000)
+        assert changed.status == Status.OK.code
+        assert (stored()["lease_ms"], stored()["urgency"]) == (5_000, {"high": 3})
+        assert statuses(await link.put(["a"])) == [Status.OK]
 
 
 class Overtaken(MemoryStore):

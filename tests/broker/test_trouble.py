@@ -190,3 +190,29 @@ async def test_a_store_is_closed_though_the_cluster_cannot_be_left(tmp_path: Pat
         await made.stop()
     async with broker(url):  # the file is free again
         pass
+
+
+async def test_an_error_of_ours_beside_a_put_or_a_settle_is_an_answer_and_keeps_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As in what is told of, once the store has done it."""
+
+    def stumble(*_: Any) -> None:
+        raise ZeroDivisionError("nine")
+
+    async with broker() as link:
+        node, consumer = link.node, await link.consume()
+        await link.put(["a"])
+        got = await consumer.down(Deliver)
+        monkeypatch.setattr(node.intake, "_scheduled", stumble)
+        monkeypatch.setattr(node.settling, "_scheduled", stumble)
+        for ids in (["b"], ["c", "d"]):
+            told = await link.put(ids)
+            assert statuses(told) == [Status.UNKNOWN] * len(ids) and "nine" in told.answers.details[0]
+        settled = await link.settle(consumer, got, Operation.ACK)
+        assert statuses(settled) == [Status.UNKNOWN] and "nine" in settled.answers.details[0]
+        assert (node.intake.waiting, node.settling.waiting) == (0, 0)
+        monkeypatch.undo()
+        assert statuses(await link.put(["e"])) == [Status.OK]
+        for task, count in (("intake", 2.0), ("settling", 1.0)):
+            assert node.metrics.registry.get_sample_value("timeline_task_crashes_total", {"task": task}) == count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import start
+from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
 from timeline.cli.app import run
@@ -118,6 +120,25 @@ async def test_two_workers_deal_together_one_is_killed_and_comes_back(servers: R
         assert served.process.returncode == 0, errors.decode()
         assert b"worker w-1 ended with code -9: another begins" in errors
         assert errors.count(b"stopped") >= 2
+
+
+async def test_workers_are_members_through_etcd_like_any_other_broker(servers: Running, tmp_path: Path) -> None:
+    sync = f"{servers.server(EtcdServer).url}/{secrets.token_hex(6)}?ttl=2s"
+    with serving(tmp_path, servers.url(RedisServer), "--sync", sync) as served:
+        async with timeline.connect(served.listen, timeout="20s") as tl:
+
+            async def both() -> dict[str, int]:
+                """When each was started, once both are told of."""
+                while len(started := {one.broker: one.started_ms for one in (await tl.standing()).brokers}) != 2:
+                    pass
+                return started
+
+            async with asyncio.timeout(PATIENCE_S):
+                first = await both()
+                os.kill(served.workers[0]["pid"], signal.SIGKILL)
+                while (again := await both())["w-1"] == first["w-1"]:
+                    pass
+            assert first.keys() == again.keys() == {"w-1", "w-2"} and first["w-2"] == again["w-2"]
 
 
 async def test_workers_end_with_their_supervisor_however_that_ends(servers: Running, tmp_path: Path) -> None:

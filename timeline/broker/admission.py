@@ -6,6 +6,7 @@ the same columns.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
 from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
 from timeline.wording import shown_duration
+
+log = logging.getLogger("timeline.broker")
 
 BEYOND_EXPIRY = "the due must lie before the message's expires"
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
@@ -218,6 +221,15 @@ def refused(count: int, status: Status, why: str) -> Answers:
     answers = Answers.blank(count, status)
     if count:
         answers.details[0] = why
+    return answers
+
+
+def stumbled(count: int, starts: Sequence[int], what: str, bug: Exception) -> Answers:
+    """UNKNOWN for all that was under way when an error of ours came between, which is told to the log: whoever waits
+    must not wait for ever, nor those behind him."""
+    log.error("%s stumbled, and go on", what, exc_info=bug)
+    answers = Answers.blank(count, Status.UNKNOWN)
+    answers.details = dict.fromkeys(starts, f"{type(bug).__name__}: {bug}")
     return answers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,6 +16,8 @@ from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name
 from timeline.storage_plugins.contract import TopicConflict
 from timeline.wording import typed_name, typed_value
+
+log = logging.getLogger("timeline.broker")
 
 REFRESH_AT_MOST_MS = 1_000.0
 """An unknown name makes us read the records again, but not more often than this."""
@@ -78,6 +81,8 @@ class Catalog:
             self._topics.pop(before.name, None)
         if after is not None:
             self._topics[after.name] = after
+            if after.newer and (before is None or before.newer != after.newer):
+                log.warning("topic %r has settings that only a newer broker knows: %s", after.name, after.newer)
         self._on_change(before, after)
 
     async def find(self, name: str) -> Topic | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.broker.admission import Scheduled, perhaps_done, starts
+from timeline.broker.admission import Scheduled, perhaps_done, starts, stumbled
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.shares import Crowd, Line, Room
@@ -120,7 +120,12 @@ class Intake:
                 self._answer(waiting, Answers.blank(len(waiting.puts), Status.UNAVAILABLE))
         if not started:
             return
-        answers = await self._put(topic, [waiting.puts for waiting in started])
+        parts = [waiting.puts for waiting in started]
+        try:
+            answers = await self._put(topic, parts)
+        except Exception as bug:
+            answers = stumbled(sum(map(len, parts)), starts(parts), f"puts on topic {topic.name!r}", bug)
+            self._metrics.count("timeline_task_crashes_total", "intake")
         start = 0
         for waiting in started:
             self._answer(waiting, answers.part(start, start + len(waiting.puts)))

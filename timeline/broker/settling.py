@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.broker.admission import Scheduled, perhaps_done, starts
+from timeline.broker.admission import Scheduled, perhaps_done, starts, stumbled
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.shares import Crowd, Line, Room
@@ -119,8 +119,13 @@ class Settling:
         try:
             while lane:
                 batch = self._next_batch(lane)
-                with self._turns.call(ours):
-                    answers = await self._call(topic, [part.settles for part in batch])
+                parts = [part.settles for part in batch]
+                try:
+                    with self._turns.call(ours):
+                        answers = await self._call(topic, parts)
+                except Exception as bug:
+                    answers = stumbled(sum(map(len, parts)), starts(parts), f"settles on topic {topic.name!r}", bug)
+                    self._metrics.count("timeline_task_crashes_total", "settling")
                 start = 0
                 for part in batch:
                     self._answer(part, answers.part(start, start + len(part.settles)))

@@ -25,6 +25,7 @@ from typing import Any
 from timeline.broker.access import Identity, Right
 from timeline.errors import Invalid
 from timeline.files import read_with_mode
+from timeline.model import MAX_TIME_MS
 
 FORMAT = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -63,9 +64,11 @@ class Entry:
         if not self.rights:
             raise Invalid(f"a token has at least one right: {', '.join(known)}")
         for what, patterns in (("topic", self.topics), ("group", self.groups)):
-            if len(patterns) > MAX_PATTERNS or not all(1 <= len(each) <= 255 for each in patterns):
-                raise Invalid(f"a token names up to {MAX_PATTERNS} {what}s, each of 1 to 255 characters")
-        if self.created_ms < 0 or self.expires_ms < 0:
+            if len(patterns) > MAX_PATTERNS or not all(
+                1 <= len(each) <= 255 and each.isprintable() for each in patterns
+            ):
+                raise Invalid(f"a token names up to {MAX_PATTERNS} {what}s, each of 1 to 255 printable characters")
+        if not 0 <= self.created_ms <= MAX_TIME_MS or not 0 <= self.expires_ms <= MAX_TIME_MS:
             raise Invalid("created_ms and expires_ms are milliseconds since 1970, UTC")
         return self
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Answers, Status, Topic, TopicSettings
 from timeline.storage_plugins.contract import StoreRefused, TopicConflict
+
+
+def settings_record(topic: Topic) -> dict[str, Any]:
+    """The reverse: a broker that does not know a setting does not lose it when it changes another."""
+    return {**dataclasses.asdict(topic.settings), **json.loads(topic.newer or "{}")}
 
 
 def same_settings(standing: Topic, asked: Topic) -> Topic:
@@ -36,19 +42,22 @@ def check_update(standing: Topic | None, asked: Topic) -> Topic:
     return dataclasses.replace(asked, revision=asked.revision + 1)
 
 
-def read_settings(topic: str, told: object) -> TopicSettings:
-    """Settings as a record keeps them, as JSON or read from that: those that this version does not know are left out,
-    missing ones have defaults. Raises StoreRefused where they cannot be meant: somebody changed them by hand."""
+def read_settings(topic: str, told: object) -> tuple[TopicSettings, str]:
+    """Settings as a record keeps them, as JSON or read from that, and those that this version does not know
+    (`Topic.newer`); missing ones have defaults. Raises StoreRefused where they cannot be meant: somebody changed them
+    by hand."""
     known = {field.name for field in dataclasses.fields(TopicSettings)}
     try:
         read = json.loads(told) if isinstance(told, str) else told
         if not isinstance(read, dict):
             raise Invalid("its settings are no object")
-        return TopicSettings(**{name: value for name, value in read.items() if name in known}).check()
+        settings = TopicSettings(**{name: value for name, value in read.items() if name in known}).check()
     except Invalid as bad:
         raise spoilt(topic, bad.reason) from bad
     except (ValueError, RecursionError) as bad:
         raise spoilt(topic, "its settings are no JSON") from bad
+    newer = {name: value for name, value in read.items() if name not in known}
+    return settings, json.dumps(newer, sort_keys=True) if newer else ""
 
 
 def spoilt(topic: str, why: str) -> StoreRefused:

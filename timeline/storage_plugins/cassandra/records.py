@@ -63,7 +63,7 @@ class Records:
 
 async def create(connected: Connected, topic: Topic) -> Topic:
     """The record that stands afterwards."""
-    settings = settings_text(topic.settings)
+    settings = settings_text(topic)
     values = (topic.name, topic.uid, settings, topic.revision, topic.created_ms)
     try:
         await connected.write([("topic_create", values)])
@@ -81,7 +81,7 @@ async def create(connected: Connected, topic: Topic) -> Topic:
 async def update(connected: Connected, topic: Topic) -> Topic:
     """The record with its next revision."""
     changed = check_update(await standing(connected, topic.name), topic)
-    values = (settings_text(changed.settings), changed.revision, changed.created_ms, topic.name, topic.uid)
+    values = (settings_text(changed), changed.revision, changed.created_ms, topic.name, topic.uid)
     try:
         rows = await connected.write([("topic_update", (*values, topic.revision))])
     except Doubt as doubt:

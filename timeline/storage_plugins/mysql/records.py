@@ -179,7 +179,7 @@ def create(session: Session, topic: Topic) -> Topic:
     session.execute(
         "INSERT INTO topic (uid, name, settings, revision, created_ms) VALUES (%s, %s, %s, %s, %s) "
         "ON DUPLICATE KEY UPDATE name = name",
-        (topic.uid, topic.name.encode(), settings_text(topic.settings).encode(), topic.revision, topic.created_ms),
+        (topic.uid, topic.name.encode(), settings_text(topic).encode(), topic.revision, topic.created_ms),
     )
     standing = _standing(session, topic.name)
     assert standing is not None, "the record was inserted or stood"
@@ -191,7 +191,7 @@ def update(session: Session, topic: Topic) -> Topic:
     changed = check_update(_standing(session, topic.name), topic)
     session.execute(
         "UPDATE topic SET settings = %s, revision = %s, created_ms = %s WHERE uid = %s",
-        (settings_text(changed.settings).encode(), changed.revision, changed.created_ms, changed.uid),
+        (settings_text(changed).encode(), changed.revision, changed.created_ms, changed.uid),
     )
     return changed
 

@@ -39,7 +39,7 @@ async def create(connection: Connection, topic: Topic) -> Topic:
     made = await connection.fetchval(
         "INSERT INTO timeline.topic (uid, name, settings, revision, created_ms) VALUES ($1, $2, $3, $4, $5) "
         "ON CONFLICT (name) DO NOTHING RETURNING key",
-        *(topic.uid, topic.name, settings_text(topic.settings), topic.revision, topic.created_ms),
+        *(topic.uid, topic.name, settings_text(topic), topic.revision, topic.created_ms),
     )
     if made is not None:
         return topic
@@ -54,7 +54,7 @@ async def update(connection: Connection, topic: Topic) -> Topic:
     changed = check_update(await _standing(connection, topic.name), topic)
     await connection.execute(
         "UPDATE timeline.topic SET settings = $1, revision = $2, created_ms = $3 WHERE uid = $4",
-        *(settings_text(changed.settings), changed.revision, changed.created_ms, changed.uid),
+        *(settings_text(changed), changed.revision, changed.created_ms, changed.uid),
     )
     return changed
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 
 from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins.contract import StoreError
-from timeline.storage_plugins.records import check_update, read_settings, same_settings, spoilt
+from timeline.storage_plugins.records import check_update, read_settings, same_settings, settings_record, spoilt
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import Keys
 from timeline.storage_plugins.redis.server import Server
@@ -21,18 +20,20 @@ GONE_MS = 7 * 86_400_000
 
 def text_of(topic: Topic) -> bytes:
     """A record as it stands in the hash."""
-    return json.dumps(dataclasses.asdict(topic), sort_keys=True).encode()
+    record = {"name": topic.name, "uid": topic.uid, "revision": topic.revision, "created_ms": topic.created_ms}
+    return json.dumps({**record, "settings": settings_record(topic)}, sort_keys=True).encode()
 
 
 def topic_of(text: bytes) -> Topic:
     """The reverse. Raises StoreRefused for what no Timeline wrote."""
     try:
         record = json.loads(text)
-        name, uid, settings = str(record["name"]), int(record["uid"]), record["settings"]
+        name, uid, told = str(record["name"]), int(record["uid"]), record["settings"]
         revision, created_ms = int(record["revision"]), int(record["created_ms"])
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as bad:
         raise spoilt("", f"{text!r:.80} is none") from bad
-    return Topic(name, uid, read_settings(name, settings), revision, created_ms)
+    settings, newer = read_settings(name, told)
+    return Topic(name, uid, settings, revision, created_ms, newer)
 
 
 def key_of(server: Server) -> bytes:

@@ -14,7 +14,6 @@ own affair. Times are int milliseconds UTC. SQL's integers are signed: the 64-bi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -40,9 +39,9 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from timeline.columns import Int64, Ragged, UInt64
-from timeline.model import ROW_DTYPES, Rows, State, Topic, TopicSettings
+from timeline.model import ROW_DTYPES, Rows, State, Topic
 from timeline.storage_plugins.contract import ScanFilter
-from timeline.storage_plugins.records import read_settings
+from timeline.storage_plugins.records import read_settings, settings_record
 from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -239,9 +238,10 @@ def filter_of(where: ScanFilter, now_ms: int) -> list[ColumnElement[bool]]:
 
 def topic_of(uid: int, name: str, settings: str, revision: int, created_ms: int) -> Topic:
     """A topic from its record. Raises StoreRefused (see `read_settings`)."""
-    return Topic(name, uid, read_settings(name, settings), revision, created_ms)
+    chosen, newer = read_settings(name, settings)
+    return Topic(name, uid, chosen, revision, created_ms, newer)
 
 
-def settings_text(settings: TopicSettings) -> str:
-    """Settings as a record keeps them."""
-    return json.dumps(dataclasses.asdict(settings), sort_keys=True)
+def settings_text(topic: Topic) -> str:
+    """Its settings as a record keeps them."""
+    return json.dumps(settings_record(topic), sort_keys=True)

@@ -48,7 +48,7 @@ def create(transaction: Transaction, topic: Topic, topics: Topics) -> Topic:
     connection = transaction.connection
     standing = _standing(connection, topic.name)
     if standing is None:
-        settings = settings_text(topic.settings)
+        settings = settings_text(topic)
         connection.execute(
             "INSERT INTO topic (uid, name, settings, revision, created_ms) VALUES (?, ?, ?, ?, ?)",
             (topic.uid, topic.name, settings, topic.revision, topic.created_ms),
@@ -65,7 +65,7 @@ def update(transaction: Transaction, topic: Topic) -> Topic:
     changed = check_update(_standing(transaction.connection, topic.name), topic)
     transaction.connection.execute(
         "UPDATE topic SET settings = ?, revision = ?, created_ms = ? WHERE uid = ?",
-        (settings_text(changed.settings), changed.revision, changed.created_ms, changed.uid),
+        (settings_text(changed), changed.revision, changed.created_ms, changed.uid),
     )
     return changed
 
