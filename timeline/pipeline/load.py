@@ -157,8 +157,9 @@ class _State:
                 "file, or remove it"
             )
         try:
-            numbers = (int(kept[name]) for name in ("shift_by_ms", "checked_ms", "rows"))
-            return cls(asked.state, fingerprint, str(kept["run"]), *numbers, list(kept["done"]), True)
+            shift_by_ms, checked_ms, rows = (int(kept[name]) for name in ("shift_by_ms", "checked_ms", "rows"))
+            done = [str(file) for file in kept["done"]]
+            return cls(asked.state, fingerprint, str(kept["run"]), shift_by_ms, checked_ms, rows, done, True)
         except (KeyError, TypeError, ValueError) as wrong:
             raise Invalid(f"the state in {asked.state} was changed or is damaged: {wrong}. Remove it") from wrong
 
