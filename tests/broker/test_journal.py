@@ -106,6 +106,8 @@ async def _live(address: str) -> None:
                 await _next(c)
                 d = await _next(c)  # its lease ran out
                 await d.ack()
+        await tl.create_topic("brief")
+        await tl.drop_topic("brief")
 
 
 async def _next(c: timeline.Consumer) -> timeline.Delivery:
@@ -145,6 +147,7 @@ def test_what_a_broker_did_stands_in_whole_files(tmp_path: Path) -> None:
     assert [row["cause"] for row in told if row["kind"] in ("released", "buried")] == ["not yet", "no use"]
     by_tag = next(row for row in told if row["kind"] == "tag_cancelled")
     assert (by_tag["tag"], by_tag["count"], by_tag["topic"]) == ("autumn", 1, "jobs%2Fé")
+    assert [row["topic"] for row in told if row["kind"] == "topic_dropped"] == ["brief"]
     own = [row["kind"] for row in told if row["topic"] == "__HIVE_DEFAULT_PARTITION__"]
     assert own == ["started", "stopped"]
     assert not [path for path in folder.rglob("*") if path.name.endswith(".part")]

@@ -54,8 +54,10 @@ def own(*more: dict[str, Any]) -> list[dict[str, Any]]:
 
 def lay(spark: Any, ids: list[str], topic: str = TOPIC, since: float = 1_800) -> Pending:
     """These were on the timeline half an hour later."""
-    rows = spark.createDataFrame([(topic, id, BIRTH) for id in ids], "topic string, id string, birth long")
-    return Pending(rows, (topic,), ms(at(since)), ms(at(since + 10)))
+    rows = spark.createDataFrame(
+        [(topic, id, BIRTH) for id in ids] + [("again", "anew", BIRTH)], "topic string, id string, birth long"
+    )
+    return Pending(rows, (topic, "again"), ms(at(since)), ms(at(since + 10)))
 
 
 GUILTY: dict[str, list[dict[str, Any]]] = {
@@ -107,6 +109,7 @@ def test_each_promise_that_was_broken_is_named_and_nothing_else(spark: Any, tmp_
     rows = [one for story in GUILTY.values() for one in story] + INNOCENT + asked
     write_events(tmp_path, TOPIC, rows)
     write_events(tmp_path, "other", [put("elsewhere")])
+    write_events(tmp_path, "again", [put("a"), event(5, "topic_dropped"), put("anew", 6)])
     write_events(tmp_path, "", own())
     found = audit(spark, f"file://{tmp_path}", (), lay(spark, ["waiting"]))
     assert found.broken == dict.fromkeys(sorted(GUILTY), 1)
