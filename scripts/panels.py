@@ -305,6 +305,10 @@ BOARD: dict[str, tuple[Panel, ...]] = {
                     f"sum by (instance) (rate(timeline_journal_dropped_total{{{OF}}}[$__rate_interval])) > 0",
                     "{{instance}} dropped",
                 ),
+                (
+                    f"sum by (instance) (increase(timeline_journal_restarts_total{{{OF}}}[$__rate_interval])) > 0",
+                    "{{instance}} restarts",
+                ),
             ),
         ),
         Panel(

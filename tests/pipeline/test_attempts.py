@@ -122,6 +122,27 @@ async def test_a_batch_that_is_read_again_or_comes_too_late_leases_nothing(broke
         assert await ids_of(tl) == {b"a"}
 
 
+async def test_a_batch_whose_leases_ran_out_is_nobodys_and_comes_again(broker: Broker) -> None:
+    """As where a job is started again from its checkpoint after a long while."""
+    async with timeline.connect(broker.address, timeout="30s") as tl:
+        async with tl.producer("t") as p:
+            (await p.produce_many(timeline.Batch([b"x"] * 20, in_=0))).raise_failed()
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        await gather(tl, replace(share(broker, now_ms), lease_ms=1_000), True)
+        first = await ids_of(tl)
+        assert len(first) == 20
+        while await ids_of(tl):
+            pass  # until the leases have run out
+        await gather(tl, share(broker, now_ms - 60_000, again=True), True)
+        assert await ids_of(tl) == set(), "what ran out is not leased for a batch that is read again"
+        assert await settle_all(tl, "t", "spark/q/1/0", Operation.ACK) == 0, "nor is it acknowledged by its commit"
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        await gather(tl, replace(share(broker, now_ms), holder="spark/q/2/0"), True)
+        pages = [page.rows async for page in held(tl, "t", "spark/q/2/0", payload=False)]
+        assert {id for rows in pages for id in rows.ids.tolist()} == first
+        assert await settle_all(tl, "t", "spark/q/2/0", Operation.ACK) == 20
+
+
 def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> None:
     seen, wanted = Seen(), set()
     random = np.random.default_rng(5)

@@ -54,8 +54,10 @@ def own(*more: dict[str, Any]) -> list[dict[str, Any]]:
 
 def lay(spark: Any, ids: list[str], topic: str = TOPIC, since: float = 1_800) -> Pending:
     """These were on the timeline half an hour later."""
-    rows = spark.createDataFrame([(topic, id, BIRTH) for id in ids], "topic string, id string, birth long")
-    return Pending(rows, (topic,), ms(at(since)), ms(at(since + 10)))
+    rows = spark.createDataFrame(
+        [(topic, id, BIRTH) for id in ids] + [("again", "anew", BIRTH)], "topic string, id string, birth long"
+    )
+    return Pending(rows, (topic, "again"), ms(at(since)), ms(at(since + 10)))
 
 
 GUILTY: dict[str, list[dict[str, Any]]] = {
@@ -106,11 +108,9 @@ def test_each_promise_that_was_broken_is_named_and_nothing_else(spark: Any, tmp_
     asked = [put("asked"), seen(1, "delivered", "asked", 2), seen(2, "unknown", "asked", 2)]
     rows = [one for story in GUILTY.values() for one in story] + INNOCENT + asked
     write_events(tmp_path, TOPIC, rows)
-    write_events(tmp_path / "x", "other", [put("elsewhere")])
-    (tmp_path / "x" / "date=2026-01-01" / "hour=00" / "topic=other").rename(
-        tmp_path / "date=2026-01-01" / "hour=00" / "topic=other"
-    )
-    write_own(tmp_path, own())
+    write_events(tmp_path, "other", [put("elsewhere")])
+    write_events(tmp_path, "again", [put("a"), event(5, "topic_dropped"), put("anew", 6)])
+    write_events(tmp_path, "", own())
     found = audit(spark, f"file://{tmp_path}", (), lay(spark, ["waiting"]))
     assert found.broken == dict.fromkeys(sorted(GUILTY), 1)
     assert {row["promise"]: row["id"] for row in found.examples} == {name: name for name in GUILTY}
@@ -119,18 +119,10 @@ def test_each_promise_that_was_broken_is_named_and_nothing_else(spark: Any, tmp_
     assert "1 messages are not on the timeline" in audit_page(found, "x")
 
 
-def write_own(folder: Path, rows: list[dict[str, Any]]) -> None:
-    write_events(folder / "own", "", rows)
-    name = "topic=__HIVE_DEFAULT_PARTITION__"
-    place = folder / "date=2026-01-01" / "hour=00"
-    place.mkdir(parents=True, exist_ok=True)
-    (folder / "own" / "date=2026-01-01" / "hour=00" / name).rename(place / name)
-
-
 def audited(spark: Any, folder: Path, itself: list[dict[str, Any]], **pending: Any) -> Audit:
     """An audit of two messages: one that came twice, and one that is nowhere."""
     write_events(folder, TOPIC, [*GUILTY["unexplained"], *GUILTY["lost"]])
-    write_own(folder, itself)
+    write_events(folder, "", itself)
     return audit(spark, f"file://{folder}", [TOPIC], lay(spark, [], **pending))
 
 

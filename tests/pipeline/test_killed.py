@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 import timeline
 from tests.pipeline import speculating
-from tests.pipeline.conftest import Serving, serving
+from tests.pipeline.conftest import Serving, serving, write_events
 from tests.services import require_service
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,6 +103,31 @@ def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: Serving) -> None:
     done = run("load", f"file://{table}", "nowhere", "--address", broker.address)
     assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)
+
+
+def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promise_is_broken(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    story = {"id": "a", "birth": 7, "broker": "b", "session": "one"}
+    delivered = {"kind": "delivered", "version": 2, "due": at, "time": at + timedelta(seconds=1), "again": False}
+    events = [story | {"kind": "put", "time": at, "version": 1, "due": at}, story | delivered | {"lateness": 1_000}]
+    gap = {
+        "kind": "dropped",
+        "due": at,
+        "time": at + timedelta(seconds=9),
+        "count": 12,
+        "broker": "b",
+        "session": "one",
+    }
+    for name, more, code, said in (
+        ("missing", {}, 3, "not known: 12 events of b, 2026-01-01"),
+        ("early", {"lateness": -5}, 1, "early"),
+    ):
+        write_events(tmp_path / name, "t", [*events[:1], events[1] | more])
+        write_events(tmp_path / name, "", [gap])
+        page = tmp_path / f"{name}.html"
+        done = run("audit", f"file://{tmp_path}/{name}", "--html", f"file://{page}")
+        assert (done.returncode, said in done.stdout) == (code, True), (done.stdout, done.stderr)
+        assert page.read_text().startswith("<!doctype html>")
 
 
 def test_copies_that_speculation_starts_put_each_row_once(tmp_path: Path, broker: Serving) -> None:

@@ -52,9 +52,10 @@ def audited() -> Audit:
         unended=["b3"],
         stories={
             "UA1545": [
-                {"time": at, "kind": "put", "version": 1, "due": at, "lateness": None, "consumer": None, "cause": None},
-                {"time": at, "kind": "delivered", "version": 2, "due": at}
-                | {"lateness": 61, "consumer": "gate-0", "cause": "no_consumer"},
+                {"time": at, "topic": "a<b", "kind": "put", "version": 1, "due": at}
+                | {"lateness": None, "consumer": None, "cause": None},
+                {"time": at, "topic": "a<b", "kind": "released", "version": 2, "due": at}
+                | {"lateness": 61, "consumer": "gate-<0>", "cause": "<script>alert('&')</script>"},
             ]
         },
     )  # fmt: skip
@@ -105,6 +106,11 @@ def test_a_page_is_one_file_without_scripts_and_what_is_in_it_is_text() -> None:
         assert text.startswith("<!doctype html>")
         assert "<script" not in text and "src=" not in text and "href=" not in text and "url(" not in text
     text = audit_page(audited(), "s3://x/<journal>")
+    assert (
+        "gate-&lt;0&gt;" in text
+        and "&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;" in text
+        and "a&lt;b" in text
+    )
     assert "&lt;journal&gt;" in text and "UA1545-&lt;b&gt;" in text and "departures &lt;1&gt;" in text
     assert "Broken for 1 messages: S8 no loss" in text and "1,234 events of broker b2 are missing" in text
     assert set(PROMISES) == {"early", "twice", "resurrected", "lost", "unexplained", "reclaimed"}

@@ -163,6 +163,8 @@ class Catalog:
             if topic is None or not await self._store.call("drop_topic", self._store.store.drop_topic(topic)):
                 return None
             self._replace(topic, None)
+            if self._store.journal is not None:
+                self._store.journal.dropped(topic)
             return topic
 
 

@@ -24,9 +24,11 @@ SCHEMA_VERSION = 1
 class Kind(StrEnum):
     """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
     unsettled, found when the message was leased again. RELET: its holder came back in another session. TAG_…: by tag,
-    `count` messages that are not named. STARTED, STOPPED, DROPPED: of the journal itself; `count` events are missing
-    between `due` and `time` (without a count: nobody knows how many, for the broker was killed). IDLE: nothing happened
-    for long. UNKNOWN: the store did not say what became of a call; the message may have been changed by it."""
+    `count` messages that are not named. TOPIC_DROPPED: whatever lay on it went, too. UNKNOWN: the store did not say
+    what became of a call; the message may have been changed by it.
+
+    STARTED, STOPPED, IDLE, DROPPED: of the journal itself. IDLE: nothing happened for long. DROPPED: `count` events are
+    missing between `due` and `time`; without a count nobody knows how many, for the broker was killed."""
 
     PUT = "put"
     DELIVERED = "delivered"
@@ -44,6 +46,7 @@ class Kind(StrEnum):
     EXPIRED = "expired"
     TAG_MOVED = "tag_moved"
     TAG_CANCELLED = "tag_cancelled"
+    TOPIC_DROPPED = "topic_dropped"
     UNKNOWN = "unknown"
     STARTED = "started"
     IDLE = "idle"
@@ -205,6 +208,10 @@ class Journal:
             kind = Kind.TAG_MOVED if moved else Kind.TAG_CANCELLED
             columns: dict[str, Column] = {"count": count, "tag": mutation.tag, "due": mutation.due_ms}
             self._carry(Part(kind, topic.name, self._now_ms(), 1, columns))
+
+    def dropped(self, topic: Topic) -> None:
+        """The topic is dropped, with all that lay on it."""
+        self._carry(Part(Kind.TOPIC_DROPPED, topic.name, self._now_ms(), 1))
 
     def _tell(
         self, kind: Kind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]

@@ -108,9 +108,11 @@ class JournalProcess:
         assert self._process.stdout is not None
         with self._process.stdout as said:
             for line in said:
-                written, since_ms = line.split()
+                told = line.split()
+                if len(told) != 2 or not all(one.isdigit() for one in told):
+                    continue  # a filesystem's package has said something of its own
                 with self._lock:
-                    self._written, self._since_ms = int(written), int(since_ms)
+                    self._written, self._since_ms = (int(one) for one in told)
         self._process.wait()
         self._ended.set()
         self._gone()

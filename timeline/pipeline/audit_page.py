@@ -158,6 +158,7 @@ def _stories(found: Audit) -> str:
             (
                 _time(one["time"]),
                 one["kind"].replace("_", " "),
+                one["topic"],
                 one["version"],
                 _time(one["due"]),
                 one["lateness"],
@@ -166,7 +167,7 @@ def _stories(found: Audit) -> str:
             )
             for one in events
         ]
-        heads = ("time", "event", "version", "due", "late by, ms", "consumer", "cause or reason")
+        heads = ("time", "event", "topic", "version", "due", "late by, ms", "consumer", "cause or reason")
         parts.append(folded(f"{id}: {len(events)} events", table(heads, rows)))
     return section("Stories", *(parts or [paragraph("none asked for", "soft")]))
 

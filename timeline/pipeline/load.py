@@ -158,8 +158,8 @@ class _State:
             )
         try:
             shift_by_ms, checked_ms, rows = (int(kept[name]) for name in ("shift_by_ms", "checked_ms", "rows"))
-            run, done = str(kept["run"]), list(kept["done"])
-            return cls(asked.state, fingerprint, run, shift_by_ms, checked_ms, rows, done, resumed=True)
+            done = [str(file) for file in kept["done"]]
+            return cls(asked.state, fingerprint, str(kept["run"]), shift_by_ms, checked_ms, rows, done, True)
         except (KeyError, TypeError, ValueError) as wrong:
             raise Invalid(f"the state in {asked.state} was changed or is damaged: {wrong}. Remove it") from wrong
 

@@ -71,12 +71,19 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
         F.max_by("broker", F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_by"),
         F.max(F.when(is_kind("purged", "expired"), F.col("time"))).alias("gone_at"),
     )  # fmt: skip
-    whole = told.join(by_id, ["topic", "id"], "left")
+    dropped = events.where(is_kind("topic_dropped")).groupBy("topic").agg(
+        F.max("time").alias("dropped_at"), F.max_by("broker", "time").alias("dropped_by")
+    )  # fmt: skip
+    whole = told.join(by_id, ["topic", "id"], "left").join(F.broadcast(dropped), "topic", "left")
     nought = F.lit(0)
     moved = F.coalesce("moved", nought)
-    # An id may be put anew as soon as it is cancelled: only where two brokers say so their clocks may deceive.
-    skew_ms = F.when(F.col("put_by") != F.col("cancelled_by"), F.lit(SKEW_MS)).otherwise(nought)
-    cancelled = _since("cancelled_at", "put", skew_ms)
+    # An id may be put anew as soon as it is cancelled, a topic made anew as soon as it is dropped: only where two
+    # brokers say so their clocks may deceive.
+    skew_ms = {
+        by: F.when(F.col("put_by") != F.col(by), F.lit(SKEW_MS)).otherwise(nought)
+        for by in ("cancelled_by", "dropped_by")
+    }
+    cancelled = _since("cancelled_at", "put", skew_ms["cancelled_by"])
     # A move or a revival ends what was before it without a word about the lease that had run out.
     again = F.when(_since("moved_at", "first_delivered"), moved).otherwise(nought) + F.coalesce("revived", nought)
     return whole.withColumns(
@@ -87,6 +94,7 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
             "cancelled": cancelled & (F.col("acked") == 0),
             # What the store removes by itself when its time is over, it does not name.
             "gone": cancelled
+            | _since("dropped_at", "put", skew_ms["dropped_by"])
             | _since("gone_at", "put")
             | F.coalesce(F.unix_millis("expires") <= until_ms, F.lit(False)),
         }

@@ -1,0 +1,83 @@
+"""A broker with a journal, and what stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from timeline.broker.journal_files import FIELDS
+
+
+@contextmanager
+def broker(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [
+        sys.executable,
+        "-m",
+        "timeline",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics",
+        "off",
+        "--json",
+        *options,
+    ]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        assert said, (folder / "log").read_text()
+        yield json.loads(said)["listen"], process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.rglob("*.parquet")):
+        table = pq.ParquetFile(path).read()
+        assert set(table.schema.names) == set(FIELDS)
+        assert table.schema.metadata[b"timeline.journal"] == b"1"
+        found += [row | {"topic": path.parent.name.removeprefix("topic=")} for row in table.to_pylist()]
+    return sorted(found, key=lambda row: row["time"])
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Returns once `happened`."""
+    ticks = threading.Event()
+    for _ in range(600):
+        if happened():
+            return
+        ticks.wait(0.1)
+    raise AssertionError("it did not happen within a minute")
+
+
+class Counts:
+    """What a broker would count."""
+
+    def __init__(self) -> None:
+        self.of: Counter[bool] = Counter()
+        self.restarts = 0
+
+    def events(self, dropped: bool, count: int) -> None:
+        self.of[dropped] += count
+
+    def restarted(self) -> None:
+        self.restarts += 1
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Returns once `happened`, and lets others run meanwhile."""
+    await asyncio.to_thread(wait_for, happened)
