@@ -109,3 +109,17 @@ def test_a_certificate_that_is_good_for_long_is_no_news(papers: Papers, caplog: 
     opened(papers.broker)
     assert timedelta(days=14) < 20 * DAY
     assert not caplog.records
+
+
+def test_a_certificate_that_expires_while_a_broker_runs_is_warned_of_once_a_day(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_ms = ms(NOW)
+    certificates = Certificates(papers.broker.cert, papers.broker.key, "", lambda: now_ms)
+    for _ in range(22 * 24 * 2):
+        certificates.look()
+        now_ms += 1_800_000
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 16, "from 14 days before, to 2 days after"
+    assert sum("expires on" in one for one in warned) == 14
+    assert "expired on" in warned[-1] and "renew it" in warned[-1]

@@ -20,8 +20,9 @@ from timeline.files import read_file, stamp_of
 log = logging.getLogger("timeline.broker")
 
 MAX_BYTES = 4 * 1024 * 1024
-SOON_MS = 14 * 86_400_000
-"""A certificate that expires so soon is warned of."""
+DAY_MS = 86_400_000
+SOON_MS = 14 * DAY_MS
+"""A certificate that expires so soon is warned of, once a day."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -49,6 +50,7 @@ class Certificates:
         self._stamp = self._stamps()
         self.loaded = self._load()
         self._trouble = ""
+        self._warned_ms = 0
         self._warn()
 
     def credentials(self) -> Any:
@@ -68,6 +70,7 @@ class Certificates:
 
     def look(self) -> None:
         """Reads the files again if they have changed."""
+        self._warn()
         stamp = self._stamps()
         if stamp == self._stamp:
             return
@@ -80,14 +83,16 @@ class Certificates:
                 log.error("the certificate stays as it was: %s", bad.reason)
             self._trouble = bad.reason
             return
-        self._stamp, self.loaded, self._trouble = stamp, loaded, ""
+        self._stamp, self.loaded, self._trouble, self._warned_ms = stamp, loaded, "", 0
         log.info("the certificate was read again", extra={"expires": _shown(loaded.expires_ms)})
         self._warn()
 
     def _warn(self) -> None:
-        left_ms = self.loaded.expires_ms - self._now_ms()
-        if left_ms < SOON_MS:
-            log.warning("the certificate %s expires on %s", self._cert, _shown(self.loaded.expires_ms))
+        now_ms = self._now_ms()
+        if self.loaded.expires_ms - now_ms < SOON_MS and now_ms - self._warned_ms >= DAY_MS:
+            self._warned_ms = now_ms
+            does = "expired" if now_ms >= self.loaded.expires_ms else "expires"
+            log.warning("the certificate %s %s on %s: renew it", self._cert, does, _shown(self.loaded.expires_ms))
 
     def _stamps(self) -> object:
         return tuple(stamp_of(file) for file in (self._cert, self._key, self._client_ca) if file)
