@@ -349,3 +349,22 @@ def test_a_journal_that_hangs_keeps_no_broker_from_ending(tmp_path: Path) -> Non
         finally:
             os.kill(int(child), signal.SIGCONT)
     assert "goes on by itself" in (tmp_path / "log").read_text()
+
+
+async def test_what_its_process_has_to_drop_is_counted(tmp_path: Path) -> None:
+    folder, counts, news = tmp_path / "j", Counter[bool](), asyncio.Event()
+
+    def counted(dropped: bool, count: int) -> None:
+        counts[dropped] += count
+        news.set()
+
+    pipe = await JournalPipe.start(f"file://{folder}?rows=10", "b", "5e55", lambda: 1, counted)
+    folder.rmdir()
+    folder.write_text("a place that takes nothing")
+    pipe.carry(Part(Kind.PUT, "t", 1_700_000_000_000, 50, {"id": Ragged.repeat(b"x", 50)}))
+    async with asyncio.timeout(60):
+        while counts[True] < 50:
+            news.clear()
+            await news.wait()
+    await pipe.close(60)
+    assert counts == {False: 50, True: 50}

@@ -17,7 +17,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, quote
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.broker.journal import SCHEMA_VERSION
-from timeline.broker.journal_pipe import HEAD, URL_VARIABLE
+from timeline.broker.journal_pipe import DROPPED, HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
@@ -189,11 +189,19 @@ def _texts(data: bytes, offsets: np.ndarray[Any, Any]) -> pa.Array:
 
 
 class Writer:
-    """Gathers parts and writes files."""
+    """Gathers parts and writes files. `dropped` is told how many events a place that took nothing for long cost."""
 
-    def __init__(self, folder: Folder, broker: str, session: str, roll_ms: int, rows: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        broker: str,
+        session: str,
+        roll_ms: int,
+        rows: int,
+        dropped: Callable[[int], None] = lambda events: None,
+    ) -> None:
         self._folder, self._broker, self._session = folder, broker, session
-        self._roll_ms, self._rows = roll_ms, rows
+        self._roll_ms, self._rows, self._dropped = roll_ms, rows, dropped
         self._clock = Clock()
         self._partitions: dict[str, Partition] = {}
         self._files = 0
@@ -248,6 +256,7 @@ class Writer:
                 _, since_ms, _, _ = partition.parts[0]
                 _, until_ms, _, _ = partition.parts[-1]
                 self._gather("dropped", "", until_ms, 1, {"count": partition.rows, "due": since_ms})
+                self._dropped(partition.rows)
 
 
 def parts(pipe: BinaryIO) -> Iterator[tuple[str, str, int, int, dict[str, Any]]]:
@@ -265,6 +274,11 @@ def parts(pipe: BinaryIO) -> Iterator[tuple[str, str, int, int, dict[str, Any]]]
         ):
             return
         yield pickle.loads(head, buffers=buffers)
+
+
+def _tell_dropped(events: int) -> None:
+    with contextlib.suppress(OSError):  # the broker is gone: nobody counts any more
+        os.write(sys.stdout.fileno(), DROPPED + b"%d\n" % events)
 
 
 def _rolling(writer: Writer, over: threading.Event, every_s: float) -> None:
@@ -288,7 +302,7 @@ def main(arguments: list[str]) -> int:
         said = getattr(trouble, "reason", "") or str(trouble) or repr(trouble)
         print(" ".join(str(said).split()), flush=True)
         return 1
-    writer = Writer(folder, broker, session, roll_ms, rows)
+    writer = Writer(folder, broker, session, roll_ms, rows, _tell_dropped)
     writer.add("started", "", Clock().now_ms(), 1, {})
     print("ready", flush=True)
     over = threading.Event()

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,8 @@ GATHER_S = 0.02
 START_S = 60.0
 """How long the process may take to say that it can write."""
 URL_VARIABLE = "TIMELINE_JOURNAL"
+DROPPED = b"dropped "
+"""What the process says before how many events it had to drop."""
 T = TypeVar("T")
 
 
@@ -57,6 +60,8 @@ class JournalPipe:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="timeline-journal", daemon=True)
         self._thread.start()
+        hear = partial(self._hear, asyncio.get_running_loop())
+        threading.Thread(target=hear, name="timeline-journal-hear", daemon=True).start()
 
     @classmethod
     async def start(
@@ -114,6 +119,14 @@ class JournalPipe:
                 self._parts.clear()
         finally:
             self._process.stdin.close()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What the process had to drop, since its place took nothing for long, counts as dropped too."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(DROPPED):
+                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody counts any more
+                    loop.call_soon_threadsafe(self._counted, True, int(line.removeprefix(DROPPED)))
 
     def _next(self) -> Part | None:
         """The next part, None when it is closing and all are written. What was dropped is told before what came
