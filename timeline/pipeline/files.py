@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -12,11 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
+from timeline.errors import Invalid
+
 
 def at(url: str) -> tuple[Any, str]:
-    """The filesystem and the path in it that `url` names. Raises ValueError or ImportError for a scheme that is unknown
-    or lacks its package, with fsspec's words."""
-    filesystem, path = fsspec.core.url_to_fs(url)
+    """The filesystem and the path in it that `url` names. Raises Invalid for a scheme that is unknown or lacks its
+    package, with fsspec's words."""
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as bad:
+        raise Invalid(f"{url!r:.200} is no place for files: {bad}") from bad
     return filesystem, path
 
 
@@ -33,11 +39,16 @@ def write_bytes(url: str, data: bytes) -> None:
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is half written would keep a full disk full
+            os.remove(part)
+        raise
 
 
 def write_json(url: str, told: Any) -> None:
@@ -46,11 +57,14 @@ def write_json(url: str, told: Any) -> None:
 
 
 def read_json(url: str) -> Any:
-    """What a JSON file says; None when there is none. Raises ValueError for what is no JSON."""
+    """What a JSON file says; None when there is none. Raises Invalid for what is no JSON."""
     filesystem, path = at(url)
     if not filesystem.exists(path):
         return None
-    return json.loads(filesystem.cat_file(path))
+    try:
+        return json.loads(filesystem.cat_file(path))
+    except (ValueError, RecursionError) as bad:
+        raise Invalid(f"{url} is damaged: it is no JSON") from bad
 
 
 def write_table(url: str, table: pa.Table) -> int:

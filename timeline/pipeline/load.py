@@ -152,15 +152,11 @@ class _State:
                 f"the state in {asked.state} is of another load (another table, topic or mapping): name another "
                 "file, or remove it"
             )
-        return cls(
-            asked.state,
-            fingerprint,
-            kept["run"],
-            int(kept["shift_by_ms"]),
-            int(kept["checked_ms"]),
-            list(kept["done"]),
-            True,
-        )
+        try:
+            shift_by_ms, checked_ms = int(kept["shift_by_ms"]), int(kept["checked_ms"])
+            return cls(asked.state, fingerprint, str(kept["run"]), shift_by_ms, checked_ms, list(kept["done"]), True)
+        except (KeyError, TypeError, ValueError) as bad:
+            raise Invalid(f"the state in {asked.state} is damaged: remove it, and the load begins anew") from bad
 
     def keep(self) -> None:
         """Writes it down."""
