@@ -136,6 +136,21 @@ async def test_a_process_that_cannot_be_started_again_is_tried_and_tried(
     assert kinds["put"] + sum(row["count"] for row in told if row["kind"] == "dropped") == 30
 
 
+async def test_what_its_process_has_to_drop_is_counted_once(tmp_path: Path) -> None:
+    folder, counts = tmp_path / "j", Counts()
+    pipe = await JournalPipe.start(f"file://{folder}?rows=10", "b", "5e55", lambda: 1_700_000_000_000, counts)
+    folder.rmdir()
+    folder.write_text("a place that takes nothing")
+    pipe.carry(some(50))
+    await until(lambda: counts.of[True] == 50)
+    os.kill(pipe.process.pid, signal.SIGKILL)
+    await until(lambda: pipe.process.ended)
+    folder.unlink()
+    await pipe.close(60)
+    assert counts.of == {False: 50, True: 50}
+    assert [row["count"] for row in events(folder) if row["kind"] == "dropped"] == [50]
+
+
 async def test_the_process_imports_nothing_from_the_folder_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +210,12 @@ class Refusing(Folder):
 
 def test_what_cannot_be_written_at_the_end_is_said_where_that_can_be(tmp_path: Path) -> None:
     folder = Refusing(f"file://{tmp_path}/j")
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, ...]] = []
     writer = Writer(folder, "b", "5e55", 60_000, 100, told=lambda *said: told.append(said))
     writer.add("put", "t", 1_700_000_000_000, 20, {"id": (b"x" * 20, np.arange(21))})
     writer.add("stopped", "", 1_700_000_000_500, 1, {})
     assert writer.close(lambda seconds: None) == 21, "and where not even that can be, that is told"
-    assert told[-1] == (0, 1_700_000_000_000)
+    assert told[-1] == (0, 1_700_000_000_000, 20, 20)
     folder.only = NO_TOPIC
     writer.add("put", "t", 1_700_000_000_000, 20, {"id": (b"x" * 20, np.arange(21))})
     assert writer.close(lambda seconds: None) == 0

@@ -128,12 +128,12 @@ class Folder:
 
 
 class Partition:
-    """The events of one topic in one hour that are not written yet."""
+    """The events of one topic in one hour that are not written yet. `missing`: how many of their weight are missing."""
 
     def __init__(self, since_ms: float) -> None:
         self.since_ms, self.not_before_ms = since_ms, 0.0
         self.parts: list[tuple[str, int, int, dict[str, Any]]] = []
-        self.rows = self.weight = self.oldest_ms = 0
+        self.rows = self.weight = self.missing = self.oldest_ms = 0
 
     def add(self, kind: str, time_ms: int, count: int, columns: dict[str, Any], weight: int) -> None:
         """`weight`: how many of the broker's events are gone with it."""
@@ -199,9 +199,10 @@ def _texts(data: bytes, offsets: np.ndarray[Any, Any]) -> pa.Array:
 
 
 class Writer:
-    """Gathers parts and writes files, and counts what becomes of events. `told(written, since_ms)` hears after each try
-    how many of those that were added are in files, and since when there may be others. `run`: how many writers there
-    were before in this session: their files stay."""
+    """Gathers parts and writes files, and counts what becomes of events. `told(written, since_ms, dropped, unsaid)`
+    hears after each try how many of those that were added are in files, since when there may be others, how many were
+    dropped here, and how many that are missing, and are counted by the broker, no file says so of yet. `run`: how many
+    writers there were before in this session: their files stay."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class Writer:
         roll_ms: int,
         rows: int,
         run: int = 0,
-        told: Callable[[int, int], None] = lambda written, since_ms: None,
+        told: Callable[[int, int, int, int], None] = lambda written, since_ms, dropped, unsaid: None,
     ) -> None:
         self._folder, self._broker, self._session = folder, broker, session
         self._roll_ms, self._rows, self._told = roll_ms, rows, told
@@ -220,7 +221,7 @@ class Writer:
         self._name = f"{named}-{session}{f'r{run}' if run else ''}"
         self._clock = Clock()
         self._partitions: dict[str, Partition] = {}
-        self._files = self._held = self._written = self._last_ms = 0
+        self._files = self._held = self._written = self._dropped = self._last_ms = 0
         self._lock = threading.Lock()
 
     def began(self) -> None:
@@ -235,6 +236,8 @@ class Writer:
             # A part that says how many others are missing takes these along.
             weight = int(columns.get("count", 1)) if kind == "dropped" else count
             name = self._gather(kind, topic, time_ms, count, columns, weight)
+            if kind == "dropped":
+                self._partitions[name].missing += weight
             self._last_ms = time_ms
             partition = self._partitions[name]
             if partition.rows >= self._rows and partition.not_before_ms <= self._clock.monotonic_ms():
@@ -278,15 +281,17 @@ class Writer:
         else:
             self._held -= partition.rows
             self._written += partition.weight
-        oldest = [partition.oldest_ms for partition in self._partitions.values()]
-        self._told(self._written, min([*oldest, self._last_ms]))
+        left = self._partitions.values()
+        since_ms = min([*(partition.oldest_ms for partition in left), self._last_ms])
+        self._told(self._written, since_ms, self._dropped, sum(partition.missing for partition in left))
 
     def _drop(self, partition: Partition) -> None:
         """One event instead of all of a partition's."""
         since_ms, until_ms, lost = partition.oldest_ms, partition.parts[-1][1], partition.weight
         self._held -= partition.rows
         missing = {"count": lost, "due": since_ms} if lost else {"due": since_ms}
-        self._gather("dropped", "", until_ms, 1, missing, lost)
+        self._dropped += lost - partition.missing
+        self._partitions[self._gather("dropped", "", until_ms, 1, missing, lost)].missing += lost
 
     def cut_off(self) -> None:
         """Nothing more comes, and the broker has not said that it ends: what it had not handed over is lost, nobody
@@ -345,9 +350,9 @@ def _step_back() -> None:
         os.nice(19)
 
 
-def _tell(written: int, since_ms: int) -> None:
+def _tell(*said: int) -> None:
     try:
-        print(written, since_ms, flush=True)
+        print(*said, flush=True)
     except OSError:
         pass  # the broker is gone: nobody asks any more
 

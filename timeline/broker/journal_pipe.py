@@ -62,6 +62,8 @@ class JournalPipe:
         self._lost = 0
         self._lost_since_ms = 0
         self._runs = 0
+        self._dropped = 0
+        """By the process that writes now, as far as that is counted."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -106,7 +108,7 @@ class JournalPipe:
                 with self._lock:
                     self._lost_since_ms = min(since_ms, self._lost_since_ms or since_ms)
                     self._lost += lost
-                self._tell(self._counted.events, True, lost)
+                self._tell(self._counted.events, True, lost - self.process.unsaid)
             pause_s = AGAIN_S if self.process.wrote else pause_s
             while not self._restarted(pause_s):
                 if self._closing:
@@ -114,7 +116,9 @@ class JournalPipe:
                     return
                 pause_s = min(2 * pause_s, AGAIN_MOST_S)
             pause_s = min(2 * pause_s, AGAIN_MOST_S)
-        if self.process.end():
+        code = self.process.end()
+        self._count_dropped()
+        if code:
             log.error("the journal's process could not write all that it had: its own words say how much")
 
     def _handed_on(self) -> bool:
@@ -132,13 +136,20 @@ class JournalPipe:
             if not self.process.ended:
                 return True
         self.process.end()
+        self._count_dropped()
         return False
+
+    def _count_dropped(self) -> None:
+        """What the process had to drop counts as dropped, too."""
+        more, self._dropped = self.process.dropped - self._dropped, self.process.dropped
+        if more > 0:
+            self._tell(self._counted.events, True, more)
 
     def _restarted(self, pause_s: float) -> bool:
         """Whether another process is there, after a pause (none while closing)."""
         self._hurry.wait(pause_s)
         try:
-            self.process = self._started()
+            self.process, self._dropped = self._started(), 0
         except (Invalid, OSError) as cannot:
             log.error("the journal's process cannot be started again: %s", cannot)
             return False
@@ -171,6 +182,7 @@ class JournalPipe:
                 if self._closing:
                     return None
                 self._something.clear()
+            self._count_dropped()
             if self.process.ended or not self._something.wait(IDLE_MS / 1000):
                 return Part(Kind.IDLE, "", self._now_ms(), 1)
             self._hurry.wait(GATHER_S)

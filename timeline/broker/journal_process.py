@@ -33,17 +33,18 @@ URL_VARIABLE = "TIMELINE_JOURNAL"
 class JournalProcess:
     """A process that writes below a URL. Made by `start`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], gone: Callable[[], None]) -> None:
-        self._process, self._gone = process, gone
+    def __init__(self, process: subprocess.Popen[bytes], news: Callable[[], None]) -> None:
+        self._process, self._news = process, news
         self._lock = threading.Lock()
-        self._sent = self._written = self._since_ms = 0
+        self._sent = self._written = self._since_ms = self._dropped = self._unsaid = 0
         self._ended = threading.Event()
         threading.Thread(target=self._listen, name="timeline-journal-process", daemon=True).start()
 
     @classmethod
-    def start(cls, url: str, name: str, session: str, run: int, gone: Callable[[], None]) -> Self:
+    def start(cls, url: str, name: str, session: str, run: int, news: Callable[[], None]) -> Self:
         """Starts it, as the broker `name`; returns once it can write. `run`: how many there were before it in this
-        session. `gone` is called from another thread when it has ended. Raises Invalid with why it cannot write."""
+        session. `news` is called from another thread when it had to drop something, and when it has ended. Raises
+        Invalid with why it cannot write."""
         # -P: nothing of the folder that we are in is imported.
         command = [sys.executable, "-P", "-m", "timeline.broker.journal_files", name, session, str(run)]
         path = os.pathsep.join(path for path in sys.path if path)
@@ -64,7 +65,7 @@ class JournalProcess:
         said = process.stdout.readline().strip()
         patience.cancel()
         if said == b"ready":
-            return cls(process, gone)
+            return cls(process, news)
         process.kill()
         process.stdin.close()
         process.stdout.close()
@@ -89,6 +90,18 @@ class JournalProcess:
             return self._sent - self._written, self._since_ms
 
     @property
+    def dropped(self) -> int:
+        """How many events it had to drop, since its place took nothing for long."""
+        with self._lock:
+            return self._dropped
+
+    @property
+    def unsaid(self) -> int:
+        """How many of the unwritten ones were missing, and counted so, before it had them or by it."""
+        with self._lock:
+            return self._unsaid
+
+    @property
     def wrote(self) -> bool:
         """Whether anything that it was handed is in a file."""
         with self._lock:
@@ -109,13 +122,16 @@ class JournalProcess:
         with self._process.stdout as said:
             for line in said:
                 told = line.split()
-                if len(told) != 2 or not all(one.isdigit() for one in told):
+                if len(told) != 4 or not all(one.isdigit() for one in told):
                     continue  # a filesystem's package has said something of its own
                 with self._lock:
-                    self._written, self._since_ms = (int(one) for one in told)
+                    dropped = self._dropped
+                    self._written, self._since_ms, self._dropped, self._unsaid = (int(one) for one in told)
+                if self._dropped != dropped:
+                    self._news()
         self._process.wait()
         self._ended.set()
-        self._gone()
+        self._news()
 
     def end(self) -> int:
         """Tells it that nothing more comes, and waits until it has written what it has; its exit code."""

@@ -16,7 +16,7 @@ from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.pipeline.connection import Connection
 from timeline.pipeline.files import joined, read_json, write_json
-from timeline.pipeline.manifest import Chunk, Manifest, chunk_path, data_of, manifest_of, measure
+from timeline.pipeline.manifest import Chunk, Manifest, chunk_of, chunk_path, data_of, manifest_of, measure
 from timeline.pipeline.watching import watched
 
 CHUNKS = 8
@@ -45,13 +45,12 @@ def backup(
     for number, (first, end) in enumerate(itertools.pairwise(edges)):
         said("chunks written", number, count)
         marker = joined(url, "chunks", f"{number:04d}.json")
-        done = read_json(marker)
-        chunk = Chunk(number, first, end)
-        if done is None or (done["first"], done["end"]) != (first, end):
+        done, chunk = chunk_of(read_json(marker), marker), Chunk(number, first, end)
+        if done is None or (done.first, done.end) != (first, end):
             chunk = _write(spark, addresses, topic, url, chunk)
             write_json(marker, asdict(chunk))
         else:
-            chunk = Chunk(**done)
+            chunk = done
         manifest.chunks.append(chunk)
     said("chunks written", count, count)
     manifest.until_ms, manifest.complete = Clock().now_ms(), True
@@ -64,6 +63,8 @@ def _check_place(url: str, manifest: Manifest) -> int:
     if read_json(joined(url, "manifest.json")) is not None:
         raise Invalid(f"{url} has a finished backup already: name another place")
     there = read_json(joined(url, "topic.json"))
+    if there is not None and not isinstance(there, dict):
+        raise Invalid(f"{url} has something else than a backup: name another place")
     if there is not None and (there.get("topic"), there.get("uid")) != (manifest.topic, manifest.uid):
         raise Invalid(f"{url} has part of a backup of topic {there.get('topic')!r}: name another place")
     return int(there.get("taken_ms", manifest.taken_ms)) if there is not None else manifest.taken_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -16,9 +17,12 @@ from timeline.errors import Invalid
 
 
 def at(url: str) -> tuple[Any, str]:
-    """The filesystem and the path in it that `url` names. Raises ValueError or ImportError for a scheme that is unknown
-    or lacks its package, with fsspec's words."""
-    filesystem, path = fsspec.core.url_to_fs(url)
+    """The filesystem and the path in it that `url` names. Raises Invalid for a scheme that is unknown or lacks its
+    package, with fsspec's words."""
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as bad:
+        raise Invalid(f"{url!r:.200} is no place for files: {bad}") from bad
     return filesystem, path
 
 
@@ -35,11 +39,16 @@ def write_bytes(url: str, data: bytes) -> None:
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is half written would keep a full disk full
+            os.remove(part)
+        raise
 
 
 def write_json(url: str, told: Any) -> None:
@@ -54,7 +63,7 @@ def read_json(url: str) -> Any:
         return None
     try:
         return json.loads(filesystem.cat_file(path))
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise Invalid(f"{url} is no JSON, it was changed or is damaged: {wrong}") from wrong
 
 

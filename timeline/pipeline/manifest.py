@@ -75,7 +75,7 @@ class Manifest:
 
     def topic_settings(self) -> TopicSettings:
         """The topic's settings when it was taken."""
-        return TopicSettings(**self.settings)
+        return TopicSettings(**self.settings).check()
 
 
 def manifest_of(topic: Topic, taken_ms: int) -> Manifest:
@@ -94,12 +94,27 @@ def read_manifest(url: str) -> Manifest:
         raise Invalid(f"the manifest of {url} is not one of version {VERSION} of a finished backup")
     names = ("topic", "uid", "settings", "taken_ms", "until_ms")
     try:
-        chunks = [Chunk(**chunk) for chunk in told["chunks"]]
-        manifest = Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
-        manifest.topic_settings()
-    except (KeyError, TypeError, TimelineError) as wrong:
-        raise Invalid(f"the manifest of {url} was changed or is damaged: {wrong}") from wrong
-    return manifest
+        chunks = [chunk for told_of in told["chunks"] if (chunk := chunk_of(told_of, url))]
+        read = Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
+        read.topic_settings()
+    except (KeyError, TypeError, TimelineError) as bad:
+        raise Invalid(f"the manifest of {url} was changed or is damaged: {bad}") from bad
+    return read
+
+
+def chunk_of(told: Any, url: str) -> Chunk | None:
+    """The chunk that the JSON in `url` tells of; None where it tells of none. Raises Invalid for what cannot be
+    meant."""
+    if told is None:
+        return None
+    try:
+        chunk = Chunk(**told)
+    except TypeError as bad:
+        raise Invalid(f"{url} is damaged: it tells of no chunk") from bad
+    numbers = (chunk.number, chunk.first, chunk.end, chunk.messages, chunk.dead, chunk.payload_bytes)
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(chunk.checksum, str):
+        raise Invalid(f"{url} is damaged: its chunk has {chunk}")
+    return chunk
 
 
 def measured(rows: DataFrame) -> list[Any]:
