@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 
@@ -28,3 +29,19 @@ def require_service() -> Callable[[str], None]:
 def servers() -> Iterator[Running]:
     """Real servers of this worker: `servers.url(RedisServer)`, `servers.server(RedisServer)`."""
     yield from running()
+
+
+LOGGERS = ("timeline", "asyncio", "grpc")
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """What `serve` does to loggers when it runs in the tests' process is undone: others read what is logged."""
+    before = [
+        (logger, logger.handlers[:], logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGERS)
+    ]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate

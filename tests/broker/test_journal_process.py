@@ -241,3 +241,9 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
     told = events(tmp_path / "j")
     kept = sum(1 for row in told if row["kind"] == "put")
     assert kept + sum(row["count"] for row in told if row["kind"] == "dropped") == 1_000
+
+
+async def test_what_a_journal_needs_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_process, "find_spec", lambda name: None if name == "pyarrow" else name)
+    with pytest.raises(Invalid, match=r"needs pyarrow, which is not installed: pip install 'timeline\[journal\]'"):
+        await JournalPipe.start("file:///x", "b", "5e55", lambda: 1, Counts())

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from timeline.broker import logs
 
-OURS = ("timeline", "asyncio", "grpc")
 
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """Loggers as they were before."""
-    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in map(logging.getLogger, OURS)]
-    yield
-    for logger, handlers, level, propagate in before:
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
-        logger.propagate = propagate
-
-
-def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(
-    loggers: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up("info", "json")
     logging.getLogger("timeline.broker").info("ready", extra={"port": 9000})
     for name in ("asyncio", "grpc._cython.cygrpc"):
@@ -42,7 +26,7 @@ def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(
     assert lines[0]["port"] == 9000 and "ValueError: seven" in lines[1]["error"]
 
 
-def test_lines_for_people_carry_the_fields_and_the_error(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_for_people_carry_the_fields_and_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up("warning", "text")
     logging.getLogger("timeline").info("not asked for")
     try:

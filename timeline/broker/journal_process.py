@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ HEAD = struct.Struct("<II")
 """Before each part: how long its description is, and how many buffers follow, whose lengths come next."""
 PIPE_BYTES = 1024 * 1024
 START_S = 60.0
+NEEDED = ("fsspec", "pyarrow")
 URL_VARIABLE = "TIMELINE_JOURNAL"
 """Not an argument of the process: what a URL may carry is nobody's to see."""
 
@@ -45,6 +47,9 @@ class JournalProcess:
         """Starts it, as the broker `name`; returns once it can write. `run`: how many there were before it in this
         session. `news` is called from another thread when it had to drop something, and when it has ended. Raises
         Invalid with why it cannot write."""
+        for package in NEEDED:
+            if find_spec(package) is None:
+                raise Invalid(f"a journal needs {package}, which is not installed: pip install 'timeline[journal]'")
         # -P: nothing of the folder that we are in is imported.
         command = [sys.executable, "-P", "-m", "timeline.broker.journal_files", name, session, str(run)]
         path = os.pathsep.join(path for path in sys.path if path)
