@@ -229,6 +229,7 @@ def test_what_each_micro_batch_leaves_out_is_kept(
     rows = spark.readStream.schema("id string, body string").option("maxFilesPerTrigger", "1").json(str(source))
     rows = rows.selectExpr("id", "IF(id LIKE '%2', NULL, timestamp_millis(1940000000000)) AS due", "body AS payload")
     told = {"addresses": broker.address, "topic": topic, "maxRejects": "1", "rejectsPath": f"file://{rejects}"}
+    told["run"] = "nightly"
     writer = rows.writeStream.format("timeline").options(**told, checkpointLocation=str(tmp_path / "w"))
     writer.trigger(availableNow=True).start().awaitTermination()
     assert len(stored(broker.address, topic)) == 4
