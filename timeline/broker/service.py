@@ -92,8 +92,8 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server.max_pending_requests", calls),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls),
-        # A call costs some kB before anybody has looked at its token, as does one that is opened and broken off at once.
-        # One connection has as many as one host may have streams, and some; the rest of a flood waits where it began.
+        # A call costs some kB before anybody has looked at its token, and one that is broken off at once does, too. One
+        # connection has as many as one host may have streams, and some; the rest of a flood waits where it began.
         ("grpc.max_concurrent_streams", config.max_streams_per_peer + UNARY_A_CONNECTION),
     ]
 
