@@ -22,7 +22,8 @@ from timeline.model import MAX_REASON_BYTES, Operation
 from timeline.wire import SERVICE, Hello, Produce, PutFlag, Settle, encode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, SETTINGS, DATA = 1, 4, 0
+HEADERS, SETTINGS, DATA, RST_STREAM = 1, 4, 0, 3
+CANCEL = 8
 END_HEADERS = 4
 
 
@@ -39,14 +40,23 @@ def opening(method: str = "", message: bytes = b"") -> bytes:
     """What a client says first: HTTP/2's preface, then, with `method`, a call of it, then a message on that."""
     said = PREFACE + _frame(SETTINGS, 0, 0)
     if method:
-        fields = {
-            b":method": b"POST", b":scheme": b"http", b":path": f"/{SERVICE}/{method}".encode(), b":authority": b"x",
-            b"te": b"trailers", b"content-type": b"application/grpc",
-        }  # fmt: skip
-        said += _frame(HEADERS, END_HEADERS, 1, b"".join(_header(*field) for field in fields.items()))
+        said += _call(method, 1)
     if message:
         said += _frame(DATA, 0, 1, b"\0" + struct.pack(">I", len(message)) + message)
     return said
+
+
+def _call(method: str, stream: int) -> bytes:
+    fields = {
+        b":method": b"POST", b":scheme": b"http", b":path": f"/{SERVICE}/{method}".encode(), b":authority": b"x",
+        b"te": b"trailers", b"content-type": b"application/grpc",
+    }  # fmt: skip
+    return _frame(HEADERS, END_HEADERS, stream, b"".join(_header(*field) for field in fields.items()))
+
+
+def broken_off(method: str, stream: int) -> bytes:
+    """A call of `method` that is opened and broken off at once."""
+    return _call(method, stream) + _frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))
 
 
 class Plain:

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 import timeline
-from tests.faults.hostile import Plain, Victim, hello, opening, puts, victim
+from tests.faults.hostile import Plain, Victim, broken_off, hello, opening, puts, victim
 from tests.faults.machine import PATIENCE_S
 from timeline.columns import Ragged
 from timeline.driver.transport import GrpcStream, GrpcTransport
@@ -244,3 +244,19 @@ async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
             await noted(broker, record_property)
         assert flood.said.total() == flood.asked
         assert set(flood.said) <= {"OK", Fault.OVERLOADED.value} and flood.said["OK"]
+
+
+async def test_calls_opened_and_broken_off_at_once_cost_little(tmp_path: Path):
+    """HTTP/2's "rapid reset": nobody has looked at a token yet, and each call is over for the client already."""
+    async with victim(tmp_path) as broker:
+        host, _, port = broker.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        reading = asyncio.ensure_future(reader.read())
+        writer.write(opening())
+        for first in range(1, 600_000, 200):
+            writer.write(b"".join(broken_off("Produce", stream) for stream in range(first, first + 200, 2)))
+            await writer.drain()
+        await broker.others()
+        writer.close()
+        reading.cancel()
+        assert broker.grown_mib < 250, broker.grown_mib

@@ -24,7 +24,8 @@ class Watched(Broker):
 
     def __init__(self, url: str, name: str, host: str = "") -> None:
         membership = EtcdMembership(url, Pace(refused=0.5))
-        super().__init__(membership, Member(name, f"{host or name}.example:9000", "1.0"))
+        at = (host or name).replace("/", "-")
+        super().__init__(membership, Member(name, f"{at}.example:9000", "1.0"))
         self.seen: list[list[str]] = []
         self.stands: list[str] = []
         self.membership.on_change(self._seen)

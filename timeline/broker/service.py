@@ -67,6 +67,8 @@ MOST_FILES = 1 << 20
 FILES_OF_OURS = 256
 """Descriptors that connections never get: for the store, logs and metrics. Where there are few, half of them."""
 FEW_FILES = 1024
+UNARY_A_CONNECTION = 1000
+"""Calls besides streams that one connection may have open; what is more waits in its client."""
 RETRY_OPEN_S = 1.0
 JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
@@ -88,8 +90,11 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
         )
     return [
         ("grpc.max_allowed_incoming_connections", connections),
-        ("grpc.server.max_pending_requests", 2 * calls),
-        ("grpc.server.max_pending_requests_hard_limit", 4 * calls),
+        ("grpc.server.max_pending_requests", calls),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * calls),
+        # A call costs some kB before anybody has looked at its token, and one that is broken off at once does, too. One
+        # connection has as many as one host may have streams, and some; the rest of a flood waits where it began.
+        ("grpc.max_concurrent_streams", config.max_streams_per_peer + UNARY_A_CONNECTION),
     ]
 
 
