@@ -1,7 +1,9 @@
-"""Files that people name: read whole up to a bound, or the sentence that says why not; and whether one has changed."""
+"""Files: read whole up to a bound, or the sentence that says why not; written whole or not at all; whether one has
+changed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -36,3 +38,21 @@ def stamp_of(file: str | Path) -> object:
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size
+
+
+def write_whole(file: str, content: bytes | memoryview) -> None:
+    """Writes `file`, in a folder that is made where it is missing, whole or not at all; on disk when it returns. Raises
+    OSError."""
+    folder, name = os.path.split(file)
+    os.makedirs(folder, exist_ok=True)
+    part = os.path.join(folder, f"_{name}.{os.urandom(4).hex()}.part")
+    try:
+        with open(part, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(part, file)
+    except OSError:
+        with contextlib.suppress(OSError):  # what is half written would keep a full disk full
+            os.remove(part)
+        raise

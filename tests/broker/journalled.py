@@ -17,21 +17,12 @@ import pyarrow.parquet as pq
 
 from timeline.broker.journal_files import FIELDS
 
+SERVE = (sys.executable, "-m", "timeline", "serve", "--listen", "127.0.0.1:0", "--metrics", "off")
+
 
 @contextmanager
 def broker(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [
-        sys.executable,
-        "-m",
-        "timeline",
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--metrics",
-        "off",
-        "--json",
-        *options,
-    ]
+    command = [*SERVE, "--json", *options]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import timeline
-from tests.broker.journalled import broker, events, wait_for
+from tests.broker.journalled import SERVE, broker, events, wait_for
 from timeline.broker.journal import Journal, Kind, Part
 from timeline.broker.journal_files import folder_name, parts, split_url
 from timeline.broker.journal_process import encoded
@@ -179,19 +178,8 @@ def test_a_broker_that_is_killed_leaves_what_it_had_said(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("no folder")
-    command = [
-        sys.executable,
-        "-m",
-        "timeline",
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--metrics",
-        "off",
-        "--store",
-        "memory://",
-    ]
-    done = subprocess.run([*command, "--journal", f"file://{taken}"], capture_output=True, text=True, timeout=60)
+    command = [*SERVE, "--store", "memory://", "--journal", f"file://{taken}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "the journal cannot be written" in done.stderr
 

@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, quote
 
@@ -33,6 +32,7 @@ from timeline.broker.journal_process import HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
+from timeline.files import write_whole
 from timeline.wire.frames import Cause
 
 log = logging.getLogger("timeline.journal")
@@ -113,18 +113,7 @@ class Folder:
         if not self._local:
             self._filesystem.pipe_file(path, data.to_pybytes())
             return
-        folder, _, last = path.rpartition("/")
-        os.makedirs(folder, exist_ok=True)
-        part = f"{folder}/_{last}.part"
-        try:
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except OSError:
-            Path(part).unlink(missing_ok=True)  # a disk that is full is not to hold pieces of what did not fit
-            raise
+        write_whole(path, memoryview(data))
 
 
 class Partition:

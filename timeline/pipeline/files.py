@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import uuid
 from typing import Any
 
 import fsspec
@@ -14,6 +11,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.errors import Invalid
+from timeline.files import write_whole
 
 
 def at(url: str) -> tuple[Any, str]:
@@ -37,18 +35,7 @@ def write_bytes(url: str, data: bytes) -> None:
     if not isinstance(filesystem, LocalFileSystem):
         filesystem.pipe_file(path, data)  # an object store shows an object once it is complete
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    part = f"{path}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):  # what is half written would keep a full disk full
-            os.remove(part)
-        raise
+    write_whole(path, data)
 
 
 def write_json(url: str, told: Any) -> None:
