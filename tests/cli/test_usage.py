@@ -19,7 +19,18 @@ from timeline.cli.app import COMMANDS, cli, exit_code_of, explain, package_versi
 from timeline.cli.asking import DEFAULT_ADDRESS
 from timeline.cli.values import DURATION
 from timeline.config import ServeConfig
-from timeline.errors import Closed, Exists, Invalid, LeaseLost, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import (
+    STAYS,
+    Closed,
+    Exists,
+    Forbidden,
+    Invalid,
+    LeaseLost,
+    NotFound,
+    TimelineError,
+    Unavailable,
+    Unknown,
+)
 
 NOBODY = "127.0.0.1:1"
 
@@ -299,6 +310,9 @@ def test_exit_codes_of_errors(error: TimelineError, code: int) -> None:
 def test_an_error_says_its_consequence_on_one_line() -> None:
     assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
     assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
+    assert explain(Unavailable(f"it speaks TLS; {STAYS}")) == f"UNAVAILABLE: it speaks TLS; {STAYS}"
+    assert explain(Forbidden("token 'web' may not", id="a")) == "FORBIDDEN 'a': token 'web' may not"
+    assert explain(Forbidden(id="a")).endswith("another producer group: act for that one (group=…, --group NAME)")
     assert explain(Invalid("give a time")) == "give a time"
     assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
         "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"

@@ -20,7 +20,7 @@ from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
 from timeline.cli.values import DURATION, due_of, parse_headers, parse_time
 from timeline.driver.times import duration_ms
-from timeline.errors import Invalid, TimelineError, TooLarge
+from timeline.errors import Forbidden, Invalid, TimelineError, TooLarge
 from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES
 
 READ_BYTES = 256 * 1024
@@ -132,11 +132,14 @@ def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int
     failed = receipts.failed
     if failed and not as_json:
         progress.clear()
+    denied = ""
     for receipt in receipts if as_json else failed:
         if as_json:
             print_json(receipt_json(receipt))
         else:
-            complain(explain(refusal(receipt)))
+            error = refusal(receipt, denied)
+            denied = error.reason if isinstance(error, Forbidden) else denied
+            complain(explain(error))
     return len(failed)
 
 
