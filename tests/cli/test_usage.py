@@ -15,22 +15,10 @@ import pytest
 
 from tests.cli.conftest import Call, plain_environment, start
 from timeline.cli import meant
-from timeline.cli.app import COMMANDS, cli, exit_code_of, explain, package_version
+from timeline.cli.app import COMMANDS, cli, package_version
 from timeline.cli.asking import DEFAULT_ADDRESS
 from timeline.cli.values import DURATION
 from timeline.config import ServeConfig
-from timeline.errors import (
-    STAYS,
-    Closed,
-    Exists,
-    Forbidden,
-    Invalid,
-    LeaseLost,
-    NotFound,
-    TimelineError,
-    Unavailable,
-    Unknown,
-)
 
 NOBODY = "127.0.0.1:1"
 
@@ -295,34 +283,6 @@ def test_version(call: Call) -> None:
     assert call("--version").out == call("version").out
     (told,) = call("version", "--json").json
     assert (told["version"], told["wire"].partition(".")[0]) == (package_version(), "1")
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (Invalid("x"), 2),
-        (Unavailable(), 3),
-        (Unknown(), 3),
-        (Closed(), 3),
-        (NotFound(id="a"), 4),
-        (Exists(id="a"), 4),
-        (LeaseLost(), 4),
-    ],
-)
-def test_exit_codes_of_errors(error: TimelineError, code: int) -> None:
-    assert exit_code_of(error) == code
-
-
-def test_an_error_says_its_consequence_on_one_line() -> None:
-    assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
-    assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
-    assert explain(Unavailable(f"it speaks TLS; {STAYS}")) == f"UNAVAILABLE: it speaks TLS; {STAYS}"
-    assert explain(Forbidden("token 'web' may not", id="a")) == "FORBIDDEN 'a': token 'web' may not"
-    assert explain(Forbidden(id="a")).endswith("another producer group: act for that one (group=…, --group NAME)")
-    assert explain(Invalid("give a time")) == "give a time"
-    assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
-        "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"
-    )
 
 
 def test_default_address_is_the_brokers_default_port() -> None:

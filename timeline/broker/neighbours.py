@@ -9,6 +9,9 @@ from timeline.model import Topic
 from timeline.sync import Membership
 from timeline.sync.assignment import assign
 
+Hosting = Mapping[int, Mapping[str, int]]
+"""Healthy consumers by topic's uid and broker's name."""
+
 log = logging.getLogger("timeline.broker")
 
 
@@ -36,12 +39,7 @@ class Neighbours:
                 who = f"broker{'' if len(names) == 1 else 's'} {', '.join(sorted(names))}"
                 log.log(level, "%s %s %s: %s", who, "is" if len(names) == 1 else "are", became, said)
 
-    def _moved(
-        self,
-        topics: Collection[Topic],
-        hosted: Mapping[int, Mapping[str, int]],
-        hosting: Mapping[int, Mapping[str, int]],
-    ) -> tuple[int, int]:
+    def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, int]:
         """How many buckets are dealt by another broker than before, and how many of them by this one."""
         moved = ours = 0
         for topic in topics:

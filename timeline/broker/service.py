@@ -268,9 +268,8 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
             tries += 1
             if tries >= next_word:  # the 1st, 2nd, 4th, 8th …: it is tried each second, and said ever more rarely
                 next_word = tries + min(tries, QUIET_TRIES)
-                log.warning(
-                    "not ready yet: the store cannot be reached: %s. It is tried again; %s", trouble, LOOK_AT_URL
-                )
+                why = trouble.reason or trouble.advice
+                log.warning("not ready yet: the store cannot be reached: %s. It is tried again; %s", why, LOOK_AT_URL)
             if not said:
                 said = True
                 announce()
