@@ -19,6 +19,7 @@ from timeline.cli.app import COMMANDS, cli, package_version
 from timeline.cli.asking import DEFAULT_ADDRESS
 from timeline.cli.values import DURATION
 from timeline.config import ServeConfig
+from timeline.errors import Unavailable
 
 NOBODY = "127.0.0.1:1"
 
