@@ -7,6 +7,9 @@ call may succeed later without anybody changing anything.
 
 from __future__ import annotations
 
+STAYS = "the same call fails again until that is mended"
+"""Ends the reason of an error that is retryable by its kind and not by its cause: instead of advice to try again."""
+
 
 class TimelineError(Exception):
     """Base of all errors of this package.
@@ -66,7 +69,7 @@ class Forbidden(TimelineError):
     """The message belongs to another producer group, or the token that the call came with has not the right."""
 
     code = "FORBIDDEN"
-    advice = "it belongs to another producer group, or your token has not the right: use a producer of that group"
+    advice = "it belongs to another producer group: act for that one (group=…, --group NAME)"
 
 
 class Invalid(TimelineError, ValueError):

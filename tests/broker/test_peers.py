@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import numpy as np
+import pytest
 
-from tests.broker.machines import Register, Registered
+from tests.broker.machines import Lasting, Register, Registered
 from timeline.broker.cluster import Cluster
 from timeline.broker.limits import Limits
+from timeline.broker.neighbours import Neighbours
+from timeline.broker.node import Node
 from timeline.broker.peers import Peers
 from timeline.broker.tasks import Tasks
+from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
@@ -155,6 +160,49 @@ async def test_without_a_way_to_others_hints_are_counted_as_dropped() -> None:
     peers = Peers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
     peers.tell(B2, 1, 500)
     assert metrics.registry.get_sample_value("timeline_hints_total", {"outcome": "dropped"}) == 1.0
+
+
+async def test_who_comes_and_goes_is_told_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    here = Registered(Register())
+    await here.start(Member("b1", "b1:9000"), "c")
+    topic = Topic("t", 7, TopicSettings(buckets=8))
+    here.host(topic.uid, "t", [b"c1"])
+    neighbours = Neighbours(here, "b1")
+
+    def told() -> list[tuple[str, str]]:
+        neighbours.look([topic])
+        said = [(record.levelname, record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return said
+
+    caplog.set_level("INFO", "timeline.broker")
+    here.view.learn([B2], {topic.uid: {"b2": 1}})
+    assert told() == []  # who was there before is no news
+    theirs = sum(here.owner(topic.uid, bucket, 8) == B2 for bucket in range(8))
+    here.view.learn([], {})
+    assert told() == [
+        ("WARNING", f"broker b2 is gone: {theirs} buckets changed hands, {theirs} of them to this broker")
+    ]
+    assert told() == []
+    here.view.learn([B2, B3], {topic.uid: {"b2": 1}})
+    assert told() == [("INFO", f"brokers b2, b3 are here: {theirs} buckets changed hands, 0 of them to this broker")]
+    here.view.learn([B2, B3], {topic.uid: {"b2": 1, "b3": 1}})
+    assert told() == []  # a consumer came, no broker
+
+
+async def test_a_broker_tells_of_another_that_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    register, store, bits = Register(), Lasting(), random.Random(1).getrandbits
+    nodes = [
+        Node(store=store, clock=Clock(), membership=Registered(register), random_bits=bits, name=name)
+        for name in ("b1", "b2")
+    ]
+    caplog.set_level("INFO", "timeline.broker")
+    for node in nodes:
+        await node.join(await node.open())
+    assert "broker b2 is here: 0 buckets changed hands" in caplog.text
+    await nodes[1].stop()
+    assert "broker b2 is gone: 0 buckets changed hands" in caplog.text
+    await nodes[0].stop()
 
 
 async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() -> None:

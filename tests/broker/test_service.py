@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
+import secrets
 import signal
 import socket
 import sys
@@ -21,9 +23,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from timeline.broker import service
+from timeline.broker.node import Node
+from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.config import ServeConfig
 from timeline.driver.transport import GrpcTransport
+from timeline.storage_plugins.contract import Opened, StoreUnavailable
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.sync.local import LocalMembership
 from timeline.wire import (
     SERVICE,
     Fault,
@@ -91,6 +98,36 @@ async def serving(cwd: Path, *flags: str) -> AsyncIterator[Broker]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def test_a_store_that_does_not_answer_is_told_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(MemoryStore):
+        tries, announced = 0, 0
+
+        async def open(self) -> Opened:
+            self.tries += 1
+            if self.tries == 130:
+                stopping.set()
+            raise StoreUnavailable(f"nobody there, try {self.tries}")
+
+    def announce() -> None:
+        store.announced += 1
+
+    stopping, store = asyncio.Event(), Away()
+    clock = Clock()
+    node = Node(
+        store=store, clock=clock, membership=LocalMembership(), random_bits=secrets.randbits, name="b", address="b:1",
+        version="0",
+    )  # fmt: skip
+    monkeypatch.setattr(service, "RETRY_OPEN_S", 0.0)
+    caplog.set_level("WARNING", "timeline.broker")
+    assert not await service._open(node, stopping, announce)
+    told = [record.getMessage() for record in caplog.records]
+    assert [int(re.findall(r"try (\d+)", text)[0]) for text in told] == [1, 2, 4, 8, 16, 32, 62, 92, 122]
+    assert all(text.startswith("not ready yet: the store cannot be reached: ") and "--store" in text for text in told)
+    assert (store.tries, store.announced) == (130, 1)
 
 
 async def test_it_serves_health_probes_and_metrics_and_ends_on_sigterm(tmp_path: Path):

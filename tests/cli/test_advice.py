@@ -70,12 +70,15 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setenv("TIMELINE_LISTEN", taken)
-        done = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
+        asked = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
+        assert asked.code == 1 and "port" not in {row["about"] for row in asked.json}
+        monkeypatch.setenv("TIMELINE_ADDRESS", NOBODY)
+        done = call("doctor", "--timeout", "300ms", "--json")
     assert done.code == 1
     told = {row["about"]: row for row in done.json}
     assert "no broker at 127.0.0.1:1 (nothing listens there)" in told["broker"]["found"]
     assert "timeline serve" in told["broker"]["advice"]
-    assert told["address"]["found"] == "looking for a broker at 127.0.0.1:1, as --address says"
+    assert told["address"]["found"] == "looking for a broker at 127.0.0.1:1, as TIMELINE_ADDRESS says"
     assert told["port"]["found"].startswith(f"{taken} for --listen cannot be had: ")
     assert told["port"]["verdict"] == "bad" and taken in told["port"]["found"] and "--listen" in told["port"]["advice"]
     assert told["store"] == {
@@ -85,6 +88,16 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []  # it has only looked
     text = call("doctor", "--address", NOBODY, "--timeout", "300ms").out
     assert "✗ broker" in text and "    → Start one with 'timeline serve'" in text
+
+
+@pytest.mark.processes
+def test_doctor_does_not_want_the_port_that_a_broker_has(
+    call: Call, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("METRICS", "off"), ("STORE", "memory://"), ("LISTEN", address), ("ADDRESS", NOBODY)):
+        monkeypatch.setenv(f"TIMELINE_{name}", value)
+    told = {row["about"]: row for row in call("doctor", "--timeout", "300ms", "--json").json}
+    assert told["broker"]["verdict"] == "bad" and "port" not in told
 
 
 def test_doctor_says_where_it_looked_and_who_said_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

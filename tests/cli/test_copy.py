@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.cli.conftest import TIMELINE, Call, plain_environment
 from timeline.model import Operation, State, Topic, encode_headers
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named
-from timeline.storage_plugins.contract import ScanFilter, Store, StoreUnavailable
+from timeline.storage_plugins.contract import ScanFilter, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.offload import OffloadingStore
@@ -282,15 +283,58 @@ async def test_the_command(tmp_path: Path, call: Call) -> None:
     assert (told["ok"], told["copied"], told["there"], told["differing"]) == (True, 300, 0, 0)
     assert told["source"] == told["target"] and told["source"]["messages"] == 300
     again = await _called(call, "copy", source, target, "--topic", topic.name)
-    assert again.code == 4 and "is live" in again.err
+    assert again.code == 0 and f"{topic.name} is there already, whole: 300 messages" in again.out
+    again = await _called(call, "copy", source, target, "--topic", topic.name, "--json")
+    assert (again.code, again.json[0]["ok"], again.json[0]["copied"], again.json[0]["there"]) == (0, True, 0, 300)
     for arguments, code, says in (
         ((source, source, "--topic", topic.name), 4, "in use|one and the same"),
         ((source, target, "--topic", "nosuch"), 4, "has no topic 'nosuch'"),
         ((source, target), 2, "--topic NAME"),
         ((source, "postgrsql://x", "--topic", "a"), 4, "no storage plugin"),
+        ((f"sqlite:///{tmp_path}/ab.db", target, "--topic", "a"), 4, f"there is no file {tmp_path}/ab.db"),
+        ((f"sqlite:///{tmp_path}/ab.db?payloads=memory://a", target, "--topic", "a"), 4, "there is no file"),
     ):
         refused = await _called(call, "copy", *arguments)
         assert refused.code == code and any(word in refused.err for word in says.split("|")), refused.err
+    assert not list(tmp_path.glob("ab.db*"))
+
+
+async def test_several_topics_are_run_again_and_one_that_is_refused_keeps_none_from_it(
+    tmp_path: Path, call: Call
+) -> None:
+    source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    store = await open_store(source)
+    trial = Trial(lambda: store)
+    topics = [await trial.store.create_topic(trial.record(buckets=2)) for _ in range(3)]
+    for topic in topics:
+        await trial.stored(topic, named(3), FAR, payload=b"payload")
+    await store.close()
+    first, second, third = (topic.name for topic in topics)
+    for name in (first, second):
+        assert (await _called(call, "copy", source, target, "--topic", name)).code == 0
+    store = await open_store(target)
+    await Trial(lambda: store).mutate(await topic_of(store, second), Operation.CANCEL, named(1))
+    await store.close()
+    every = [part for name in (first, second, third) for part in ("--topic", name)]
+    again = await _called(call, "copy", source, target, *every, "--json")
+    assert again.code == 4 and f"the topic {second!r} of the target is live, and not what the source has" in again.err
+    assert [(told["topic"], told["copied"], told["there"]) for told in again.json] == [(first, 0, 3), (third, 3, 0)]
+
+
+async def test_what_brokers_may_be_serving_is_refused_unless_it_is_paused_or_said_to_be_live() -> None:
+    class Shared(MemoryStore):
+        capabilities = replace(MemoryStore.capabilities, shared=True)
+
+    async with Trial(Shared) as trial, Trial(MemoryStore) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, named(3), FAR)
+        with pytest.raises(StoreRefused, match=f"not paused.*'timeline topic pause {topic.name}'.*--live"):
+            await TopicCopy(trial.store, other.store, topic, lambda: T0).prepare()
+        assert await other.store.topics() == []
+        await TopicCopy(trial.store, other.store, _paused(topic), lambda: T0).prepare()
+        copying = TopicCopy(trial.store, other.store, topic, lambda: T0, live=True)
+        await copying.prepare()
+        assert (await copying.run()).copied == 3
 
 
 async def test_the_command_names_what_failed(tmp_path: Path, call: Call) -> None:
@@ -307,8 +351,6 @@ async def test_the_command_names_what_failed(tmp_path: Path, call: Call) -> None
 
 
 def _paused(topic: Topic) -> Topic:
-    from dataclasses import replace
-
     return replace(topic, settings=replace(topic.settings, paused=True))
 
 

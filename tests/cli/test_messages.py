@@ -138,6 +138,15 @@ def test_a_refused_line_does_not_stop_the_others(tell: Call, topic: str, address
     assert plain.returncode == 1 and b"TOO_LARGE" in plain.stderr and b"0 of 1 put" in plain.stdout
 
 
+def test_a_due_that_is_past_is_said(tell: Call, topic: str, address: str) -> None:
+    done = tell("produce", topic, "x", "--at", "2020-01-01T00:00Z")
+    assert (done.code, done.err) == (0, "timeline: --at 2020-01-01T00:00Z is past: it goes out at once\n")
+    lines = piped(address, "produce", topic, "--lines", "--at", "now-1h", given=b"a\nb\n")
+    assert lines.returncode == 0 and lines.stderr.count(b"--at now-1h is past") == 1
+    for timed in (("--at", "now"), ("--in", "0s"), ("--at", "2999-01-01T00:00Z")):
+        assert "is past" not in tell("produce", topic, "x", *timed).err
+
+
 def test_move_and_cancel_by_id(tell: Call, topic: str) -> None:
     for id in ("a", "b"):
         assert tell("produce", topic, id, "--in", "1h", "--id", id).code == 0
@@ -152,7 +161,7 @@ def test_move_and_cancel_by_id(tell: Call, topic: str) -> None:
     stale = tell("move", topic, "a", "--in", "1h", "--if-version", 1)
     assert stale.code == 4 and "FENCED" in stale.err
     other = tell("cancel", topic, "a", "--group", "others")
-    assert other.code == 4 and "FORBIDDEN" in other.err
+    assert other.code == 4 and "FORBIDDEN" in other.err and "--group NAME" in other.err and "token" not in other.err
     assert tell("cancel", topic, "a", "--if-version", 3).code == 0
     assert tell("cancel", topic, "a", "b").code == 1
     assert tell("ls", topic, "--json").json == []
@@ -286,7 +295,11 @@ def test_purge_asks_first(tell: Call, topic: str, address: str) -> None:
     tell("consume", topic, "--count", 1, "--release", "0s")
     tell("consume", topic, "--wait", "300ms")
     done = piped(address, "dead", "purge", topic, "--all", given=b"n\n")
-    assert done.returncode == 4 and b"Delete 1 dead letters" in done.stderr and b"nothing was done" in done.stderr
+    assert done.returncode == 4 and b"Delete 1 dead letter of" in done.stderr and b"nothing was done" in done.stderr
+    absent = piped(address, "dead", "purge", topic, "bad", "worse", given=b"")
+    assert absent.returncode == 1 and b"Delete" not in absent.stderr and b"NOT_FOUND 'bad'" in absent.stderr
+    some = piped(address, "dead", "purge", topic, "bad", "a", given=b"n\n")
+    assert some.returncode == 4 and b"Delete 1 dead letter of" in some.stderr
     unattended = piped(address, "dead", "purge", topic, "--all", given=b"")
     assert unattended.returncode == 2 and b"nobody answers here" in unattended.stderr and b"--yes" in unattended.stderr
     assert len(tell("dead", "list", topic, "--json").json) == 1

@@ -15,11 +15,11 @@ import pytest
 
 from tests.cli.conftest import Call, plain_environment, start
 from timeline.cli import meant
-from timeline.cli.app import COMMANDS, cli, exit_code_of, explain, package_version
+from timeline.cli.app import COMMANDS, cli, package_version
 from timeline.cli.asking import DEFAULT_ADDRESS
 from timeline.cli.values import DURATION
 from timeline.config import ServeConfig
-from timeline.errors import Closed, Exists, Invalid, LeaseLost, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import Unavailable
 
 NOBODY = "127.0.0.1:1"
 
@@ -95,7 +95,9 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("bench cycle --folder /nowhere", "'/nowhere' does not exist"),
         ("bench plot --into /nowhere", "'/nowhere' does not exist"),
         ("produce t x --in soon", "--in must be numbers with a unit"),
-        ("produce t x --in -5s", "--in must be numbers with a unit"),
+        ("produce t x --in -5s", "--in must not be negative, not '-5s'"),
+        ("produce t x --in=-1h5m", "--in must not be negative"),
+        ("produce t x --in=-soon", "--in must be numbers with a unit"),
         ("produce t x --in 5s --header a", "--header is name=value"),
         ("produce t x --in 5s --expires soon", "--expires 'soon' is no time"),
         ("produce t x --in 5s --expires 1s", "expires must lie after the due"),
@@ -120,6 +122,10 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("dead purge t a --all", "either one or more IDs, or --all"),
         ("topic create t --lease forever", "--lease must be numbers with a unit"),
         ("topic create t --buckets many", "--buckets must be a whole number"),
+        ("topic create t --max-rate-per-s -1", "--max-rate-per-s must not be negative, not '-1'"),
+        ("topic list --token-file /nowhere", "cannot be read: No such file or directory (--token-file, or TIMELINE_"),
+        ("topic list --tls-ca /nowhere", "cannot be read: No such file or directory (--tls-ca, or TIMELINE_TLS_CA)"),
+        ("topic list --tls-cert /nowhere", "(--tls-cert and --tls-key, or TIMELINE_TLS_CERT and TIMELINE_TLS_KEY)"),
         ("topic create t --max-payload-bytes 1TB", "a size is a number of bytes"),
         ("topic update t", "give at least one setting"),
         ("forecast t --step 0s", "--step must be at least 1 ms"),
@@ -278,31 +284,6 @@ def test_version(call: Call) -> None:
     assert call("--version").out == call("version").out
     (told,) = call("version", "--json").json
     assert (told["version"], told["wire"].partition(".")[0]) == (package_version(), "1")
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (Invalid("x"), 2),
-        (Unavailable(), 3),
-        (Unknown(), 3),
-        (Closed(), 3),
-        (NotFound(id="a"), 4),
-        (Exists(id="a"), 4),
-        (LeaseLost(), 4),
-    ],
-)
-def test_exit_codes_of_errors(error: TimelineError, code: int) -> None:
-    assert exit_code_of(error) == code
-
-
-def test_an_error_says_its_consequence_on_one_line() -> None:
-    assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
-    assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
-    assert explain(Invalid("give a time")) == "give a time"
-    assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
-        "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"
-    )
 
 
 def test_default_address_is_the_brokers_default_port() -> None:

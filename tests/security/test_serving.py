@@ -16,10 +16,12 @@ import pytest
 import timeline
 from tests.cli.conftest import start
 from tests.security.conftest import Papers
+from timeline.cli import asking
 from timeline.cli.app import run
 from timeline.cli.serve import exposure
 from timeline.config import ServeConfig, load
-from timeline.errors import Forbidden, Invalid
+from timeline.driver import handshake
+from timeline.errors import STAYS, Forbidden, Invalid
 
 CERTIFIED = {"tls_cert": "c.pem", "tls_key": "c.key"}
 
@@ -137,6 +139,14 @@ def test_tokens_created_and_revoked_while_it_runs(
         assert (code, "FORBIDDEN" in said, "wants a token" in said) == (4, True, True)
         code, said = call("topic", "list", "--address", address, "--timeout", "1s")
         assert code == 3
+        monkeypatch.setattr(handshake, "KNOCK_S", 20.0)
+        monkeypatch.setattr(asking, "KNOCK_S", 20.0)
+        code, said = call("doctor", *ask)
+        assert code == 1 and "→ give one: --token-file FILE, or TIMELINE_TOKEN" in said and "cannot be had" not in said
+        code, said = call("doctor", "--address", address, "--timeout", "30s")
+        assert code == 1 and "→ give --tls, or --tls-ca FILE" in said and "cannot be had" not in said
+        code, said = call("topic", "list", "--address", address, "--timeout", "3s")
+        assert code == 3 and "speaks TLS" in said and said.endswith(f"{STAYS}\n")
         _, said = call("token", "create", *tokens, "--name", "web", "--right", "produce", "--json")
         web = json.loads(said)["token"]
         with timeline.connect_sync(address, timeout="20s", ca=papers.ours.ca, token=web) as tl:

@@ -80,6 +80,14 @@ async def test_a_database_that_is_not_there_is_refused(servers: Running) -> None
         await _opened(url)
 
 
+@pytest.mark.parametrize(
+    ("host", "says"), [("127.0.0.1:1", "no server listens there"), ("no-such.invalid", "this host name is not known")]
+)
+async def test_a_url_of_nobody_is_told_in_words(host: str, says: str) -> None:
+    with pytest.raises(StoreUnavailable, match=f"{says}$"):
+        await make_store(f"postgresql://user:secret@{host}/timeline").open()
+
+
 async def test_a_newer_schema_is_refused(servers: Running) -> None:
     url = f"{servers.url(PostgresqlServer)}?schema=newer"
     await _opened(url)

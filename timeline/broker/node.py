@@ -20,6 +20,7 @@ from timeline.broker.journal import Journal
 from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
+from timeline.broker.neighbours import Neighbours
 from timeline.broker.peers import PeerFactory
 from timeline.broker.producing import ProduceStream
 from timeline.broker.quarantine import watched
@@ -82,6 +83,7 @@ class Node:
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
         self.cluster = Cluster(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
+        self.neighbours = Neighbours(membership, name)
         self.turns = Turns(clock.monotonic_ms)
         queued = (self.limits, self.metrics, self.tasks, self.turns, self.cluster.scheduled)
         self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, *queued)
@@ -133,6 +135,7 @@ class Node:
         self._say(JOINING)
         self.membership.on_change(self._cluster_changed)
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
+        self.neighbours.look(self.catalog.all())
         await self.clocks.measure()  # before it leases anything by a clock that may be wrong
         self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
@@ -278,6 +281,7 @@ class Node:
             self.tasks.spawn(self._read_topics(), "catalog")
         if Change.MEMBERS in change:
             self.cluster.changed()
+            self.neighbours.look(self.catalog.all())
             self._look_all()
 
     async def _read_topics(self) -> None:

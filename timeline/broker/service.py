@@ -70,6 +70,9 @@ FEW_FILES = 1024
 UNARY_A_CONNECTION = 1000
 """Calls besides streams that one connection may have open; what is more waits in its client."""
 RETRY_OPEN_S = 1.0
+QUIET_TRIES = 30
+"""So many tries at most are without a word."""
+LOOK_AT_URL = "if it is up, look at host and port in --store"
 JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
@@ -262,12 +265,16 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
     """Starts the node, trying again while the store is out of reach, waiting while its cluster is; False when told to
     stop meanwhile. Announces once the first try is over, so that a broker that is refused never looks like one that
     serves."""
-    said = False
+    said, tries, next_word = False, 0, 1
     while not stopping.is_set():
         try:
             opened = await node.open()
         except StoreUnavailable as trouble:
-            log.warning("the store cannot be reached yet: %s", trouble)
+            tries += 1
+            if tries >= next_word:  # the 1st, 2nd, 4th, 8th …: it is tried each second, and said ever more rarely
+                next_word = tries + min(tries, QUIET_TRIES)
+                why = trouble.reason or trouble.advice
+                log.warning("not ready yet: the store cannot be reached: %s. It is tried again; %s", why, LOOK_AT_URL)
             if not said:
                 said = True
                 announce()

@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from timeline.cli import meant
-from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
@@ -173,7 +173,9 @@ def explain(error: TimelineError) -> str:
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
     # What NOT_FOUND, EXISTS and FORBIDDEN advise is about a message; without an id they speak of a topic, or of a call.
     fits = error.id is not None or not isinstance(error, Exists | Forbidden | NotFound)
-    if not error.reason or not fits or error.advice in said or isinstance(error, Invalid):
+    # A reason for FORBIDDEN says which right is missing; the advice is for what belongs to another group, without one.
+    whole = isinstance(error, Invalid | Forbidden) or STAYS in said
+    if not error.reason or not fits or error.advice in said or whole:
         return f"{code}{said}".replace("\n", " ")
     known, _, todo = error.advice.partition(": ")
     # A reason may say the first half of the advice in the very same words.

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited, complain, explain
+from timeline.cli.findings import file_of
 from timeline.cli.output import plain, print_fields, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import shown_bytes
@@ -15,7 +16,7 @@ from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import Topic
 from timeline.storage_plugins import make_store, shown
-from timeline.storage_plugins.contract import Store, StoreError, StoreRefused
+from timeline.storage_plugins.contract import Store, StoreError, StoreRefused, TopicConflict
 from timeline.storage_plugins.copying import Compared, Copied, TopicCopy, topic_of
 
 SHOWN = 20
@@ -26,14 +27,18 @@ SHOWN = 20
 @click.argument("target", metavar="DST")
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="The topic to copy; may be repeated.")
 @click.option("--leased", is_flag=True, help="Also what is leased, as due at the end of its lease.")
+@click.option("--live", is_flag=True, help="Also a topic that is not paused, when no broker serves it.")
 @click.option("--no-verify", is_flag=True, help="Do not walk both stores again to compare them.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each topic.")
-def copy(source: str, target: str, topics: tuple[str, ...], leased: bool, no_verify: bool, as_json: bool) -> int:
+def copy(
+    source: str, target: str, topics: tuple[str, ...], leased: bool, live: bool, no_verify: bool, as_json: bool
+) -> int:
     """Copy topics, payloads and dead letters included, from the store at SRC into the one at DST.
 
     Nobody may write to the source meanwhile: pause the topic, wait until nothing is leased, stop the brokers. The topic
     in DST is paused until both sides have been compared and are the same; then it is as live as the source's. A copy
-    that broke off goes on where it was when it is run again. Exit code 1 when something could not be copied or differs.
+    that broke off goes on where it was when it is run again, and passes over topics that are there already. Exit code 1
+    when something could not be copied or differs, 4 when a topic was refused; the others are copied all the same.
 
     \b
     Example:
@@ -42,19 +47,31 @@ def copy(source: str, target: str, topics: tuple[str, ...], leased: bool, no_ver
     """
     if not topics:
         raise Invalid("name what to copy: --topic NAME, once for each")
-    return awaited(_copy_all(source, target, topics, leased, not no_verify, as_json))
+    return awaited(_copy_all(source, target, topics, leased, live, not no_verify, as_json))
 
 
 async def _copy_all(
-    source_url: str, target_url: str, names: tuple[str, ...], leased: bool, verify: bool, as_json: bool
+    source_url: str, target_url: str, names: tuple[str, ...], leased: bool, live: bool, verify: bool, as_json: bool
 ) -> int:
     source, target = make_store(source_url), make_store(target_url)
+    file = file_of(source_url)
+    if file is not None and not file.exists():
+        raise StoreRefused(f"{shown(source_url)}: there is no file {file}, so nothing to copy")  # opening would make it
     try:
         ours = await _opened(source, source_url)
         if ours == await _opened(target, target_url):
             raise StoreRefused(f"{shown(source_url)} and {shown(target_url)} are one and the same store")
         topics = [await topic_of(source, name) for name in dict.fromkeys(names)]
-        codes = [await _copy_one(source, target, topic, leased, verify, as_json) for topic in topics]
+        codes = []
+        for topic in topics:
+            copying = TopicCopy(source, target, topic, Clock().now_ms, leased=leased, live=live)
+            try:
+                codes.append(await _copy_one(copying, verify, as_json))
+            except (StoreRefused, TopicConflict) as refused:
+                if len(topics) == 1:
+                    raise
+                complain(explain(refused))
+                codes.append(REFUSED)
     finally:
         await source.close()
         await target.close()
@@ -69,11 +86,13 @@ async def _opened(store: Store, url: str) -> str:
         raise type(error)(f"{shown(url)}: {error.reason}") from error
 
 
-async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, verify: bool, as_json: bool) -> int:
-    clock = Clock()
-    copying = TopicCopy(source, target, topic, clock.now_ms, leased=leased)
+async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
+    topic = copying.topic
     with Progress(f"counted of {plain(topic.name)}") as counting:
         await copying.prepare(counting.add)
+    if copying.whole is not None:
+        _tell_whole(topic, copying.whole, as_json)
+        return DONE
     try:
         with Progress(f"copied of {plain(topic.name)}", copying.total) as progress:
             done = await copying.run(progress.add)
@@ -92,6 +111,15 @@ async def _copy_one(source: Store, target: Store, topic: Topic, leased: bool, ve
         await copying.finish()
     _tell(topic, done, compared, rate_per_s, well, as_json)
     return DONE if well else SOME_FAILED
+
+
+def _tell_whole(topic: Topic, compared: Compared, as_json: bool) -> None:
+    """A topic whose copy was finished before."""
+    there = compared.target.messages
+    if as_json:
+        print_json(_as_json(topic, Copied(there=there), compared, 0.0, True, {}))
+    else:
+        click.echo(f"{plain(topic.name)} is there already, whole: {there:,} messages, compared and the same")
 
 
 def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -141,10 +142,19 @@ def purge(
             await check_receipts(tl, topic, receipts)
         return _told(receipts, topic, as_json, "purged")
 
+    async def count() -> int:
+        found = 0
+        async with connected(address, timeout) as tl:
+            for start in range(0, len(chosen), CHUNK):
+                async for page in tl.scan_pages(topic, state="dead", ids=chosen[start : start + CHUNK]):
+                    found += len(page.rows)
+        return found
+
     if everything:
         awaited(look())
-    if chosen and not yes:
-        confirm(f"Delete {len(chosen)} dead letters of {topic} for good?")
+    # Where none of them is a dead letter, there is nothing to ask: each is refused, with what it is.
+    if chosen and not yes and (found := len(chosen) if everything else asyncio.run(count())):
+        confirm(f"Delete {found} dead letter{'' if found == 1 else 's'} of {topic} for good?")
     return awaited(work())
 
 

@@ -17,11 +17,24 @@ from timeline.cli.asking import client_command, nobody_there
 from timeline.cli.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
+from timeline.driver.handshake import LASTING
 from timeline.driver.reading import PingAnswer
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 
 NEEDED = ("grpcio", "flatbuffers", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
+NOBODY = "no broker at"
+_MENDED = {
+    "wants a token": "give one: --token-file FILE, or TIMELINE_TOKEN; 'timeline token create' makes one",
+    "speaks TLS: connect": "give --tls, or --tls-ca FILE with the authority that signed the broker's certificate",
+    "does not speak TLS:": "leave --tls, --tls-ca and --tls-cert (or their variables) out",
+    "made out to another name": "ask by a name that is in it: --address HOST:PORT",
+    "none of the authorities": "--tls-ca FILE names who signed it",
+    "is not to be trusted:": "have the broker's certificate renewed, and look at this machine's clock",
+    "wants to see a certificate:": "give one: --tls-cert FILE and --tls-key FILE",
+    "does not take our certificate": "give one that the broker's --client-ca has signed: --tls-cert and --tls-key",
+}
+"""By what a trouble says, what mends it here."""
 _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "bold red")}
 
 
@@ -31,8 +44,8 @@ _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "b
 def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
     """Check versions, configuration, broker, clock, store, ports, topics and consumers; say what to do.
 
-    A broker that answers at --address is asked how it stands. Where none does, the store and the ports that
-    'timeline serve' would take here are tried: a store that is there is opened as serve would, and closed.
+    A broker that answers at --address is asked how it stands. Where none does, the store that 'timeline serve' would
+    take here is opened as serve would, and closed; without --address its ports are tried, too.
     Exit code 1 when something is wrong; a warning alone is no error.
 
     \b
@@ -46,7 +59,7 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
     async def work() -> int:
         worst = GOOD
         _tell(_asked(address, source), as_json)
-        async for finding in _look(address, timeout, file):
+        async for finding in _look(address, timeout, file, source is ParameterSource.COMMANDLINE):
             worst = max(worst, finding.verdict)
             _tell(finding, as_json)
         return SOME_FAILED if worst == BAD else DONE
@@ -73,8 +86,9 @@ def _tell(finding: Finding, as_json: bool) -> None:
     console().print(line, soft_wrap=True)
 
 
-async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[Finding]:
-    """One thing after the other: what is here, then what a broker says, or where none does, what one would need."""
+async def _look(address: str, timeout: str, file: str | None, named: bool) -> AsyncIterator[Finding]:
+    """One thing after the other: what is here, then what a broker says, or where none does, what one would need.
+    `named`: it is a broker of this very address that is asked for."""
     yield _versions()
     settings = None
     try:
@@ -87,7 +101,9 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
         try:
             standings = await tl.standing()
         except TimelineError as trouble:
-            yield await _no_broker(address, trouble)
+            found = await _no_broker(address, trouble)
+            nobody = found.found.startswith(NOBODY)
+            yield found
         else:
             for one in standings.brokers:
                 try:
@@ -103,7 +119,11 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncIterator[F
                 yield finding
             return
     if settings is not None:
-        for finding in [*of_ports(settings), *await of_store(settings.store)]:
+        # Ports are of interest to whoever might start a broker here: not where one is, or is asked for by its address.
+        ports = of_ports(settings) if nobody and not named else []
+        if any(finding.verdict is BAD for finding in ports) and await _is_broker(settings.listen):
+            ports = []
+        for finding in [*ports, *await of_store(settings.store)]:
             yield finding
 
 
@@ -148,12 +168,32 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
     )
 
 
+async def _is_broker(listen: str) -> bool:
+    """Whether a broker has the port that serve would listen on, be it one that does not let us in."""
+    host, port = config.split_address(listen)
+    here = config.joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    try:
+        await _ping(here, "1s")
+    except Forbidden:
+        return True
+    except TimelineError as trouble:
+        return any(words in trouble.reason for words in LASTING)
+    return True
+
+
 async def _no_broker(address: str, trouble: TimelineError) -> Finding:
     nobody = await nobody_there(address)
     if not nobody:
-        found = f"{address} takes connections, but answers no question: {trouble.reason.removeprefix(f'{address}: ')}"
-        return Finding(
-            "broker", BAD, found, "is it a Timeline broker of this version? metrics are on a port of their own"
-        )
+        said = trouble.reason.removeprefix(f"{address}: ").removesuffix(f"; {STAYS}")
+        found = f"{address} takes connections, but answers no question: {said}"
+        return Finding("broker", BAD, found, _mends(trouble))
     found, _, advice = nobody.partition(". ")
     return Finding("broker", BAD, found, advice)
+
+
+def _mends(trouble: TimelineError) -> str:
+    """What to do about a broker that is there and cannot be asked."""
+    known = next((advice for words, advice in _MENDED.items() if words in trouble.reason), "")
+    if known or not isinstance(trouble, Forbidden):
+        return known or "is it a Timeline broker of this version? metrics are on a port of their own"
+    return "--token-file FILE, or TIMELINE_TOKEN, gives another token: 'timeline token create' makes one"

@@ -18,7 +18,7 @@ from timeline.config import ServeConfig
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Standings
 from timeline.model import TopicSettings
-from timeline.storage_plugins import make_store, shown
+from timeline.storage_plugins import make_store, offload_of, shown
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import Health
 
@@ -120,7 +120,7 @@ async def of_store(url: str) -> list[Finding]:
         store = make_store(url)
         if not store.capabilities.durable:
             return [Finding("store", WARNING, f"{name}: messages end with the broker", DURABLE)]
-        file = _file_of(url)
+        file = file_of(url)
         if file is not None and not file.exists():
             return [_folder(name, file)]
         clock = Clock()
@@ -138,13 +138,13 @@ async def of_store(url: str) -> list[Finding]:
     return [*found, *([] if file is None else _room(file))]
 
 
-def _file_of(url: str) -> Path | None:
-    """The file that a store is; None for those that are none."""
+def file_of(url: str) -> Path | None:
+    """The file that a store is; None for those that are none. Raises StoreRefused."""
     if not url.startswith("sqlite:"):
         return None
     from timeline.storage_plugins.sqlite.database import Location
 
-    return Location.of(url).path
+    return Location.of(offload_of(url)[0]).path
 
 
 def _folder(name: str, file: Path) -> Finding:

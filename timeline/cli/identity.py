@@ -62,7 +62,19 @@ def credentials_of_options(given: Mapping[str, Any]) -> Credentials:
     try:
         return credentials_of(tls, ca, cert, key, token, as_operator=bool(given.get("as_operator")))
     except Invalid as bad:
-        raise Invalid(f"{bad.reason} (--tls-ca, --tls-cert, --tls-key, --token-file, or their variables)") from bad
+        raise Invalid(f"{bad.reason} ({_at_fault(bad.reason, file)})") from bad
+
+
+def _at_fault(reason: str, token_file: str | None) -> str:
+    """Which option, or variable in its place, has what `reason` complains of."""
+    if reason.startswith("this is no token") and not token_file:
+        return TOKEN_VARIABLE
+    begins = {"the token": "token-file", "this is no token": "token-file", "the CA": "tls-ca", "the key": "tls-key"}
+    begins["the certificate "] = "tls-cert"
+    option = next((option for words, option in begins.items() if reason.startswith(words)), "")
+    if not option:
+        return "--tls-cert and --tls-key, or TIMELINE_TLS_CERT and TIMELINE_TLS_KEY"
+    return f"--{option}, or TIMELINE_{option.upper().replace('-', '_')}"
 
 
 def credentials() -> Credentials:

@@ -18,9 +18,10 @@ from timeline.cli.identity import connected
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, tell_receipts
-from timeline.cli.values import DURATION, due_of, parse_headers, parse_time
+from timeline.cli.values import DURATION, Time, due_of, parse_headers, parse_time
+from timeline.clock import Clock
 from timeline.driver.times import duration_ms
-from timeline.errors import Invalid, TimelineError, TooLarge
+from timeline.errors import Forbidden, Invalid, TimelineError, TooLarge
 from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES
 
 READ_BYTES = 256 * 1024
@@ -80,7 +81,9 @@ def produce(
     async def one(content: bytes) -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
-        return tell_receipts([receipt], as_json, "put")
+        code = tell_receipts([receipt], as_json, "put")
+        _tell_past(due, at, receipt.ok)
+        return code
 
     async def many() -> int:
         failed = 0
@@ -101,11 +104,18 @@ def produce(
                 rate = progress.rate_per_s
         if not as_json:
             click.echo(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
+        _tell_past(due, at, failed < progress.done)
         return SOME_FAILED if failed else DONE
 
     if lines:
         return awaited(many())
     return awaited(one(_stdin_whole() if payload == "-" else os.fsencode(payload or "")))
+
+
+def _tell_past(due: Time, at: str | None, put: bool) -> None:
+    """Says of a time that is over what it means: a slip in a date is easily made."""
+    if put and at is not None and at.strip() != "now" and due.absolute_ms() < Clock().now_ms():
+        complain(f"--at {at} is past: it goes out at once")
 
 
 def _stdin_whole() -> bytes:
@@ -132,11 +142,14 @@ def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int
     failed = receipts.failed
     if failed and not as_json:
         progress.clear()
+    denied = ""
     for receipt in receipts if as_json else failed:
         if as_json:
             print_json(receipt_json(receipt))
         else:
-            complain(explain(refusal(receipt)))
+            error = refusal(receipt, denied)
+            denied = error.reason if isinstance(error, Forbidden) else denied
+            complain(explain(error))
     return len(failed)
 
 

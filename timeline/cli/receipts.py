@@ -11,7 +11,7 @@ import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain
 from timeline.cli.output import plain, print_json
 from timeline.cli.values import iso, shown_time
-from timeline.errors import TimelineError
+from timeline.errors import Forbidden, TimelineError
 from timeline.model import Status
 
 NO_WORDS: Mapping[Status, str] = {}
@@ -37,14 +37,15 @@ def tell_receipts(
     of several were refused; when the only one was, what its error means. `words`: what a refusal means here, by status,
     where its error speaks of something else."""
     failed = count = 0
-    code = DONE
+    code, denied = DONE, ""
     for receipt in receipts:
         count += 1
         failed += not receipt.ok
         if as_json:
             print_json(receipt_json(receipt))
         if not receipt.ok:
-            error = refusal(receipt)
+            error = refusal(receipt, denied)
+            denied = error.reason if isinstance(error, Forbidden) else denied
             said = words.get(receipt.status)
             complain(explain(error) if said is None else f"{error.code} {receipt.id!r}: {said}")
             code = exit_code_of(error)
@@ -60,11 +61,14 @@ def tell_receipts(
     return code if count == 1 or not failed else SOME_FAILED
 
 
-def refusal(receipt: timeline.Receipt) -> TimelineError:
-    """The error that a failed receipt stands for."""
+def refusal(receipt: timeline.Receipt, denied: str = "") -> TimelineError:
+    """The error that a failed receipt stands for. `denied`: why an earlier one of the same call was FORBIDDEN: a broker
+    says once why a token has not the right."""
     try:
         receipt.raise_failed()
     except TimelineError as error:
+        if isinstance(error, Forbidden):
+            error.reason = error.reason or denied
         return error
     raise AssertionError(f"{receipt} has not failed")
 

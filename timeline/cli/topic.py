@@ -105,7 +105,8 @@ def parse_settings(given: dict[str, str | None]) -> dict[str, Any]:
 
 def _whole(option: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 30:
-        raise Invalid(f"{option} must be a whole number, not {text!r:.40}")
+        negative = text[:1] == "-" and text[1:].isdigit()
+        raise Invalid(f"{option} must {'not be negative' if negative else 'be a whole number'}, not {text!r:.40}")
     return int(text)
 
 

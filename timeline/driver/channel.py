@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
 from timeline.config import is_host, is_ipv6
+from timeline.driver.handshake import lasting
 from timeline.driver.ids import Randomness
 from timeline.driver.knock import Answer
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
@@ -261,7 +262,7 @@ class Channel:
         found = "; ".join(_found(place) for place in given)
         absent = any(not place.trouble or _is_no_broker(place) for place in given)
         advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
-        return f"no broker could be reached: {found}{advice}"
+        return f"no broker could be reached: {found}{advice}{lasting([place.trouble for place in given])}"
 
     async def open(self, method: str, deadline: Deadline) -> Opened:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""

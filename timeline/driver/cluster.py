@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from timeline.driver.channel import DENIALS, Channel, Deadline, named_trouble, refusal
+from timeline.driver.handshake import lasting
 from timeline.errors import Invalid, Unavailable
 from timeline.wire import Ping, Pong, decode_as, encode
 from timeline.wire.transport import Fault, TransportError
@@ -28,7 +29,8 @@ async def ask_all(
     if len(silent) == len(addresses):
         channel.check_open()
         named = (named_trouble(address, fault.reason) for address, fault in silent.items())
-        raise Unavailable(f"no broker answered: {'; '.join(named)}")
+        stays = lasting([fault.reason for fault in silent.values()])
+        raise Unavailable(f"no broker answered: {'; '.join(named)}{stays}")
     answers = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, bytes)}
     return answers, {address: fault.reason for address, fault in silent.items()}
 

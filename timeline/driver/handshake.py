@@ -5,15 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Collection
 from contextlib import suppress
 
 from timeline.config import split_address
 from timeline.credentials import Credentials
 from timeline.driver.knock import PREFACE, Answer, knock, unconnected
-from timeline.errors import Invalid
+from timeline.errors import STAYS, Invalid
 
 KNOCK_S = 0.5
 """How long the other side may take to say what it is."""
+LASTING = (
+    "speaks TLS: connect",
+    "is not to be trusted:",
+    "does not speak TLS:",
+    "wants to see a certificate:",
+    "does not take our certificate",
+)
+"""What the sentences have in them that tell of something which no other try mends."""
+
+
+def lasting(troubles: Collection[str]) -> str:
+    """What a sentence about these troubles ends with: that trying again mends none of them; empty where it may."""
+    stay = bool(troubles) and all(any(words in trouble for words in LASTING) for trouble in troubles)
+    return f"; {STAYS}" if stay else ""
 
 
 class _HungUp(Exception):

@@ -103,6 +103,8 @@ def _duration_us(value: Duration, name: str) -> int:
 
 
 def _text_us(text: str, name: str) -> int:
+    if text.lstrip().startswith("-") and _WHOLE.fullmatch(text.replace("-", "", 1)):
+        raise Invalid(f"{name} must not be negative, not {text!r:.60}")
     if not _WHOLE.fullmatch(text):
         raise Invalid(
             f"{name} must be numbers with a unit, like '250ms', '30s', '15m', '2h', '10d' or '1h30m', not {text!r:.60}"

@@ -58,38 +58,68 @@ class Copied:
 
 class TopicCopy:
     """One topic's copy from `source` to `target`, both open. `leased`: copy what is leased, too, as due at the end of
-    its lease. `now_ms`: what time it is. `said` is told of every message that is done with."""
+    its lease. `live`: copy out of a topic that brokers may be serving. `now_ms`: what time it is. `said` is told of
+    every message that is done with."""
 
     def __init__(
-        self, source: Store, target: Store, topic: Topic, now_ms: Callable[[], int], *, leased: bool = False
+        self,
+        source: Store,
+        target: Store,
+        topic: Topic,
+        now_ms: Callable[[], int],
+        *,
+        leased: bool = False,
+        live: bool = False,
     ) -> None:
-        self.source, self.target, self.topic, self.leased = source, target, topic, leased
+        self.source, self.target, self.topic, self.leased, self.live = source, target, topic, leased, live
         self._now_ms = now_ms
         self.total = 0
         """How many messages the source has, once it is prepared."""
         self.done = Copied()
+        self.whole: Compared | None = None
+        """Once it is prepared: what was compared when the target's topic is live and has all of it, so that nothing is
+        left to do; None when there is."""
         self._fresh = False
         """Whether the target's topic was made by this very copy: then nothing can be there yet."""
 
     async def prepare(self, said: Said = lambda _: None) -> None:
-        """Counts the source's messages and makes the topic in the target, paused. Raises StoreRefused when messages of
-        the source are leased (and `leased` is not asked for), or when the target's topic is live; TopicConflict when
-        its settings differ. `said` is told of every message counted."""
-        await self._count(said)
+        """Counts the source's messages and makes the topic in the target, paused; or, where a copy that was finished
+        made it live, finds it `whole`. Raises StoreRefused when brokers may be serving the source's topic (and `live`
+        is not asked for), when messages of the source are leased (and `leased` is not asked for), or when the target's
+        topic is live and has something else; TopicConflict when its settings differ. `said` is told of every message
+        counted."""
+        name = self.topic.name
+        if self.source.capabilities.shared and not self.topic.settings.paused and not self.live:
+            raise StoreRefused(
+                f"the topic {name!r} of the source is not paused, and brokers may be serving it: both sides would "
+                f"deliver what is copied. Pause it first ('timeline topic pause {name}'), or give --live when no "
+                "broker serves it"
+            )
         # A topic of its own: payloads that lie apart, and what a store notes of a dropped topic, go by the topic's uid.
         # Under the source's, dropping it there, or its sweep, would delete the target's payloads at a common place.
         uid = 1 + secrets.randbits(62)
         asked = dataclasses.replace(self.topic, uid=uid, revision=1, settings=_paused(self.topic.settings))
-        standing = next((topic for topic in await self.target.topics() if topic.name == self.topic.name), None)
+        standing = next((topic for topic in await self.target.topics() if topic.name == name), None)
+        if standing is not None and not standing.settings.paused:
+            self._into, self.whole = standing, await self._finished(standing, asked, said)
+            return
+        await self._count(said)
         if standing is None:
             self._into, self._fresh = await self.target.create_topic(asked), True
             return
-        if not standing.settings.paused:
-            raise StoreRefused(
-                f"the topic {standing.name!r} of the target is live: what was delivered there would be copied again. "
-                "Drop it, or, when a copy into it is to go on, pause it first"
-            )
         self._into = same_settings(standing, asked)
+
+    async def _finished(self, standing: Topic, asked: Topic, said: Said) -> Compared:
+        """What a copy that was finished before has in the target, whose topic is live. Raises StoreRefused when that is
+        not what the source has."""
+        if _paused(standing.settings) == asked.settings:
+            compared = await compare(self.source, self.topic, self.target, standing, self._now_ms(), said)
+            if compared.same:
+                return compared
+        raise StoreRefused(
+            f"the topic {standing.name!r} of the target is live, and not what the source has: what was delivered there "
+            "would be copied again. Drop it, or, when a copy into it is to go on, pause it first"
+        )
 
     async def _count(self, said: Said) -> None:
         now_ms, leased, cursor = self._now_ms(), 0, b""

@@ -3,6 +3,8 @@ have."""
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLCertVerificationError, SSLError
@@ -68,6 +70,10 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer within the deadline"
     words = " ".join(str(error).split())
+    if isinstance(error, socket.gaierror):
+        return "this host name is not known"
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in words:
+        return "no server listens there"
     return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
 
 
