@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.security.guarded import Guarded, Tokens
+from tests.services import require_service
 from timeline.driver.background import Background
 from timeline.errors import Forbidden, Invalid
 from timeline.pipeline.connection import IDENTITY, Connection, identity
-from timeline.pipeline.load import Asked, load
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +56,9 @@ def test_a_connection_shows_the_token_of_its_process(
 def test_whether_rows_may_be_put_is_known_before_any_is(
     broker: Guarded, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require_service("spark")
+    from timeline.pipeline.load import Asked, load
+
     governs = tokens.add("admin", "admin")
     puts, takes = tokens.add("web", "produce", groups=("web",)), tokens.add("worker", "consume")
     broker.look()

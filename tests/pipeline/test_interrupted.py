@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.services import require_service
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 LAUNCHER = """#!/bin/sh
@@ -21,7 +23,7 @@ exec sleep 3000
 
 
 def test_an_interrupt_while_spark_starts_ends_its_engine(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
+    require_service("spark")
     launcher = tmp_path / "bin" / "spark-submit"
     launcher.parent.mkdir()
     launcher.write_text(LAUNCHER)

@@ -259,9 +259,9 @@ def audit(
 ) -> int:  # fmt: skip
     """Tell what happened to every message, out of the journal at JOURNAL, and whether the promises were kept.
 
-    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names, or when
-    it has none of a topic that is asked for: a broker that runs writes a file each minute (its journal's roll). What it
-    has not written yet is not known either: what may be there is not called lost.
+    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names, or
+    when it has none of a topic that is asked for: a broker that runs writes a file each minute (its journal's roll).
+    What it has not written yet is not known either: what may be there is not called lost.
 
     \b
     Example:

@@ -78,7 +78,7 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """1: a promise was broken. 3: events are missing in the journal, or it has none of what was asked. 0: neither."""
+        """1: a promise was broken. 3: events are missing in the journal, or it has none of a topic. 0: neither."""
         return 1 if self.broken else 3 if self.gaps or self.silent else 0
 
     @property
@@ -136,9 +136,7 @@ def _span(events: DataFrame, found: Audit) -> None:
         found.since_ms, found.until_ms = span["a"] or 0, span["b"] or 0
 
 
-def _listen(
-    everything: DataFrame, events: DataFrame, topics: Sequence[str], ids: Sequence[str], found: Audit
-) -> None:
+def _listen(everything: DataFrame, events: DataFrame, topics: Sequence[str], ids: Sequence[str], found: Audit) -> None:
     """Of what was asked, that of which the journal says nothing."""
     last = everything.agg(F.unix_millis(F.max("time")).alias("ms")).head()
     found.ends_ms = (last["ms"] or 0) if last is not None else 0
