@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,12 +18,11 @@ from timeline.credentials import Credentials
 from timeline.errors import Invalid
 from timeline.pipeline.connection import first_line
 
-F = TypeVar("F", bound=Callable[..., Any])
 _OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
 RETRYABLE = ("Unavailable", "Unknown", "Throttled")
 
 
-def pipeline_command(command: F) -> F:
+def pipeline_command(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what all commands take: `--json --master --set --address`, and who we are (`credential_options`)."""
 
     @functools.wraps(command)
@@ -31,7 +30,7 @@ def pipeline_command(command: F) -> F:
         with said_to_workers(credentials()):
             return command(**given)
 
-    asked: Any = as_asked
+    asked: Callable[..., Any] = as_asked
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
         click.option(
@@ -41,8 +40,7 @@ def pipeline_command(command: F) -> F:
         address_option,
     ):
         asked = option(asked)
-    made: F = credential_options(asked)
-    return made
+    return credential_options(asked)
 
 
 @contextmanager
