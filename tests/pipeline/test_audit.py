@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.conftest import write_events
 from timeline.broker.journal import IDLE_MS
-from timeline.pipeline.audit import Audit, audit
+from timeline.pipeline.audit import Audit, audit, silence
 from timeline.pipeline.audit_page import audit_page
 from timeline.pipeline.pending import Pending
 
@@ -149,6 +149,25 @@ def test_what_is_not_known_is_not_called_broken(
     assert (gap.since_ms, gap.until_ms) == (ms(at(since)), ms(at(until)))
     told = "12 events of broker b are missing" if events else "events, nobody knows how many, of broker b are missing"
     assert told in audit_page(found, "x")
+
+
+def test_nothing_is_called_kept_of_a_topic_that_the_journal_does_not_know(spark: Any, tmp_path: Path) -> None:
+    write_events(tmp_path, TOPIC, [put("there")])
+    write_events(tmp_path, "", own())
+    found = audit(spark, f"file://{tmp_path}", ["orders"], lay(spark, []), ["r7"])
+    assert (found.broken, found.silent, found.unheard, found.exit_code) == ({}, ["orders"], ["r7"], 3)
+    assert found.verdict == "no promise was looked at: no event was found"
+    topic, id = silence(found)
+    assert "no event of the topic 'orders'. It ends at 2026-01-01 13:00:00 UTC" in topic and "each minute" in topic
+    assert "no event of the id 'r7'" in id
+    page = audit_page(found, "x")
+    assert "Kept for every message" not in page and "no event of the topic" in page and "no event of the id" in page
+    # Beside a topic that it knows, and an id.
+    found = audit(spark, f"file://{tmp_path}", [TOPIC, "orders"], None, ["there"])
+    assert (found.silent, found.unheard, found.exit_code, found.verdict) == (
+        ["orders"], [], 3, "every promise was kept",
+    )  # fmt: skip
+    assert audit(spark, f"file://{tmp_path}", [TOPIC], None, ["r7"]).exit_code == 0
 
 
 def test_what_a_broker_that_runs_has_not_written_yet_is_not_known(spark: Any, tmp_path: Path) -> None:

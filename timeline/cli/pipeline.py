@@ -259,8 +259,9 @@ def audit(
 ) -> int:  # fmt: skip
     """Tell what happened to every message, out of the journal at JOURNAL, and whether the promises were kept.
 
-    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names. What a
-    broker that runs has not written yet (its journal's roll) is not known either: what may be there is not called lost.
+    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names, or
+    when it has none of a topic that is asked for: a broker that runs writes a file each minute (its journal's roll).
+    What it has not written yet is not known either: what may be there is not called lost.
 
     \b
     Example:
@@ -268,6 +269,7 @@ def audit(
     """
     with running("audit", master, settings) as spark, watched() as watch:
         from timeline.pipeline.audit import audit as run
+        from timeline.pipeline.audit import silence
         from timeline.pipeline.audit_page import audit_page
         from timeline.pipeline.files import write_bytes
         from timeline.pipeline.pending import pending_in
@@ -288,7 +290,9 @@ def audit(
     else:
         print_fields({name.replace("_", " "): f"{count:,}" for name, count in found.messages.items()})
         rows = [(promise, f"{count:,}") for promise, count in found.broken.items()]
-        print_table(("broken promise", "messages"), rows, ("messages",), empty="every promise was kept")
+        print_table(("broken promise", "messages"), rows, ("messages",), empty=found.verdict)
+        for sentence in silence(found):
+            click.echo(f"not known: {sentence}")
         for gap in found.gaps:
             between = f"{shown_time(gap.since_ms)} to {shown_time(gap.until_ms)}"
             many = f"{gap.events:,} events" if gap.events else "how many events"

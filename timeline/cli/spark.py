@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from timeline.cli.app import REFUSED, UNREACHABLE, Failed
-from timeline.cli.identity import address_option
+from timeline.cli.identity import address_option, credential_options, credentials
 from timeline.cli.progress import Progress
+from timeline.credentials import Credentials
 from timeline.errors import Invalid
 from timeline.pipeline.connection import first_line
 
-F = TypeVar("F", bound=Callable[..., Any])
 _OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
 RETRYABLE = ("Unavailable", "Unknown", "Throttled")
 
 
-def pipeline_command(command: F) -> F:
-    """Adds what all commands take: `--json --master --set --address`."""
+def pipeline_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what all commands take: `--json --master --set --address`, and who we are (`credential_options`)."""
+
+    @functools.wraps(command)
+    def as_asked(**given: Any) -> Any:
+        with said_to_workers(credentials()):
+            return command(**given)
+
+    asked: Callable[..., Any] = as_asked
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
         click.option(
@@ -30,8 +39,28 @@ def pipeline_command(command: F) -> F:
         click.option("--master", default="", metavar="URL", help="Spark's master.  [local[*], or spark-submit's]"),
         address_option,
     ):
-        command = option(command)
-    return command
+        asked = option(asked)
+    return credential_options(asked)
+
+
+@contextmanager
+def said_to_workers(shown: Credentials) -> Iterator[None]:
+    """What the options say of who we are, as the variables of this process, which Spark's workers on this machine
+    inherit: a plan would show it. A token's text is among the variables already, for no option takes it."""
+    files = {"TLS_CA": shown.ca, "TLS_CERT": shown.cert, "TLS_KEY": shown.key, "TOKEN_FILE": shown.token_file}
+    said = {f"TIMELINE_{name}": os.path.abspath(file) for name, file in files.items() if file}
+    if shown.tls:
+        said["TIMELINE_TLS"] = "true"
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -46,7 +75,8 @@ def running(name: str, master: str, settings: tuple[str, ...]) -> Iterator[Any]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    pairs = dict(pair(setting) for setting in settings)
+    # Whatever Spark writes of a failure in its log, pages of it, is said in one line here.
+    pairs = {"spark.log.level": "ERROR" if _debugs() else "FATAL"} | dict(pair(setting) for setting in settings)
     try:
         spark = spark_session(f"timeline pipeline {name}", master, pairs)
     except (PySparkException, RuntimeError, OSError) as failed:
@@ -56,7 +86,8 @@ def running(name: str, master: str, settings: tuple[str, ...]) -> Iterator[Any]:
     try:
         yield spark
     except (PySparkException, Py4JError) as failed:
-        kind, said = _ours(failed)
+        kind, said = ours(failed)
+        said = as_options(said) if name == "load" else said
         raise Failed(UNREACHABLE if kind in RETRYABLE else REFUSED, said) from failed
     except Invalid as bad:
         raise Failed(REFUSED, bad.reason) from bad
@@ -71,10 +102,23 @@ def pair(setting: str) -> tuple[str, str]:
     return name, value
 
 
-def _ours(failed: BaseException) -> tuple[str, str]:
+def _debugs() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool((context.find_root().obj or {}).get("debug"))
+
+
+def ours(failed: BaseException) -> tuple[str, str]:
     """Kind and sentence of the error of ours that Spark wraps, else Spark's own first line."""
     found = _OURS.findall(str(failed))
     return found[-1] if found else ("", first_line(failed))
+
+
+def as_options(said: str) -> str:
+    """A sentence of the data source's as one of `timeline pipeline load`, whose options have other names."""
+    said = said.replace("maxRejects=", "--max-rejects ").replace("rejectsPath keeps them", "--rejects URL keeps them")
+    if "FORBIDDEN" in said and "--group" not in said:
+        said += ". What belongs to another group is put in its name: --group NAME"
+    return said
 
 
 class Watch:

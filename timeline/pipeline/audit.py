@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from timeline.clock import Clock
+from timeline.driver.times import as_datetime
 from timeline.pipeline.gaps import Gap, gaps
 from timeline.pipeline.journal import is_kind, journal, rows_of
 from timeline.pipeline.pending import Pending
@@ -51,7 +52,9 @@ class Audit:
     rows of percentiles in ms; `redelivered` by
     cause; `broken`: messages by promise, with `examples`; `open`: put and never settled, `pending` of these still
     there, `unknown` of these not there, though what ended them may be missing in the journal, or not be written yet;
-    `gaps`: what is missing; `unended`: broker sessions that never said that they ended (running, or killed)."""
+    `gaps`: what is missing; `silent`: topics of which the journal has no event, though they were asked for, or `*` when
+    it has none of any; `unheard`: ids that were asked for, of which it has none; `ends_ms`: its last word, of whatever
+    it is; `unended`: broker sessions that never said that they ended (running, or killed)."""
 
     since_ms: int = 0
     until_ms: int = 0
@@ -67,13 +70,21 @@ class Audit:
     pending: int | None = None
     unknown: int = 0
     gaps: list[Gap] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    unheard: list[str] = field(default_factory=list)
+    ends_ms: int = 0
     unended: list[str] = field(default_factory=list)
     stories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """1: a promise was broken. 3: events are missing in the journal. 0: neither."""
-        return 1 if self.broken else 3 if self.gaps else 0
+        """1: a promise was broken. 3: events are missing in the journal, or it has none of a topic. 0: neither."""
+        return 1 if self.broken else 3 if self.gaps or self.silent else 0
+
+    @property
+    def verdict(self) -> str:
+        """What to say where no promise was broken: nothing was kept where nothing was seen."""
+        return "every promise was kept" if self.events else "no promise was looked at: no event was found"
 
 
 def audit(
@@ -98,6 +109,7 @@ def audit(
     events = events.persist(StorageLevel.MEMORY_AND_DISK)
     said(steps[1], 1, len(steps))
     _span(events, found)
+    _listen(everything, events, topics, ids, found)
     until_ms = max(found.until_ms, pending.until_ms if pending is not None else 0)
     whole = judged(with_tags(lives(events, until_ms), events), pending, unsaid.spans)
     whole = whole.persist(StorageLevel.MEMORY_AND_DISK)
@@ -122,6 +134,35 @@ def _span(events: DataFrame, found: Audit) -> None:
     ).head()  # fmt: skip
     if span is not None:
         found.since_ms, found.until_ms = span["a"] or 0, span["b"] or 0
+
+
+def _listen(everything: DataFrame, events: DataFrame, topics: Sequence[str], ids: Sequence[str], found: Audit) -> None:
+    """Of what was asked, that of which the journal says nothing."""
+    last = everything.agg(F.unix_millis(F.max("time")).alias("ms")).head()
+    found.ends_ms = (last["ms"] or 0) if last is not None else 0
+    heard = {row["topic"] for row in events.select("topic").distinct().collect()} if topics else set()
+    found.silent = [topic for topic in dict.fromkeys(topics) if topic not in heard]
+    if not topics and not found.until_ms:
+        found.silent = ["*"]
+    if ids:
+        told = {row["id"] for row in events.where(F.col("id").isin(*ids)).select("id").distinct().collect()}
+        found.unheard = [id for id in dict.fromkeys(ids) if id not in told]
+
+
+def silence(found: Audit) -> list[str]:
+    """Sentences on what was asked and is not in the journal, for people."""
+    ends = f"{as_datetime(found.ends_ms):%Y-%m-%d %H:%M:%S} UTC" if found.ends_ms else "no time"
+    said = []
+    for topic in found.silent:
+        what = "of any topic" if topic == "*" else f"of the topic {topic!r}"
+        said.append(
+            f"the journal has no event {what}. It ends at {ends}; a broker that runs writes a file each minute (its "
+            "journal's roll): look again then, and whether the topic's brokers write this journal"
+        )
+    if found.unheard:
+        named = ", ".join(repr(id) for id in found.unheard[:STORIES])
+        said.append(f"the journal, which ends at {ends}, has no event of the id {named}")
+    return said
 
 
 def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
@@ -205,4 +246,4 @@ def _tell(events: DataFrame, whole: DataFrame, ids: Sequence[str], found: Audit)
         found.stories.setdefault(row["id"], []).append(row)
 
 
-__all__ = ["PROMISES", "Audit", "Gap", "audit"]
+__all__ = ["PROMISES", "Audit", "Gap", "audit", "silence"]

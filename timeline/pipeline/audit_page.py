@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from timeline.driver.times import as_datetime
-from timeline.pipeline.audit import PERCENTILES, PROMISES, Audit
+from timeline.pipeline.audit import PERCENTILES, PROMISES, Audit, silence
 from timeline.pipeline.page import bars, folded, lines, page, paragraph, section, table, tiles
 
 _SHOWN = [f"p{100 * share:g}" if share < 1 else "most" for share in PERCENTILES]
@@ -35,7 +35,8 @@ def _verdict(found: Audit) -> str:
     said: list[str] = []
     for name, count in found.broken.items():
         said.append(paragraph(f"Broken for {count:,} messages: {PROMISES[name]}", "bad"))
-    if not found.broken:
+    said += [paragraph(f"Not known: {sentence}.", "bad") for sentence in silence(found)]
+    if not found.broken and found.events:
         checked = [
             text.partition(":")[0] for name, text in PROMISES.items() if name != "lost" or found.pending is not None
         ]

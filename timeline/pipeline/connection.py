@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,8 +16,8 @@ from timeline.config import parse_switch
 from timeline.credentials import Credentials, credentials_of
 from timeline.driver.background import Background, iterate
 from timeline.driver.client import Timeline
-from timeline.errors import Closed, Invalid, NotFound
-from timeline.model import Topic
+from timeline.errors import Closed, Forbidden, Invalid, NotFound
+from timeline.model import Status, Topic
 
 T = TypeVar("T")
 ASK_MS = 10_000
@@ -73,6 +74,16 @@ class Connection:
                 return topic
         there = ", ".join(sorted(topic.name for topic in topics)[:20]) or "none"
         raise NotFound(f"there is no topic {name!r}: create it first (timeline topic create); there are: {there}")
+
+    def check_put(self, topic: str, group: str) -> None:
+        """Whether we may put on `topic` for `group`: asked by taking off a message that nobody has put, which takes the
+        same right, topic and group, and changes nothing. Raises Forbidden, Unavailable, Unknown."""
+        (answer,) = self.run(self.client.producer(topic, group).cancel_many([uuid.uuid4().hex]))
+        if answer.status is Status.FORBIDDEN:
+            raise Forbidden(
+                f"{answer.detail}. To put takes the same: name a group that the token is for (--group NAME), or show "
+                "another token"
+            )
 
 
 def identity() -> Credentials:

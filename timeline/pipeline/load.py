@@ -83,10 +83,12 @@ def load(
     said: Said = lambda what, done, total: None,
 ) -> Loaded:
     """Puts the rows of `table`. `expressions`: SQL for the columns of messages, see `rows.mapped`. Raises Invalid when
-    the rows are not as they must be, NotFound, Unavailable; what was put by then stays, and the same call goes on."""
+    the rows are not as they must be, NotFound, Forbidden, Unavailable; what was put by then stays, and the same call
+    goes on."""
     Options.of({"addresses": asked.addresses, "topic": asked.topic, "past": asked.past, "timeout": asked.timeout})
     with Connection(asked.addresses) as connection:
         topic = connection.topic(asked.topic)
+        connection.check_put(asked.topic, asked.group)
     table = table.where(asked.where) if asked.where else table
     state = _State.of(asked, topic, table, expressions or {})
     rows = mapped(table, expressions or {})

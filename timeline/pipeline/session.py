@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from subprocess import Popen, TimeoutExpired
+from traceback import walk_tb
 
 from pyspark.sql import SparkSession
 
@@ -12,6 +14,7 @@ from timeline.pipeline.source import TimelineSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 WORKERS = "spark.pyspark.python"
+ENDS_WITHIN_S = 10.0
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -40,7 +43,28 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
         os.environ.setdefault("PYSPARK_PYTHON", asked.get(WORKERS, sys.executable))
     for key, value in (defaults | asked).items():
         builder = builder.config(key, value)
-    return register(builder.getOrCreate())
+    try:
+        return register(builder.getOrCreate())
+    except KeyboardInterrupt as interrupted:
+        _end_engine(interrupted)
+        raise
+
+
+def _end_engine(interrupted: KeyboardInterrupt) -> None:
+    """Ends the Java process that was being launched. It takes no SIGINT, and what it waits for, an end of its standard
+    input, it only notices once it is up: by then the folder is gone in which it wanted to say where it listens, and it
+    would stay for ever. Nobody but the launching function that was cut off knows the process."""
+    for frame, _ in walk_tb(interrupted.__traceback__):
+        if frame.f_globals.get("__name__") not in ("pyspark.java_gateway", "subprocess"):
+            continue
+        for value in [*frame.f_locals.values()]:
+            if isinstance(value, Popen) and value.poll() is None:
+                value.terminate()
+                try:
+                    value.wait(ENDS_WITHIN_S)
+                except TimeoutExpired:
+                    value.kill()
+                    value.wait()
 
 
 def _is_here(master: str) -> bool:
