@@ -44,7 +44,9 @@ def journal(spark: SparkSession, url: str) -> DataFrame:
     """All events. Raises Invalid when there are none."""
     files = live_files(url)
     if not files:
-        raise Invalid(f"there is no journal in {url}: brokers write one with --journal URL")
+        raise Invalid(
+            f"there is no journal in {url}: brokers write one with --journal URL, its first file within a minute"
+        )
     _, path = at(url)
     reader = spark.read.schema(EVENTS).option("basePath", spark_path(url, path))
     return reader.parquet(*(spark_path(url, file) for file in files))
