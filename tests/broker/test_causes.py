@@ -18,6 +18,8 @@ from timeline.model import Operation, Status
 from timeline.wire import Deliver, Late, LateList, TopicAction, decode_as, encode
 from timeline.wire.frames import Cause
 
+pytestmark = pytest.mark.slow
+
 LATE = Limits(late_ms=20)
 LONG_MS = 150
 """Long against whatever else may take time on a busy machine meanwhile: the cause is what took most."""

@@ -21,6 +21,8 @@ from timeline.broker.journal_process import JournalProcess
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_journal_that_falls_behind_drops_with_a_counter_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,8 @@ from timeline.broker.drift import RETURN_MS, Trust
 from timeline.clock import ALONE_MS, CRITICAL_MS, SLEW, WARN_MS, Clock
 from timeline.wire import Cause
 
+pytestmark = pytest.mark.slow
+
 GRAIN_MS = 0.01
 """Floats of seconds since 1970."""
 LOOK_S = 0.25

@@ -19,6 +19,8 @@ from tests.wire.examination import allowed_bytes
 from tests.wire.mutants import good_frames
 from timeline.wire.verify import find_body
 
+pytestmark = pytest.mark.slow
+
 PLANTED = """
 import sys
 from pathlib import Path

@@ -23,6 +23,8 @@ from timeline.pipeline.intake import Seen
 from timeline.pipeline.options import Options
 from timeline.pipeline.writing import Plan, Task
 
+pytestmark = pytest.mark.slow
+
 LATER_US = 1_930_000_000_000_000
 
 

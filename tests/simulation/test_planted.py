@@ -13,6 +13,8 @@ from tests.simulation import planted_clusters as clusters
 from tests.simulation import planted_stores as stores
 from tests.simulation.world import Pieces, World
 
+pytestmark = pytest.mark.slow
+
 SLOW = pytest.mark.slow
 """`make check` plants the seven best known; `make test` all."""
 

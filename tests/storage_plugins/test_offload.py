@@ -30,6 +30,8 @@ from timeline.storage_plugins.payloads import (
     place_of_name,
 )
 
+pytestmark = pytest.mark.slow
+
 FAR = 4_000_000_000_000
 LARGE = bytes(range(256)) * 20
 

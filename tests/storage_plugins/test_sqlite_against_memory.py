@@ -27,6 +27,8 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.sqlite import SqliteStore
 
+pytestmark = pytest.mark.slow
+
 START_MS = 1_700_000_000_000
 GROUPS = (b"default", b"ops")
 HOLDERS = (b"w1", b"w2", b"w3")

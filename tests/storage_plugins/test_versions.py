@@ -18,6 +18,8 @@ from timeline.storage_plugins.payload_files import PayloadFiles
 from timeline.storage_plugins.sqlite import SqliteStore
 from timeline.storage_plugins.versions import Step, Versions, migrate, noted
 
+pytestmark = pytest.mark.slow
+
 Does = list[str]
 
 
