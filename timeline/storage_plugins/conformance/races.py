@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 
 import numpy as np
 
 from timeline.history import Event
-from timeline.model import Operation, Status
+from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import (
@@ -21,6 +22,7 @@ from timeline.storage_plugins.conformance.trial import (
     named,
     statuses,
 )
+from timeline.storage_plugins.contract import TopicConflict
 
 
 @check()
@@ -40,6 +42,33 @@ async def check_racing_puts(trial: Trial) -> None:
         expect_equal(rows[id]["payloads"], f"from {winners[0]}".encode(), f"payload of {id!r}")
     others = {answer[number] for answer in answers for number in range(50)} - {Status.OK}
     expect_equal(others, {Status.EXISTS}, "statuses of the others")
+
+
+@check()
+async def check_racing_creates(trial: Trial) -> None:
+    """Brokers that create one topic at the same time get one record, all the same one; where their settings differ, one
+    wins, and the others are told of the conflict."""
+    async with brokers(trial, 3) as stores:
+        for leases_ms in ((5_000,), (5_000, 6_000)):
+            record = trial.record()
+            asked = [
+                dataclasses.replace(
+                    record, uid=record.uid + at, settings=dataclasses.replace(record.settings, lease_ms=ms)
+                )
+                for at, ms in enumerate(leases_ms * 6)
+            ]
+            for topic in asked:
+                trial.drop_later(topic)
+            creates = (stores[at % 3].create_topic(topic) for at, topic in enumerate(asked))
+            answers = await asyncio.gather(*creates, return_exceptions=True)
+            made = [answer for answer in answers if isinstance(answer, Topic)]
+            expect(len(made) == 6, f"creates of one topic at once answered {answers}")
+            expect_equal({topic.uid for topic in made}, {made[0].uid}, "uids of the one record")
+            refused = [answer for answer in answers if isinstance(answer, TopicConflict)]
+            expect_equal(len(made) + len(refused), len(asked), "creates that were answered, or a conflict")
+            for store in stores:
+                listed = [topic for topic in await store.topics() if topic.name == record.name]
+                expect_equal(listed, made[:1], "the record that each of them lists")
 
 
 @check()
