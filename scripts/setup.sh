@@ -71,8 +71,9 @@ fi
 
 pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 echo "setup: installing Timeline and its tools into .venv"
-# The build backend first and pinned like the rest, so that building Timeline fetches nothing by itself.
-pip install -c constraints.txt pip hatchling editables
+# What builds comes first and pinned like the rest, so that building fetches nothing by itself: hatchling for Timeline,
+# setuptools for etcd3, of which there is no wheel. What some Pythons' venv brings is too old, others bring none.
+pip install -c constraints.txt pip hatchling editables setuptools
 pip install -c constraints.txt --no-build-isolation -e '.[all,dev]'
 pip check
 touch "$stamp"
