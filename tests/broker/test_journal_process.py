@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections import Counter
@@ -22,23 +23,27 @@ from timeline.columns import Ragged
 from timeline.errors import Invalid
 
 pytestmark = pytest.mark.slow
+NOW_MS = 1_700_000_000_000
+
+
+async def started(url: str, name: str = "b") -> tuple[JournalPipe, Counts]:
+    """A pipe of a broker whose clock is a millisecond later each time it is asked, and what is counted there."""
+    counts = Counts()
+    clock = itertools.count(NOW_MS)
+    return await JournalPipe.start(url, name, "5e55", lambda: next(clock), counts), counts
+
+
+def some(count: int, kind: Kind = Kind.PUT, time_ms: int = NOW_MS) -> Part:
+    return Part(kind, "t", time_ms, count, {"id": Ragged.repeat(b"x" * 20, count)})
 
 
 async def test_a_journal_that_falls_behind_drops_with_a_counter_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_pipe, "QUEUE_BYTES", 100_000)
-    counts = Counts()
-    clock = iter(range(1, 1_000_000))
-    pipe = await JournalPipe.start(
-        f"file://{tmp_path}/j",
-        "b",
-        "5e55",
-        lambda: next(clock),
-        counts,
-    )
+    pipe, counts = await started(f"file://{tmp_path}/j")
     os.kill(pipe.process.pid, signal.SIGSTOP)
-    part = Part(Kind.PUT, "t", 1_700_000_000_000, 1_000, {"id": Ragged.repeat(b"x" * 20, 1_000)})
+    part = some(1_000)
     for _ in range(200):
         pipe.carry(part)
     assert counts.of[True] > 100_000
@@ -65,7 +70,7 @@ def test_a_place_that_takes_nothing_for_long_costs_events_and_not_memory(tmp_pat
     for at in range(50):
         for partition in writer._partitions.values():
             partition.not_before_ms = 0.0  # as if the wait were over
-        writer.add("put", "t", 1_700_000_000_000 + at, 20, {"id": (b"x" * 20, np.arange(21))})
+        writer.add("put", "t", NOW_MS + at, 20, {"id": (b"x" * 20, np.arange(21))})
     assert max(partition.rows for partition in writer._partitions.values()) < 500
     folder.full = False
     writer.roll(everything=True)
@@ -76,24 +81,17 @@ def test_a_place_that_takes_nothing_for_long_costs_events_and_not_memory(tmp_pat
     assert all(row["due"] <= row["time"] for row in dropped)
 
 
-def some(count: int, kind: Kind = Kind.PUT, time_ms: int = 1_700_000_000_000) -> Part:
-    return Part(kind, "t", time_ms, count, {"id": Ragged.repeat(b"x" * 20, count)})
-
-
 async def test_a_process_that_dies_is_started_again_and_what_it_had_is_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_pipe, "AGAIN_S", 0.01)
-    counts = Counts()
-    clock = iter(range(1_700_000_000_000, 1_800_000_000_000))
-    url = f"file://{tmp_path}/j?roll=1h&rows=1000"
-    pipe = await JournalPipe.start(url, "_b", "5e55", lambda: next(clock), counts)
+    pipe, counts = await started(f"file://{tmp_path}/j?roll=1h&rows=1000", "_b")
     first = pipe.process
     assert b"file://" not in Path(f"/proc/{first.pid}/cmdline").read_bytes(), "what a URL may carry is nobody's to see"
     pipe.carry(some(1_000))
     await until(lambda: first.wrote)
     for _ in range(3):
-        pipe.carry(some(100, time_ms=1_700_000_000_007))
+        pipe.carry(some(100, time_ms=NOW_MS + 7))
     await until(lambda: first.unwritten[0] == 300)
     os.kill(first.pid, signal.SIGKILL)
     await until(lambda: counts.restarts == 1)
@@ -105,7 +103,7 @@ async def test_a_process_that_dies_is_started_again_and_what_it_had_is_said_to_b
     assert kinds == Counter(put=1_050, started=1, dropped=1, stopped=1), "no file of the first one is written over"
     (gap,) = (row for row in told if row["kind"] == "dropped")
     assert gap["count"] == 300
-    assert gap["due"].timestamp() * 1000 <= 1_700_000_000_007 and gap["time"] >= gap["due"]
+    assert gap["due"].timestamp() * 1000 <= NOW_MS + 7 and gap["time"] >= gap["due"]
     names = [path.name for path in (tmp_path / "j").rglob("*.parquet")]
     assert not [name for name in names if name[0] in "_."], "readers take such files for hidden"
 
@@ -123,8 +121,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_and_tried(
         return start(url, name, session, run, gone)
 
     monkeypatch.setattr(JournalProcess, "start", refused)
-    counts = Counts()
-    pipe = await JournalPipe.start(f"file://{tmp_path}/j?roll=1h", "b", "5e55", lambda: 1_700_000_000_000, counts)
+    pipe, counts = await started(f"file://{tmp_path}/j?roll=1h")
     pipe.carry(some(10))
     await until(lambda: pipe.process.unwritten[0] == 10)
     os.kill(pipe.process.pid, signal.SIGKILL)
@@ -139,8 +136,8 @@ async def test_a_process_that_cannot_be_started_again_is_tried_and_tried(
 
 
 async def test_what_its_process_has_to_drop_is_counted_once(tmp_path: Path) -> None:
-    folder, counts = tmp_path / "j", Counts()
-    pipe = await JournalPipe.start(f"file://{folder}?rows=10", "b", "5e55", lambda: 1_700_000_000_000, counts)
+    folder = tmp_path / "j"
+    pipe, counts = await started(f"file://{folder}?rows=10")
     folder.rmdir()
     folder.write_text("a place that takes nothing")
     pipe.carry(some(50))
@@ -158,7 +155,7 @@ async def test_the_process_imports_nothing_from_the_folder_it_is_in(
 ) -> None:
     (tmp_path / "pickle.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
-    pipe = await JournalPipe.start(f"file://{tmp_path}/j", "b", "5e55", lambda: 1, Counts())
+    pipe, _ = await started(f"file://{tmp_path}/j")
     await pipe.close(60)
 
 
@@ -167,7 +164,7 @@ async def test_a_process_that_never_says_that_it_is_ready_is_given_up(
 ) -> None:
     monkeypatch.setattr(journal_process, "START_S", 0.0)
     with pytest.raises(Invalid, match="said nothing for 0 s"):
-        await JournalPipe.start(f"file://{tmp_path}/j", "b", "5e55", lambda: 1, Counts())
+        await started(f"file://{tmp_path}/j")
 
 
 def test_a_system_that_lets_nobody_step_back_that_far_has_a_journal_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +232,7 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
     monkeypatch.setattr(os, "fsync", full)
     writer = Writer(Folder(f"file://{tmp_path}/j"), "b", "5e55", roll_ms=60_000, rows=10)
     for at in range(100):
-        writer.add("put", f"t{at}", 1_700_000_000_000 + at, 10, {"id": (b"x" * 10, np.arange(11))})
+        writer.add("put", f"t{at}", NOW_MS + at, 10, {"id": (b"x" * 10, np.arange(11))})
     assert sum(partition.rows for partition in writer._partitions.values()) < 200
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     monkeypatch.undo()
@@ -248,4 +245,4 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
 async def test_what_a_journal_needs_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_process, "find_spec", lambda name: None if name == "pyarrow" else name)
     with pytest.raises(Invalid, match=r"needs pyarrow, which is not installed: pip install 'timeline\[journal\]'"):
-        await JournalPipe.start("file:///x", "b", "5e55", lambda: 1, Counts())
+        await started("file:///x")

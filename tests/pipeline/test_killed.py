@@ -25,6 +25,7 @@ from tests.services import require_service
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS, FILES = 120_000, 24
+FIRST_MS = 1_930_000_000_000
 SETTINGS = (
     "spark.driver.memory=1g",
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -61,7 +62,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("table")
     ids = np.arange(ROWS)
     for part, some in enumerate(np.split(ids, FILES)):
-        due = pa.array(1_930_000_000_000_000 + some * 1_000, pa.timestamp("us", tz="UTC"))
+        due = pa.array((FIRST_MS + some) * 1_000, pa.timestamp("us", tz="UTC"))
         payload = pa.array([f"payload {at}" for at in some.tolist()])
         columns = {"id": [f"k{at}" for at in some.tolist()], "due": due, "payload": payload}
         pq.write_table(pa.table(columns), folder / f"{part:02d}.parquet")
@@ -72,21 +73,36 @@ def count(tl: timeline.SyncTimeline, topic: str) -> int:
     return sum(len(page.rows) for page in tl.scan_pages(topic))
 
 
+def killed_when(happened: Callable[[], bool], *words: str) -> None:
+    """Runs the command and kills it, and all that it started, as soon as something has happened."""
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        wait_for(happened, process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def contents(tl: timeline.SyncTimeline, topic: str) -> set[tuple[bytes, bytes, int]]:
+    pages = (page.rows for page in tl.scan_pages(topic, payload=True))
+    return {
+        one
+        for rows in pages
+        for one in zip(rows.ids.tolist(), rows.payloads or (), rows.scheduled_ms.tolist(), strict=True)
+    }
+
+
 def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_path: Path) -> None:
     with (
         serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker,
         timeline.connect_sync(broker.address) as tl,
     ):
         tl.create_topic("t", remember="1d")
-        where = ("--address", broker.address, "--state", f"file://{tmp_path}/state.json")
-        words = ("load", f"file://{table}", "t", *where, "--json")
-        process = subprocess.Popen(
-            command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
         state = tmp_path / "state.json"
-        wait_for(lambda: state.exists() and bool(json.loads(state.read_text())["done"]), process)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        words = ("load", f"file://{table}", "t", "--address", broker.address, "--state", f"file://{state}", "--json")
+        killed_when(lambda: state.exists() and bool(json.loads(state.read_text())["done"]), *words)
         before = count(tl, "t")
         assert 0 < before <= ROWS
         done = run(*words)
@@ -94,10 +110,48 @@ def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_
         told = json.loads(done.stdout.splitlines()[-1])
         assert told["resumed"] and told["put"] + before >= ROWS - told["there"] and told["rejected"] == 0
         assert told["put"] + told["there"] < ROWS, "files that were done are not put again"
-        pages = (page.rows for page in tl.scan_pages("t", payload=True))
-        found = {one for rows in pages for one in zip(rows.ids.tolist(), rows.payloads or (), strict=True)}
-        assert found == {(b"k%d" % at, b"payload %d" % at) for at in range(ROWS)}
+        assert contents(tl, "t") == {(b"k%d" % at, b"payload %d" % at, FIRST_MS + at) for at in range(ROWS)}
         assert not state.exists()
+
+
+def test_a_backup_and_a_restore_that_are_killed_half_way_and_run_again_are_exact(tmp_path: Path) -> None:
+    there = {(b"k%d" % at, b"payload %d" % at, FIRST_MS + at) for at in range(ROWS)}
+    with (
+        serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker,
+        timeline.connect_sync(broker.address) as tl,
+    ):
+        tl.create_topic("t")
+        with tl.producer("t") as producer:
+            ids, payloads, at = zip(*sorted(there), strict=True)
+            for start in range(0, ROWS, 10_000):
+                part = slice(start, start + 10_000)
+                batch = timeline.Batch(payloads=payloads[part], at=at[part], ids=[one.decode() for one in ids[part]])
+                producer.produce_many(batch).raise_failed()
+        place, address = tmp_path / "backup", ("--address", broker.address)
+        words = ("backup", "t", f"file://{place}", *address, "--json")
+        killed_when((place / "chunks" / "0001.json").exists, *words)
+        markers = {marker: marker.stat().st_mtime_ns for marker in (place / "chunks").glob("*.json")}
+        assert not (place / "manifest.json").exists()
+        refused = run("restore", f"file://{place}", "--topic", "u", *address)
+        assert refused.returncode == 4 and "not finished" in refused.stderr, refused.stderr
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["messages"] == ROWS
+        assert {marker: marker.stat().st_mtime_ns for marker in markers} == markers, "what was written is kept"
+
+        words = ("restore", f"file://{place}", "--topic", "u", *address, "--json")
+        killed_when(lambda: any(one.name == "u" for one in tl.topics()) and count(tl, "u") > 0, *words)
+        before = count(tl, "u")
+        assert 0 < before <= ROWS
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert (told["put"] + told["there"], told["made"]) == (ROWS, False)
+        assert told["there"] >= before
+        assert contents(tl, "u") == there
+        verified = run("restore", f"file://{place}", "--topic", "u", "--verify", *address, "--json")
+        assert verified.returncode == 0, verified.stderr
+        assert json.loads(verified.stdout.splitlines()[-1])["same"] == ROWS
 
 
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: Serving) -> None:
