@@ -93,7 +93,10 @@ class Identity:
         if not _matches(topic, self.topics):
             return f"{self!s} may not {deed} on topic {topic!r:.80}: its topics are {_or(self.topics)}"
         if group is not None and not _matches(group, self.groups):
-            return f"{self!s} may not {deed} for group {group!r:.80}: its groups are {_or(self.groups)} (--group NAME)"
+            return (
+                f"{self!s} may not {deed} for group {group!r:.80}: its groups are {_or(self.groups)} "
+                "(group=…, --group NAME)"
+            )
         return ""
 
     def __str__(self) -> str:
