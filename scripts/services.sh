@@ -13,6 +13,7 @@ while read -r program name; do
 done <<'LIST'
 postgres postgresql
 redis-server redis-server
+beanstalkd beanstalkd
 mariadbd mariadb-server
 redis-cli redis-tools
 faketime faketime
@@ -22,7 +23,6 @@ ip iproute2
 iptables iptables
 openssl openssl
 prometheus prometheus
-faketime faketime
 java openjdk-17-jre-headless
 chromium chromium
 mvn maven

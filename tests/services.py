@@ -28,10 +28,11 @@ def _missing_program(name: str, package: str) -> str | None:
     return f"{name} is not installed; on Debian or Ubuntu: apt-get install {package}"
 
 
-def _missing_mariadb() -> str | None:
-    if shutil.which("mariadbd", path="/usr/sbin:/usr/bin"):
+def _missing_daemon(name: str, package: str) -> str | None:
+    """One that lies where a user's path may not lead."""
+    if shutil.which(name, path="/usr/sbin:/usr/bin"):
         return None
-    return "mariadbd is not installed; on Debian or Ubuntu: apt-get install mariadb-server"
+    return _missing_program(name, package)
 
 
 def _missing_tmpfs() -> str | None:
@@ -110,6 +111,7 @@ def _missing_postgresql() -> str | None:
 
 _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "atheris": _missing_atheris,
+    "beanstalkd": lambda: _missing_daemon("beanstalkd", "beanstalkd"),
     "cassandra": _missing_cassandra,
     "chromium": lambda: _missing_program("chromium", "chromium"),
     "cockroachdb": _missing_postgresql,  # which stands in for it
@@ -122,7 +124,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,
     "redis": lambda: _missing_program("redis-server", "redis-server"),
-    "mysql": _missing_mariadb,
+    "mysql": lambda: _missing_daemon("mariadbd", "mariadb-server"),
     "redis_cluster": lambda: (
         _missing_program("redis-cli", "redis-tools") or _missing_program("redis-server", "redis-server")
     ),

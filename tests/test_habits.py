@@ -159,6 +159,12 @@ def test_tests_do_not_sleep() -> None:
     assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]
 
 
+def test_what_is_not_installed_is_judged_in_one_place() -> None:
+    """A test that skips by itself would skip in CI, too."""
+    tests = [(_name(path), path.read_text(encoding="utf-8")) for path in _modules(TESTS)]
+    assert not _matches(r"pytest\.skip\(.*install|importor[s]kip|mark\.skip[i]f", tests)
+
+
 @pytest.mark.parametrize(
     ("source", "sleeps"),
     [

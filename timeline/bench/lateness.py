@@ -32,8 +32,8 @@ OBSERVE_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto" or "off". `buckets`:
-    of the topic."""
+    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto", "off", or how long,
+    as in "1s". It and `buckets` are the topic's."""
 
     store: str = "sqlite://"
     rate: float = 1_000.0
@@ -95,7 +95,7 @@ async def run_lateness(
         clock = await stack.enter_async_context(observed())
         async with timeline.Timeline(address, "30s", clock=clock) as client:
             await client.create_topic(own.name, buckets=asked.buckets)
-            await client.update_topic(own.name, lease_ahead="auto" if asked.lease_ahead == "auto" else 0)
+            await client.update_topic(own.name, lease_ahead=0 if asked.lease_ahead == "off" else asked.lease_ahead)
             if asked.pending and in_memory:
                 await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)
         if profile is not None:

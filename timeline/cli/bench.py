@@ -53,6 +53,7 @@ from timeline.cli.scenario import (
 )
 from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.troupe import CannotPlay, Troupe
+from timeline.driver.times import duration_ms
 
 BROKERS = click.IntRange(1, 64)
 Together: TypeAlias = Callable[[str, str, Path], Coroutine[Any, Any, Report]]
@@ -181,7 +182,7 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 @click.option("--runs", type=SOME, default=3, show_default=True, help="The worst one counts.")
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
-@click.option("--lease-ahead", type=click.Choice(["auto", "off"]), default="auto", show_default=True)
+@click.option("--lease-ahead", metavar="auto|off|DURATION", default="auto", show_default=True, help="Of the topic.")
 @buckets_option
 @profile_option
 @measured
@@ -192,6 +193,9 @@ def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **s
     Example:
       timeline bench lateness --pending 1000000 --seconds 60 --runs 3
     """
+
+    if settings["lease_ahead"] not in ("auto", "off"):
+        duration_ms(settings["lease_ahead"], "--lease-ahead")
 
     async def run(place: Path) -> Report:
         asked = Lateness(store=fresh(store, place), **settings)
