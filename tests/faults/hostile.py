@@ -87,6 +87,10 @@ class Plain:
         found = re.search(rb"grpc-status.(\d+)", self.heard, re.DOTALL)
         return int(found[1]) if found else None
 
+    def fileno(self) -> int:
+        """So that it may be waited for like a socket."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         self._socket.close()
 
