@@ -111,6 +111,22 @@ async def test_a_drain_whose_grace_is_over_waits_for_no_store(monkeypatch: pytes
         store.release("put")
 
 
+async def test_a_store_that_goes_down_is_told_to_the_log_once(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "timeline.broker")
+    store = SlowStore()
+    async with broker(store) as link:
+        store.refuse = {"put", "topics"}
+        await link.put(["a"])
+        with pytest.raises(StoreUnavailable):
+            await link.node.store.call("topics", store.topics())
+        assert link.node.store.down
+        await link.node._check_store()
+        assert not link.node.store.down
+    told = [record.getMessage() for record in caplog.records if "the store is" in record.getMessage()]
+    down = "the store is down, and asked again until it is back: put is refused by the test"
+    assert told == [down, "the store is back"]
+
+
 async def test_a_call_that_fails_when_nobody_waits_for_it_any_more_is_no_news_of_asyncio_s():
     """As a sweep's does that is under way when the broker ends."""
     told: list[dict[str, Any]] = []

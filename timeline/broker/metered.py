@@ -105,7 +105,10 @@ class MeteredStore:
         except StoreError as refused:
             outcome = refused.code
             if isinstance(refused, StoreUnavailable) and name not in ASIDE:
-                self.down = refused.reason or refused.code
+                why = refused.reason or refused.code
+                if not self._down:
+                    log.warning("the store is down, and asked again until it is back: %s", why)
+                self.down = why
             raise
         except Exception as broken:
             # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else.
