@@ -15,7 +15,7 @@ import pytest
 import timeline
 from tests.broker.journalled import SERVE, broker, events, wait_for
 from timeline.broker.journal import Journal, Kind, Part
-from timeline.broker.journal_files import folder_name, parts, split_url
+from timeline.broker.journal_files import Folder, folder_name, parts, split_url
 from timeline.broker.journal_process import encoded
 from timeline.columns import Ragged
 from timeline.errors import Invalid
@@ -79,6 +79,12 @@ def test_a_part_comes_through_the_pipe_as_it_was() -> None:
 def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
     with pytest.raises(Invalid):
         split_url(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(Invalid, match="credentials are not taken from a URL") as refused:
+        Folder("s3://key:hunter2@bucket/journal")
+    assert "hunter2" not in str(refused.value)
 
 
 async def _live(address: str) -> None:

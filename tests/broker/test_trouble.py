@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from timeline.broker import handback, node
 from timeline.clock import Clock
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.local import LocalMembership
 from timeline.wire import Deliver
@@ -107,6 +109,46 @@ async def test_a_drain_whose_grace_is_over_waits_for_no_store(monkeypatch: pytes
         assert link.node.not_ready
         monkeypatch.undo()
         store.release("put")
+
+
+async def test_a_store_that_goes_down_is_told_to_the_log_once(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "timeline.broker")
+    store = SlowStore()
+    async with broker(store) as link:
+        store.refuse = {"put", "topics"}
+        await link.put(["a"])
+        with pytest.raises(StoreUnavailable):
+            await link.node.store.call("topics", store.topics())
+        assert link.node.store.down
+        await link.node._check_store()
+        assert not link.node.store.down
+    told = [record.getMessage() for record in caplog.records if "the store is" in record.getMessage()]
+    down = "the store is down, and asked again until it is back: put is refused by the test"
+    assert told == [down, "the store is back"]
+
+
+async def test_a_call_that_fails_when_nobody_waits_for_it_any_more_is_no_news_of_asyncio_s():
+    """As a sweep's does that is under way when the broker ends."""
+    told: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    closed = asyncio.Event()
+
+    async def sweep() -> None:
+        await closed.wait()
+        raise StoreUnavailable("the store is not open")
+
+    async with broker(MemoryStore()) as link:
+        waiting = asyncio.ensure_future(link.node.store.call("sweep", sweep()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        del waiting  # its traceback holds what it waited for
+        closed.set()
+        while link.node.store._under_way:
+            await asyncio.sleep(0)
+    gc.collect()
+    assert not told
 
 
 class Forgetful(MemoryStore):

@@ -102,6 +102,19 @@ def test_options_of_who_we_are_are_refused_before_anything_is_asked(
     assert done.code == 2 and "this is no token" in done.err and "hunter2" not in done.err
 
 
+def test_a_token_that_cannot_be_made_known_does_not_take_the_place_of_one_that_is(call: Call, tmp_path: Path) -> None:
+    file, into = tmp_path / "tokens.json", tmp_path / "given" / "web.token"
+    into.parent.mkdir()
+    create = ("token", "create", "--tokens", file, "--name", "web", "--right", "produce", "--into", into)
+    assert call(*create).code == 0
+    before = into.read_bytes(), file.read_bytes()
+    (tmp_path / ".tokens.json.new").mkdir()  # where the new file would be written, as on a disk that is full
+    done = call(*create)
+    assert done.code == 2 and "cannot be written" in done.err
+    assert (into.read_bytes(), file.read_bytes()) == before
+    assert [path.name for path in into.parent.iterdir()] == ["web.token"]
+
+
 @pytest.mark.parametrize("into", ["", ".", "folder", "link", "tokens.json", "broker.key"])
 def test_a_token_takes_the_place_of_nothing_else(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str

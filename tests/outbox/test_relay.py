@@ -380,6 +380,7 @@ def test_a_server_that_says_no_is_quoted_and_the_password_is_not(shop: Shop) -> 
         ("redis://localhost", "the outbox lies in a database of SQL"),
         ("sqlite://", "an outbox in memory is seen by nobody else"),
         ("postgresql://a:b@c:port/d", "cannot be read as a URL"),
+        ("postgresql://shop:h@unter2@localhost/shop", "'postgresql://…@localhost/shop' names no host: .* @ is %40"),
         ("postgresql+asyncpg://localhost/shop", "the relay uses psycopg, psycopg2, pg8000 for postgresql"),
         ("sqlite:///nowhere/shop.db", "there is no file nowhere/shop.db"),
     ],

@@ -58,6 +58,13 @@ def test_a_place_that_there_is_not_is_refused() -> None:
         read_json("nowhere://x/manifest.json")
 
 
+def test_credentials_in_a_place_are_refused_and_not_repeated() -> None:
+    for scheme, said in (("s3", "credentials are not taken from a URL"), ("s4", "is no place for files")):
+        with pytest.raises(Invalid, match=said) as refused:
+            read_json(f"{scheme}://key:hunter2@bucket/manifest.json")
+        assert "hunter2" not in str(refused.value)
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

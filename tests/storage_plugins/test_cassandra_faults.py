@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
         ("cassandra://localhost/timeline?replication=many", "no number"),
         ("cassandra://localhost/timeline?timeout_s=0", "timeout_s from 0.1"),
         ("cassandra://localhost/timeline?tls=yes", "tls=1 or tls=0"),
+        ("cassandra://ops:a[b@localhost/timeline", "percent-encoded"),
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused(url: str, why: str) -> None:

@@ -94,6 +94,11 @@ class Folder:
             self._filesystem, self._path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as missing:
             raise Invalid(f"{url.partition('://')[0]}: {missing}") from missing
+        if "@" in self._path.partition("/")[0]:
+            raise Invalid(
+                "credentials are not taken from a URL, which is shown and logged: put them into the environment, as "
+                "the filesystem's documentation says"
+            )
         self._local = isinstance(self._filesystem, LocalFileSystem)
 
     def check(self) -> None:

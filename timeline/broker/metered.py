@@ -88,8 +88,14 @@ class MeteredStore:
         may be cancelled; a store's call that has begun runs to its end."""
         task = asyncio.get_running_loop().create_task(self._measured(name, work))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._over)
         return await asyncio.shield(task)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        """Takes note of what became of it: where whoever waited was cancelled, nobody else does."""
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def _measured(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         started_ms = self._monotonic_ms()
@@ -99,7 +105,10 @@ class MeteredStore:
         except StoreError as refused:
             outcome = refused.code
             if isinstance(refused, StoreUnavailable) and name not in ASIDE:
-                self.down = refused.reason or refused.code
+                why = refused.reason or refused.code
+                if not self._down:
+                    log.warning("the store is down, and asked again until it is back: %s", why)
+                self.down = why
             raise
         except Exception as broken:
             # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else.

@@ -178,24 +178,48 @@ def change_tokens(path: Path, change: Callable[[Mapping[str, Entry]], Iterable[E
 
 def write_alone(path: Path, text: str) -> None:
     """Replaces the file by one that has `text` and that only its owner may read, in one step. Raises Invalid."""
+    with written_alone(path, text):
+        pass
+
+
+@contextmanager
+def written_alone(path: Path, text: str) -> Iterator[None]:
+    """The same, but that the new file takes the old one's place once the block has ended without an error."""
     path = _meant(path)
     if path.exists() and not path.is_file():
         raise Invalid(f"{str(path)!r} is no file: name one")
     fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as opened:
-            if path.exists() and os.geteuid() == 0:
-                owner = path.stat()  # root changes it for the broker's user, who must go on reading it
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
-            opened.write(text)
-            opened.flush()
-            os.fsync(descriptor)
-        fresh.replace(path)
-    except OSError as cannot:
+        with _refused(path):
+            _write_fresh(fresh, path, text)
+        yield
+        with _refused(path):
+            fresh.replace(path)
+    except BaseException:
         with suppress(OSError):  # it was not made, or its folder is out of reach now
             fresh.unlink()
+        raise
+
+
+def _write_fresh(fresh: Path, path: Path, text: str) -> None:
+    """Writes what will stand in for `path`, on disk when it returns."""
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as opened:
+        if path.exists() and os.geteuid() == 0:
+            owner = path.stat()  # root changes it for the broker's user, who must go on reading it
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        opened.write(text)
+        opened.flush()
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What the system says of the file, as Invalid."""
+    try:
+        yield
+    except OSError as cannot:
         raise Invalid(f"the file {str(path)!r} cannot be written: {cannot.strerror}") from cannot
 
 

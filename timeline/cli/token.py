@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from timeline.broker.tokens import (
     id_of,
     read_tokens,
     token_of,
-    write_alone,
+    written_alone,
 )
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain
 from timeline.cli.output import print_json, print_table
@@ -125,11 +126,14 @@ def create(
         ).check()
         if into is not None:
             _check_place(into, file)
-            write_alone(into, f"{text}\n")  # before anybody knows it: what cannot be written is not created
+            # Before anybody knows it, since what cannot be written is not created; and in the place of what was there
+            # only afterwards, since that is good as long as this one is not known.
+            placing.enter_context(written_alone(into, f"{text}\n"))
         made.append((entry, text))
         return [*tokens.values(), entry]
 
-    change_tokens(file, add)
+    with ExitStack() as placing:
+        change_tokens(file, add)
     entry, text = made[-1]
     if as_json:
         print_json(_entry_json(entry) | {"token": text if into is None else None})

@@ -49,6 +49,9 @@ def outbox_url(url: str) -> URL:
         raise Invalid(
             f"{shown(url)!r} cannot be read as a URL: special characters in a password are written %40"
         ) from None
+    if "@" in (read.host or ""):
+        # Half of a password that has an @ in it: the driver would look that up, and say that it is not known.
+        raise Invalid(f"{shown(url)!r} names no host: special characters in a password are percent-encoded, @ is %40")
     known = DRIVERS[dialect]
     if driver and driver not in known:
         raise Invalid(f"the relay uses {', '.join(known)} for {dialect}, not {driver!r:.40}")

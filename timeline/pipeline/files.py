@@ -12,15 +12,21 @@ from fsspec.implementations.local import LocalFileSystem
 
 from timeline.errors import Invalid
 from timeline.files import write_whole
+from timeline.storage_plugins import shown
 
 
 def at(url: str) -> tuple[Any, str]:
     """The filesystem and the path in it that `url` names. Raises Invalid for a scheme that is unknown or lacks its
-    package, with fsspec's words."""
+    package, with fsspec's words, and for credentials before a bucket."""
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as bad:
-        raise Invalid(f"{url!r:.200} is no place for files: {bad}") from bad
+        raise Invalid(f"{shown(url)!r} is no place for files: {bad}") from bad
+    if "@" in path.partition("/")[0]:
+        raise Invalid(
+            f"{shown(url)!r}: credentials are not taken from a URL, which is shown and logged: put them into the "
+            "environment, as the filesystem's documentation says"
+        )
     return filesystem, path
 
 

@@ -28,6 +28,7 @@ StoreRefused when the URL makes no sense."""
 SHOWN_CHARS = 160
 _NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
 """A colon that stands before something else than a port, as one before a password does."""
+_OPTIONS = re.compile(r"[?][a-z_]+=[^&#]*(?:&[a-z_]+=[^&#]*)*")
 
 
 def plugins() -> dict[str, EntryPoint]:
@@ -38,6 +39,7 @@ def plugins() -> dict[str, EntryPoint]:
 def make_store(url: str) -> Store:
     """The store for `url`, not open yet. Raises StoreRefused: unknown scheme (with the nearest known one), missing
     driver (with the extra to install), or a URL the plugin does not understand."""
+    _check_secrets(url)
     url, place, offload_bytes = offload_of(url)
     store = _make_plain(url)
     if not place:
@@ -55,6 +57,18 @@ def make_store(url: str) -> Store:
         return OffloadingStore(store, PayloadFiles(place), offload_bytes)
     except PayloadsRefused as refused:
         raise StoreRefused(str(refused)) from refused
+
+
+def _check_secrets(url: str) -> None:
+    """Raises StoreRefused for a `?` or `#` in user or password that should have been encoded: what stands behind it
+    would be taken for options, and be named where they are refused."""
+    rest = url.partition("://")[2]
+    tail = rest[len(_head(rest)) :]
+    if "@" in tail and not rest.startswith("/") and not _OPTIONS.fullmatch(tail):
+        raise StoreRefused(
+            f"{shown(url)!r}: special characters in user or password are percent-encoded in a URL: ? is %3F, # is %23, "
+            "@ is %40, / is %2F"
+        )
 
 
 def offload_of(url: str) -> tuple[str, str, int]:
@@ -118,9 +132,14 @@ def shown(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
-    head = rest.partition("?")[0].partition("#")[0]
+    head = _head(rest)
     host = head.rpartition("@")[2]
-    if host == head and "@" in rest and _NO_PORT.search(head):
+    if "@" in rest[len(head) :] and (host != head or _NO_PORT.search(head)):
         host = ""  # a "?" or "#" in a password that should have been encoded: what stands before it is secret, too
     text = f"{scheme}{separator}{'…@' if host != head else ''}{host}"
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
+
+
+def _head(rest: str) -> str:
+    """What stands before the options of a URL whose scheme is cut off."""
+    return rest.partition("?")[0].partition("#")[0]

@@ -39,7 +39,10 @@ class Location:
     @classmethod
     def of(cls, url: str) -> Location:
         """The parts of `url`; StoreRefused with what is wrong with it."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise _refused(url, "is no URL: special characters in a password are percent-encoded, [ is %5B") from None
         account, _, hosts = parts.netloc.rpartition("@")
         user, _, password = account.partition(":")
         keyspace = parts.path.removeprefix("/")
