@@ -1,4 +1,4 @@
-"""Real processes under test: a broker on SQLite, workers, faults; and the judge at the end."""
+"""Real processes under test: a broker on SQLite or another store, workers, faults; and the judge at the end."""
 
 from __future__ import annotations
 
@@ -227,9 +227,10 @@ class Machine:
 
 
 @asynccontextmanager
-async def machine(folder: Path) -> AsyncIterator[Machine]:
-    """A machine with a broker, a topic, two consumers and two producers at work."""
+async def machine(folder: Path, store: str = "") -> AsyncIterator[Machine]:
+    """A machine with a broker, a topic, two consumers and two producers at work. `store`: where it is not a file."""
     made = Machine(folder)
+    made.store = store or made.store
     try:
         await made.start_broker()
         await made.create_topic()

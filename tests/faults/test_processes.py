@@ -6,11 +6,13 @@ Each test shows first that the fault hit something: messages were being put, and
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.faults.machine import LEASE_MS, Machine, machine
+from tests.servers.postgresql_pair import Pair, open_folder
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -101,3 +103,21 @@ async def test_broker_drained(tmp_path: Path) -> None:
         assert await made.broker.wait() == 0
         await made.start_broker()
         await _judge(made, "drain")
+
+
+@pytest.mark.servers
+async def test_primary_of_the_store_killed(tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    """Its standby is promoted, and broker, producers and consumers go on as they are."""
+    require_service("postgresql")
+    with open_folder() as folder:
+        pair = Pair(folder)
+        try:
+            pair.start()
+            async with machine(tmp_path, pair.url) as made:
+                await _under_load(made)
+                made.note("primary killed", process="store")
+                pair.primary.kill()
+                await pair.promote()
+                await _judge(made, "primary killed")
+        finally:
+            pair.stop()

@@ -47,12 +47,44 @@ class PostgresqlServer(Server):
         data = str(self.folder / "data")
         self.run(program("initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
 
+    def standby(self, *settings: str) -> PostgresqlServer:
+        """A streaming standby, yet to start: it begins as a copy of this server, taken while this one runs."""
+        return _Standby(self, settings)
+
+    def promote(self) -> None:
+        """Makes a standby the primary, and returns once it takes writes."""
+        self.run(program("pg_ctl"), "promote", "-w", "-D", str(self.folder / "data"))
+
+    def freeze(self) -> None:
+        """It stands still with all its children: what reaches it is not answered, as where its machine is gone."""
+        self.signal(signal.SIGSTOP)
+        self._tell_children(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on, as if nothing had been."""
+        self._tell_children(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """Waits for its children too: while one of them holds its memory, none other starts in its folder."""
         held = self._children() if self.process is not None and self.process.poll() is None else []
         super().kill()
         for child in held:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGCONT)  # one that stands still sees nothing end
             select.select([child], [], [])
+            os.close(child)
+
+    def stop(self) -> None:
+        """Also where it stands still."""
+        if self.process is not None and self.process.poll() is None:
+            self.thaw()
+        super().stop()
+
+    def _tell_children(self, number: signal.Signals) -> None:
+        for child in self._children():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, number)
             os.close(child)
 
     def _children(self) -> list[int]:
@@ -72,3 +104,15 @@ class PostgresqlServer(Server):
                 return asked.recv(1) == b"R"
         except OSError:
             return False
+
+
+class _Standby(PostgresqlServer):
+    """Follows another server from the moment it is first started."""
+
+    def __init__(self, primary: PostgresqlServer, settings: tuple[str, ...]) -> None:
+        super().__init__(primary.folder.with_name("standby"), *settings)
+        self._primary = primary
+
+    def prepare(self) -> None:
+        primary, data = f"host=127.0.0.1 port={self._primary.port} user=postgres", str(self.folder / "data")
+        self.run(program("pg_basebackup"), "-d", primary, "-D", data, "-R", "-c", "fast", "--no-sync")

@@ -53,7 +53,7 @@ class Server(ABC):
         self.folder = folder
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self._prepared = False
+        self.is_prepared = False
 
     @property
     @abstractmethod
@@ -103,11 +103,11 @@ class Server(ABC):
         if self.process is not None and self.process.poll() is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._prepared:
+        if not self.is_prepared:
             if self._as_user():
                 shutil.chown(self.folder, self.user)
             self.prepare()
-            self._prepared = True
+            self.is_prepared = True
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 list(self.command),

@@ -22,7 +22,8 @@ from timeline.storage_plugins.cockroachdb.store import CockroachStore
 from timeline.storage_plugins.cockroachdb.words import worded
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql import lease_statements, statements
-from timeline.storage_plugins.postgresql.connections import Connection, judged
+from timeline.storage_plugins.postgresql.connections import Connection
+from timeline.storage_plugins.postgresql.failures import judged
 from timeline.storage_plugins.postgresql.floors import SLACK_MS, WHOLE_EVERY_MS
 from timeline.storage_plugins.versions import Versions
 

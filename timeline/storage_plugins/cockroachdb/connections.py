@@ -35,6 +35,7 @@ class CockroachConnections(Connections):
     apart: ClassVar[bool] = True
     wording: ClassVar[type[Qualified]] = Worded
     tries: ClassVar[int] = 12
+    timelines: ClassVar[bool] = False
 
     def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
         super().__init__(location, renumber)

@@ -18,7 +18,8 @@ from sqlalchemy_cockroachdb.base import CockroachDBDialect
 
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.postgresql.connections import Connection, Connections, Steps, refused_rights, state_of
+from timeline.storage_plugins.postgresql.connections import Connection, Connections, Steps, refused_rights
+from timeline.storage_plugins.postgresql.failures import state_of
 from timeline.storage_plugins.postgresql.location import SCHEMA, Location
 from timeline.storage_plugins.postgresql.schema import NOTHING
 from timeline.storage_plugins.versions import Versions, migrate, noted

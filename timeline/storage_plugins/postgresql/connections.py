@@ -3,8 +3,6 @@ have."""
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLCertVerificationError, SSLError
@@ -13,6 +11,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import asyncpg
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of
+from timeline.storage_plugins.postgresql.hosts import Hosts
 from timeline.storage_plugins.postgresql.location import SCHEMA, Location
 from timeline.storage_plugins.postgresql.pool import Busy, Pool, Raw
 
@@ -46,55 +46,13 @@ _TAKEN = "23505"
 _REPEATED = frozenset(("40001", "40P01", _TAKEN))
 """Serialization failure and deadlock: the server has undone the transaction, and asks for it to be sent again. And a
 row number that is taken, which a server that lost its last moments gave out twice."""
-_DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
-"""Of a commit that ends so nobody knows whether it was done."""
-_REFUSED = {
-    "28P01": "the password is wrong: mend it in the URL, in PGPASSWORD or in ~/.pgpass",
-    "28000": "this user may not connect: see the server's pg_hba.conf",
-    "3D000": "there is no such database: create it (createdb), or name another one in the URL",
-    "42501": "this user lacks rights: it must own the schema, or be allowed to create one in the database",
-}
-_UNAVAILABLE = {
-    "53300": "the server has no connection left: raise its max_connections, or lower pool= in the URLs of the brokers",
-    "53100": "the server's disk is full: free some space",
-    "53200": "the server is out of memory",
-    "57P03": "the server starts up, shuts down or recovers",
-    "25006": "the server takes no writes (it is a standby, or recovers): give the primary's address, or all hosts",
-    "42501": _REFUSED["42501"],
-}
-FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError)
-
-
-def _sentence(error: BaseException) -> str:
-    """What went wrong, without anything of the URL; the driver's own texts name hosts at most."""
-    if isinstance(error, TimeoutError):
-        return "no answer within the deadline"
-    words = " ".join(str(error).split())
-    if isinstance(error, socket.gaierror):
-        return "this host name is not known"
-    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in words:
-        return "no server listens there"
-    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
-
-
-def state_of(error: BaseException) -> str:
-    """The server's own code of an error; empty when it is not the server's."""
-    return getattr(error, "sqlstate", None) or ""
-
-
-def judged(error: BaseException, doubtful: bool) -> StoreError:
-    """`error` in the contract's words. `doubtful`: what was sent may have been committed when no answer came."""
-    if isinstance(error, StoreError):
-        return error
-    state = state_of(error)
-    said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
-    if doubtful and not said:
-        return StoreUnknown(_sentence(error))
-    return StoreUnavailable(_UNAVAILABLE.get(state, _sentence(error)))
-
-
 _OWN_TYPES = 16_384
 """The server's own types have numbers below, the same on every server."""
+
+
+_WAIT = "SyncRepWaitForLSN"
+"""Where the server says that it waits no longer for a standby: it has committed, and answers as if all were well. The
+name is in no language."""
 
 
 class _Knowing(asyncpg.Connection):  # type: ignore[misc]
@@ -102,6 +60,20 @@ class _Knowing(asyncpg.Connection):  # type: ignore[misc]
     trips before the first statement."""
 
     _known: ClassVar[dict[frozenset[int], Any]] = {}
+
+    system = promoted = 0
+    """Whose data the server has, and the number of its timeline: see `Hosts`."""
+    unsafe = False
+    """Whether what was committed last may be on this server alone: its wait for a standby was broken off."""
+
+    def listen(self) -> None:
+        """Hears what is said beside answers, before the answer that it comes with is handed on."""
+        self.add_log_listener(self._heard)
+
+    @staticmethod
+    def _heard(raw: Raw, message: Any) -> None:
+        if message.server_source_function == _WAIT:
+            raw.unsafe = True
 
     async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> Any:
         asked = frozenset(typeoids)
@@ -188,18 +160,21 @@ class Connections:
     apart: ClassVar[bool] = False
     wording: ClassVar[type[Qualified]] = Qualified
     tries: ClassVar[int] = TRIES
+    timelines: ClassVar[bool] = True
+    """Whether servers that are promoted number their timelines."""
 
     def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
         self._location = location
         self._deadline_s = location.timeout_ms / 1000
         self._renumber = renumber
         self._qualified = self.wording(location.schema)
+        self._hosts = Hosts(location, self._connect, self.timelines)
         self._pool: Pool | None = None
 
     async def open(self) -> None:
         """Connects once, to say at once what does not work. Raises StoreRefused or StoreUnavailable."""
         shown = self._location.shown
-        pool = Pool(self._connect, self._location.pool)
+        pool = Pool(self._hosts.connect, self._location.pool, fit=lambda raw: not self._hosts.behind(raw))
         try:
             pool.give(await pool.take(self._deadline_s), sound=True)
         except SSLCertVerificationError as error:
@@ -208,29 +183,31 @@ class Connections:
                 "sslrootcert= in the URL, and the server as its certificate does"
             ) from error
         except asyncpg.exceptions.ClientConfigurationError as error:
-            raise StoreRefused(f"{shown}: {_sentence(error)}") from error
+            raise StoreRefused(f"{shown}: {sentence(error)}") from error
         except SSLError as error:
             if error.library not in ("PEM", "X509") and "PEM lib" not in str(error):  # of the connection, not of a file
-                raise StoreUnavailable(f"{shown}: {_sentence(error)}") from error
+                raise StoreUnavailable(f"{shown}: {sentence(error)}") from error
             files = "a file that sslrootcert, sslcert, sslkey or sslcrl names"
-            raise StoreRefused(f"{shown}: {files} is not what it should be, in PEM ({_sentence(error)})") from error
+            raise StoreRefused(f"{shown}: {files} is not what it should be, in PEM ({sentence(error)})") from error
         except FAILURES as error:
-            if state_of(error) in _REFUSED:
-                raise StoreRefused(f"{shown}: {_REFUSED[state_of(error)]}") from error
+            if state_of(error) in REFUSED:
+                raise StoreRefused(f"{shown}: {REFUSED[state_of(error)]}") from error
             known = judged(error, doubtful=False)
             raise StoreUnavailable(f"{shown}: {known.reason}") from error
         except ValueError as error:
             raise StoreRefused(f"{shown}: the driver cannot read this URL ({type(error).__name__})") from None
         self._pool = pool
 
-    async def _connect(self) -> Raw:
-        return await asyncpg.connect(
-            self._location.dsn,
+    async def _connect(self, dsn: str) -> Raw:
+        raw = await asyncpg.connect(
+            dsn,
             timeout=self._deadline_s,
             command_timeout=self._deadline_s,
             server_settings=self.settings,
             connection_class=_Knowing,
         )
+        raw.listen()
+        return raw
 
     async def close(self) -> None:
         """Waits for what runs, at most a deadline long."""
@@ -246,14 +223,14 @@ class Connections:
             sound = False
             try:
                 result = await act(Connection(raw, self._qualified))
-                sound = True
+                sound = _safe(raw)
                 return result
             except FAILURES as error:
-                sound = isinstance(error, asyncpg.PostgresError)
+                sound = _said(error, pool)
                 if not await self._again(error, attempt):
                     raise judged(error, writes) from error
             except StoreError:
-                sound = True
+                sound = not raw.unsafe
                 raise
             finally:
                 pool.give(raw, sound)
@@ -270,15 +247,15 @@ class Connections:
                 result = await act(Connection(raw, self._qualified))
                 committing = True
                 await raw.execute("COMMIT")
-                sound = True
+                sound = _safe(raw)
                 return result
             except FAILURES as error:
-                if isinstance(error, asyncpg.PostgresError) and not committing:
+                if _said(error, pool) and not committing:
                     sound = await _undone(raw)
                 if not await self._again(error, attempt):
                     raise judged(error, committing) from error
             except StoreError:
-                sound = await _undone(raw)
+                sound = not raw.unsafe and await _undone(raw)
                 raise
             finally:
                 pool.give(raw, sound)
@@ -345,4 +322,20 @@ async def _undone(raw: Raw) -> bool:
         await raw.execute("ROLLBACK")
     except FAILURES:
         return False
+    return True
+
+
+def _said(error: BaseException, pool: Pool) -> bool:
+    """Whether the server has said it, and the connection is as good as before. Where one was lost or is silent, those
+    that nobody uses are of the same server."""
+    said = isinstance(error, asyncpg.PostgresError)
+    if not said:
+        pool.drop_idle()
+    return said
+
+
+def _safe(raw: Raw) -> bool:
+    """That what was committed is as safe as the server makes it. Raises StoreUnknown where it is not."""
+    if raw.unsafe:
+        raise StoreUnknown("the server's wait for its standby was broken off, and the standby may not have this")
     return True

@@ -16,12 +16,14 @@ TIMEOUT_MS, TIMEOUT_RANGE_MS = 10_000, (10, 3_600_000)
 _PASSED_ON = frozenset(
     ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "passfile", "target_session_attrs")
 )
+_WRITABLE = ("read-write", "primary")
 _FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`dsn`: what the driver is given. `schema`: the schema of our tables. `pool`: most connections at once.
+    """`dsn`: what the driver is given. `hosts`: the same for each host, where the one that takes writes is to be found
+    among several. `schema`: the schema of our tables. `pool`: most connections at once.
     `timeout_ms`: a call's deadline."""
 
     dsn: str
@@ -29,6 +31,7 @@ class Location:
     schema: str = SCHEMA
     pool: int = POOL
     timeout_ms: int = TIMEOUT_MS
+    hosts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, url: str) -> Location:
@@ -53,9 +56,15 @@ class Location:
             if options.get(name) and not os.path.isfile(options[name]):
                 raise StoreRefused(f"{name} names a file; {options[name]!r:.200} is none")
         # Of several hosts, the one that can be written to; where a fail-over moved it, the next connection finds it.
-        options.setdefault("target_session_attrs", "read-write" if "," in parts.netloc else "any")
-        dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options), ""))
-        return cls(dsn, shown(url), schema, pool, timeout_ms)
+        user, at, hosts = parts.netloc.rpartition("@")
+        wanted = options.setdefault("target_session_attrs", "read-write" if "," in hosts else "any")
+
+        def dsn(hosts: str) -> str:
+            return urlunsplit(("postgresql", f"{user}{at}{hosts}", parts.path, urlencode(options), ""))
+
+        several = "," in hosts and wanted in _WRITABLE
+        each = tuple(dsn(host) for host in hosts.split(",")) if several else ()
+        return cls(dsn(hosts), shown(url), schema, pool, timeout_ms, each)
 
 
 def _number(options: dict[str, str], name: str, default: int, allowed: tuple[int, int]) -> int:

@@ -18,10 +18,13 @@ class Busy(Exception):
 
 
 class Pool:
-    """At most `most` connections, made by `connect` as they are needed."""
+    """At most `most` connections, made by `connect` as they are needed. `fit`: whether one may still be used."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Raw]], most: int) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[Raw]], most: int, fit: Callable[[Raw], bool] = lambda _: True
+    ) -> None:
         self._connect = connect
+        self._fit = fit
         self._most = most
         self._free = asyncio.Semaphore(most)
         self._idle: list[tuple[Raw, float]] = []
@@ -54,6 +57,11 @@ class Pool:
             connection.terminate()
         self._free.release()
 
+    def drop_idle(self) -> None:
+        """Trusts none of those that nobody uses: another one's server has gone without a word, and theirs may have."""
+        while self._idle:
+            self._idle.pop()[0].terminate()
+
     async def close(self, within_s: float) -> None:
         """Waits for what is in use, so long, and ends all."""
         try:
@@ -74,7 +82,7 @@ class Pool:
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection, since_s = self._idle.pop()
-            if now_s - since_s < IDLE_S and not connection.is_closed():
+            if now_s - since_s < IDLE_S and not connection.is_closed() and self._fit(connection):
                 return connection
             connection.terminate()
         return None

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from timeline.columns import Int64
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -39,6 +39,9 @@ from timeline.storage_plugins.versions import Versions
 
 Result = TypeVar("Result")
 
+_MARK = "SELECT pg_logical_emit_message(true, 'timeline', '')"
+"""Commits, and changes nothing."""
+
 
 class PostgresqlStore(Store):
     """The store of `postgresql://`; see `location.Location` for the URL."""
@@ -62,6 +65,7 @@ class PostgresqlStore(Store):
         self._connections = self.connecting(self._location, self._numbers.forget)
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
+        self._waits_for_standby = False
         self._floors = Floors()
 
     async def open(self) -> Opened:
@@ -92,6 +96,7 @@ class PostgresqlStore(Store):
 
         found = await self._connections.transact(prepare)
         self.capabilities = replace(self.capabilities, durable=found.durable, survives_failover=found.survives_failover)
+        self._waits_for_standby = found.survives_failover
         return Opened(found.cluster_uid, found.server, found.warnings)
 
     async def close(self) -> None:
@@ -141,11 +146,20 @@ class PostgresqlStore(Store):
 
         return await self._connections.use(begin, writes=False)
 
+    async def _replicated(self, steps: Steps, answers: Answers) -> Answers:
+        """`answers`, once the standby has what they are about. A change waits for it; what only looks sees, too, what
+        another call committed whose own wait was cut short, and that may be on the primary alone: a commit waits for
+        all that was committed before."""
+        if self._waits_for_standby and (answers.repeat.any() or (answers.status != Status.OK.code).any()):
+            await steps.use(lambda connection: connection.execute(_MARK), writes=True)
+        return answers
+
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         if not len(puts):
             return Answers.blank(0)
+        steps = Steps(self._connections)
         try:
-            return await Putting(Steps(self._connections), topic, now_ms, puts, self._numbers).answers()
+            return await self._replicated(steps, await Putting(steps, topic, now_ms, puts, self._numbers).answers())
         finally:
             self._floors.lower(topic, int(puts.due_ms.min()))
 
@@ -188,8 +202,9 @@ class PostgresqlStore(Store):
         return await leasing.lease_by_rules(Steps(self._connections), *asked)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        steps = Steps(self._connections)
         try:
-            return await leasing.settle(Steps(self._connections), topic, now_ms, settles)
+            return await self._replicated(steps, await leasing.settle(steps, topic, now_ms, settles))
         finally:
             if (settles.operation == Operation.RELEASE).any():
                 self._floors.lower(topic, now_ms)
@@ -199,8 +214,9 @@ class PostgresqlStore(Store):
                 self._floors.lower(topic, end_ms=int(ends_ms.min()))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        steps = Steps(self._connections)
         try:
-            return await mutate(Steps(self._connections), topic, now_ms, mutations)
+            return await self._replicated(steps, await mutate(steps, topic, now_ms, mutations))
         finally:
             if mutations.operation in (Operation.MOVE, Operation.REVIVE) and len(mutations):
                 self._floors.lower(topic, int(mutations.due_ms.min()))
@@ -208,8 +224,12 @@ class PostgresqlStore(Store):
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         if not mutation.tag:
             return TagStep({}, None)
+        steps = Steps(self._connections)
         try:
-            return await tags.step(Steps(self._connections), topic, now_ms, mutation, cursor, max(1, limit))
+            found = await tags.step(steps, topic, now_ms, mutation, cursor, max(1, limit))
+            if self._waits_for_standby and not mutation.dry_run:  # some of it may have been done before
+                await steps.use(lambda connection: connection.execute(_MARK), writes=True)
+            return found
         finally:
             if mutation.operation is Operation.MOVE and not mutation.dry_run:
                 self._floors.lower(topic, mutation.due_ms or -1)
