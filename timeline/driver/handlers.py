@@ -126,6 +126,7 @@ class _Crew:
         except asyncio.CancelledError as cancelled:
             if _ends(asyncio.current_task()):
                 await self._settle(delivery, delivery.release(reason="the consumer shut down"))
+                delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
                 log.warning("the lease of %r was lost: its handler was cancelled", delivery.id)
