@@ -30,6 +30,7 @@ help: ## List these targets
 	@echo '  Options: make run ARGS="--speed 6000 --json"    make simulate SEEDS=500 | SEED=17    make check WORKERS=4'
 
 setup: $(STAMP) ## Create .venv with everything in it (again only when pyproject.toml or constraints.txt change)
+	@echo "set up: .venv has what pyproject.toml and constraints.txt ask for" >&2
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(STAMP)

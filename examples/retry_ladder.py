@@ -4,16 +4,19 @@ when the other side is mended, the dead letters are revived.
     timeline serve
     python examples/retry_ladder.py
 
-It takes 71 minutes; LADDER="1s 2s" makes it a short one.
+It takes 71 minutes; LADDER="1s 2s" makes it a short one. Each run has an order of its own: what one that was broken off
+left behind is delivered or buried beside it.
 """
 
 import asyncio
 import os
+from datetime import UTC, datetime
 
 import timeline
 
 ADDRESS = os.environ.get("TIMELINE_ADDRESS", "localhost:9000")
 LADDER = os.environ.get("LADDER", "10s 1m 10m 1h").split()
+ORDER = f"order-{datetime.now(UTC):%H%M%S}-{os.getpid()}"
 
 mended = asyncio.Event()
 
@@ -38,8 +41,8 @@ async def deliver(d: timeline.Delivery) -> None:
 
 
 async def operate(tl: timeline.Timeline, working: asyncio.Task[None]) -> None:
-    """What an operator does by hand: `timeline dead list webhooks`, mend, `timeline dead revive webhooks order-7`."""
-    while not (dead := [letter async for letter in tl.dead("webhooks")]):
+    """What an operator does by hand: `timeline dead list webhooks`, mend, `timeline dead revive webhooks ID`."""
+    while not (dead := [letter async for letter in tl.dead("webhooks") if letter.id == ORDER]):
         if working.done():  # by SIGTERM
             return
         await asyncio.sleep(0.1)
@@ -48,7 +51,7 @@ async def operate(tl: timeline.Timeline, working: asyncio.Task[None]) -> None:
     mended.set()
     async with tl.producer("webhooks", group="shop") as p:
         (await p.revive([letter.id for letter in dead], in_="1s")).raise_failed()
-    while not working.done() and await tl.get("webhooks", "order-7") is not None:
+    while not working.done() and await tl.get("webhooks", ORDER) is not None:
         await asyncio.sleep(0.1)
 
 
@@ -56,7 +59,7 @@ async def main() -> None:
     async with timeline.connect(ADDRESS) as tl, tl.consumer("webhooks") as c:
         await tl.create_topic("webhooks")
         async with tl.producer("webhooks", group="shop") as p:
-            await p.produce(b'{"order": 7}', in_=0, id="order-7")
+            await p.produce(b"{}", in_=0, id=ORDER)
         working = asyncio.create_task(c.run(deliver))
         await operate(tl, working)
         c.stop_taking()

@@ -237,3 +237,39 @@ def test_pages_that_share_a_topic_put_different_messages() -> None:
                 for found in re.finditer(r"^timeline produce (\S+) .*--id (\S+)", block.body, re.MULTILINE):
                     before = put.setdefault((found[1], found[2]), page.name)
                     assert before == page.name, f"{before} and {page.name} both put {found[2]} on {found[1]}"
+
+
+def test_no_two_pages_of_the_site_have_one_name_and_numbers_and_stores_are_named_alike() -> None:
+    pages = [*DOCS.rglob("*.md"), *(ROOT / "design-docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    pages += [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+    heads = {page: re.findall(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages}
+    titles = {page: head[0] for page, head in heads.items()}
+    named = [title for page, title in titles.items() if page not in (README, DOCS / "index.md")]
+    assert len(named) == len(set(named))
+    assert all(re.match(r"\d\d \w", title) for page, title in titles.items() if page.name[:2].isdigit())
+    stores = ("redis", "postgresql", "mysql", "cockroachdb", "cassandra")
+    assert all(titles[DOCS / f"{store}.md"].startswith("Keep messages in ") for store in stores)
+
+
+def test_wherever_stores_are_listed_all_of_them_are() -> None:
+    settings, peers = (REFERENCE / "serve-settings.md").read_text("utf-8"), (DOCS / "peers.md").read_text("utf-8")
+    (store,) = [line for line in settings.splitlines() if line.startswith("| `store` ")]
+    (ours,) = [line for line in peers.splitlines() if line.startswith("| **Timeline** | milliseconds, never early")]
+    schemes = ("sqlite://", "redis://", "postgresql://", "mysql://", "cockroachdb://", "cassandra://", "memory://")
+    assert not [scheme for scheme in schemes if scheme not in store] and "stores.md" in store
+    assert "stores.md" in ours and "stores.md" in (DOCS / "operate.md").read_text("utf-8")[:300]
+
+
+def test_pages_that_are_filled_in_say_so_where_they_are_not() -> None:
+    for page in ("commands", "api"):
+        assert "`make docs`" in (REFERENCE / f"{page}.md").read_text(encoding="utf-8")[:300]
+
+
+def test_every_example_says_how_long_it_takes() -> None:
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    rows = {
+        row.split("](")[0].strip("| ["): row.strip("| ").split(" | ")[-1] for row in table.splitlines() if "](" in row
+    }
+    for file in (ROOT / "examples").glob("*.py"):
+        assert rows[file.name] and "`" not in rows[file.name].split(";")[0]
+    assert "LADDER=" in rows["retry_ladder.py"] and "TASK_S=" in rows["long_task.py"]

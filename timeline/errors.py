@@ -22,26 +22,28 @@ class TimelineError(Exception):
     retryable = False
     advice = ""
 
-    def __init__(self, reason: str = "", *, id: str | None = None, retry_after_ms: int = 0) -> None:
+    def __init__(self, reason: str = "", *, id: str | None = None, retry_after_ms: int = 0, advice: str = "") -> None:
         self.reason = reason
+        if advice:
+            self.advice = advice
         self.id = id
         self.retry_after_ms = retry_after_ms
         about = f"{self.code} {id!r}" if id is not None else self.code
         super().__init__(": ".join(part for part in (about, reason or self.advice) if part))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms))
+        return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms, self.advice))
 
 
-def _rebuild(kind: type[TimelineError], reason: str, id: str | None, retry_after_ms: int) -> TimelineError:
-    return kind(reason, id=id, retry_after_ms=retry_after_ms)
+def _rebuild(kind: type[TimelineError], reason: str, id: str | None, retry_after_ms: int, advice: str) -> TimelineError:
+    return kind(reason, id=id, retry_after_ms=retry_after_ms, advice=advice)
 
 
 class NotFound(TimelineError):
     """No message lives under this id: never put, settled, cancelled, purged or expired."""
 
     code = "NOT_FOUND"
-    advice = "no message lives under this id (it may have been delivered and acknowledged already)"
+    advice = "no message lives under this id: it was never put, or is over: acknowledged, cancelled, purged or expired"
 
 
 class Exists(TimelineError):
@@ -55,11 +57,12 @@ class Leased(TimelineError):
     """A consumer has the message now."""
 
     code = "LEASED"
-    advice = "a consumer has it now: wait until it settles, or cancel with leased=True"
+    advice = "a consumer has it now: wait until it settles"
 
 
 class Fenced(TimelineError):
-    """The token is stale or somebody else holds the lease; nothing was changed."""
+    """The token is stale, somebody else holds the lease, or the message stands at another version than `if_version`;
+    nothing was changed."""
 
     code = "FENCED"
     advice = "the token is stale: somebody leased, moved or released the message since; drop this delivery"
@@ -143,3 +146,15 @@ class Closed(TimelineError):
 
     code = "CLOSED"
     advice = "it was closed: open a new one"
+
+
+_CHANGED_SINCE = "it stands at another version: somebody leased, moved or released it since; read again, decide again"
+_ALIVE = "it is no dead letter: tl.get(topic, id) says where it is"
+ADVICE_OF_CALLS: dict[tuple[str, str], str] = {
+    ("cancel", Leased.code): f"{Leased.advice}, or cancel with leased=True",
+    ("cancel", Fenced.code): _CHANGED_SINCE,
+    ("move", Fenced.code): _CHANGED_SINCE,
+    ("purge", Exists.code): _ALIVE,
+    ("revive", Exists.code): _ALIVE,
+}
+"""What to do about an error of a call, by the call and the error's code, where it is not what its kind advises."""

@@ -40,3 +40,8 @@ def above(setting: str, value: int, bound: str, most: int) -> str:
     """The sentence for a setting that is above another one, which bounds it."""
     name, limit = typed_name(setting), typed_name(bound)
     return f"{name} {typed_value(setting, value)} is above {limit} {typed_value(bound, most)}: raise {limit}, too"
+
+
+def no_such_topic(name: str) -> str:
+    """The sentence for a topic that is not there."""
+    return f"there is no topic {name!r}: create it first (create_topic, 'timeline topic create')"

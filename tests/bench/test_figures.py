@@ -9,6 +9,7 @@ import pytest
 
 from timeline.bench.figures import Report, Target, latencies, machine, worst
 from timeline.bench.profile import Hot, Profile, hottest
+from timeline.cli.scenario import tell
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,13 @@ def test_a_report_keeps_passwords_to_itself() -> None:
     assert told["settings"] == {"store": "mysql://…@db:3306/t", "messages": 5}
     plain = {"store": "sqlite:///t.db?cache_mib=8"}
     assert Report("cycle", plain, {}).as_json()["settings"] == plain
+
+
+@pytest.mark.parametrize(("load", "rate", "said"), [(10.21, 5.0, True), (0.1, 5.0, False), (10.21, 50.0, False)])
+def test_a_target_missed_on_a_busy_machine_says_so(
+    capsys: pytest.CaptureFixture[str], load: float, rate: float, said: bool
+) -> None:
+    report = Report("cycle", {}, {"rate_per_s": rate}, (Target("rate_per_s", 10, least=True),))
+    tell(report, {"cores": 2, "load_1min": load})
+    told = capsys.readouterr().out
+    assert ("MISSED on a machine that was busy: load 10.21 on 2 cores" in told) is said

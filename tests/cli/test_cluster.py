@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from tests.cli.conftest import Call
-from timeline.cli.cluster import ClusterLook, picture, put_together
+from timeline.cli.cluster import DEALT_SAID, ClusterLook, picture, put_together
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
 from timeline.wire import Health
@@ -51,6 +51,7 @@ def test_a_line_a_broker_a_line_a_topic_and_who_is_connected_where() -> None:
     assert " ".join(b1[3:]) == "60 s +445.0 ± 0.5 ms 1 7 93 ≤ 1 ms ≤ 10 ms > 1h joined, 3 brokers"
     assert [line[0] for line in lines if line and line[0] in ("b1", "b2", "b3")] == ["b1", "b2", "b3"]
     (topic,) = [" ".join(line) for line in lines if line[:1] == ["departures"]]
+    assert f"{DEALT_SAID}\nTOPIC " in text
     assert topic == "departures 64 21 for 1 43 for 2 0 for 0"  # who has no consumer deals nothing
     assert "b3: the store is down: gone" in text and "b4:9000: nobody listens" in text
     assert ["b2-1", "departures", "b2", "healthy", "7", "93", "1.0"] in lines

@@ -65,6 +65,10 @@ def test_late_says_what_was_late_and_why(tell: Call, topic: str) -> None:
     assert text.count(HAPPENED[Cause.PRODUCED_LATE]) == 3  # two lines, one sum
     assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]} → {ADVICE[Cause.PRODUCED_LATE]}" in text
     assert len(tell("late", "--limit", 1, "--json").json) == 1
+    newest = tell("late", topic, "--limit", 1)
+    assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]}" in newest.out
+    assert newest.err == "timeline: these are the newest 1 of 2; --limit shows more\n"
+    assert tell("late", topic, "--limit", 2).err == ""
 
 
 def test_every_cause_is_put_in_words() -> None:

@@ -154,7 +154,7 @@ def test_move_and_cancel_by_id(tell: Call, topic: str) -> None:
     moved = tell("move", topic, "a", "b", "--to", to, "--json")
     assert [row["due"] for row in moved.json] == [to, to]
     beyond = tell("move", topic, "a", "--in", "20000d")
-    assert beyond.code == 2 and "horizon" in beyond.err
+    assert beyond.code == 2 and "horizon=, --horizon raises it" in beyond.err
     some = tell("move", topic, "a", "nobody", "--in", "3h")
     assert some.code == 1 and "NOT_FOUND 'nobody'" in some.err and "a moved" in some.out
     assert tell("move", topic, "nobody", "--in", "3h").code == 4

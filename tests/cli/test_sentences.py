@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import timeline
+from tests.cli.conftest import Call
 from timeline.cli.app import exit_code_of, explain
 from timeline.errors import (
     STAYS,
@@ -11,6 +13,7 @@ from timeline.errors import (
     Exists,
     Forbidden,
     Invalid,
+    Leased,
     LeaseLost,
     NotFound,
     TimelineError,
@@ -45,3 +48,21 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
     assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
         "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"
     )
+
+
+@pytest.mark.processes
+def test_a_refusal_speaks_of_this_commands_options(tell: Call, topic: str, address: str) -> None:
+    tell("produce", topic, "one", "--in", "1h", "--id", "a")
+    taken = tell("produce", topic, "two", "--in", "2h", "--id", "a")
+    assert taken.code == 4 and "choose another --id, or move that one with --if-exists move" in taken.err
+    for command in (("move", "--in", "2h"), ("cancel",)):
+        stale = tell(command[0], topic, "a", *command[1:], "--if-version", 9)
+        assert stale.code == 4 and "another version than --if-version says" in stale.err and "token" not in stale.err
+    tell("move", topic, "a", "--in", "0s")
+    with timeline.connect_sync(address) as tl, tl.consumer(topic) as c:
+        assert c.take() is not None
+        moved, cancelled = tell("move", topic, "a", "--in", "2h"), tell("cancel", topic, "a")
+        assert (moved.code, moved.err) == (4, f"timeline: LEASED 'a': {Leased.advice}\n")
+        assert cancelled.code == 4 and cancelled.err.endswith("or cancel it all the same with --leased\n")
+        versioned = tell("cancel", topic, "a", "--if-version", 3)
+        assert versioned.code == 4 and "--leased" in versioned.err

@@ -58,6 +58,14 @@ def test_a_picture_has_load_topics_consumers_and_lateness() -> None:
     assert "06:59:59    200 ms  departures  UA1545  gate-1    every consumer was full" in text
 
 
+def test_a_picture_that_is_drawn_once_has_few_late_ones_and_says_that_there_are_more() -> None:
+    many = dataclasses.replace(GLANCE, late=GLANCE.late * 50)
+    text = "\n".join(drawn(many))
+    assert text.count("every consumer was full") == 10 and "… and more: 'timeline late' has all of them" in text
+    few = "\n".join(drawn(dataclasses.replace(GLANCE, late=GLANCE.late * 10)))
+    assert few.count("every consumer was full") == 10 and "… and more" not in few
+
+
 def test_a_picture_of_nothing_says_so() -> None:
     empty = dataclasses.replace(GLANCE, topics=(), consumers=(), late=(), ahead=(0,) * 60)
     text = "\n".join(drawn(empty))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from timeline.cli.values import Time, due_of, iso, parse_headers, parse_time, shown_time, zone_of
+from timeline.cli.values import Time, due_of, iso, parse_headers, parse_time, shown_count, shown_time, zone_of
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms
 from timeline.errors import Invalid
@@ -76,3 +76,7 @@ def test_what_is_shown() -> None:
     assert iso(0) is None
     assert iso(1_774_767_600_001) == "2026-03-29T07:00:00.001Z"
     assert shown_time(1_774_767_600_000, zone_of("Europe/Berlin")) == "2026-03-29 09:00:00+02:00"
+
+
+def test_a_count_of_none_has_no_rate() -> None:
+    assert (shown_count(1_234, 910.4), shown_count(0, 910.4)) == ("1,234, 910/s", "0")

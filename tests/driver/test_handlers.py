@@ -192,6 +192,31 @@ async def test_sigterm_lets_handlers_finish(tl: timeline.Timeline) -> None:
     assert left == [("available", 0)] * 9
 
 
+def test_handlers_that_do_not_finish_are_told_apart_by_number_and_kind() -> None:
+    assert handlers.unfinished(1, False) == "1 handler did not finish within the grace: it is cancelled"
+    assert handlers.unfinished(2, False).endswith("2 handlers did not finish within the grace: they are cancelled")
+    assert "it is told, and ends at its next look" in handlers.unfinished(1, True)
+    assert "they are told, and end at their next look" in handlers.unfinished(2, True)
+
+
+async def test_a_thread_that_the_grace_was_too_short_for_is_told_at_its_next_look(tl: timeline.Timeline) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    def handler(d: timeline.SyncDelivery) -> None:
+        begun.set()
+        while not d.lost:
+            threading.Event().wait(0.001)
+        told.set()
+
+    async with tl.producer("t") as p, tl.consumer("t", lease="20s") as c:
+        await p.produce(b"", in_=0, id="m")
+        running = asyncio.create_task(c.run(handler, concurrency=1, grace="10ms"))
+        await asyncio.to_thread(begun.wait)
+        c.stop_taking()
+        await running
+        assert await asyncio.to_thread(told.wait, 10)
+
+
 async def test_what_does_not_finish_within_the_grace_is_released(tl: timeline.Timeline) -> None:
     started = asyncio.Event()
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import timeline
+from timeline.driver.batch import durations
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, expiry_ms, instant_ms, local, shift_ms
 from timeline.errors import Invalid
 from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
@@ -188,3 +189,14 @@ def test_shifts_go_both_ways_and_round_towards_later(by: object, millis: int) ->
 def test_shifts_that_cannot_be_meant_are_refused(wrong: object) -> None:
     with pytest.raises(Invalid, match="by must"):
         shift_ms(wrong)  # type: ignore[arg-type]
+
+
+def test_a_point_in_time_given_as_a_length_is_named() -> None:
+    with pytest.raises(Invalid, match=r"36600 days, not 1795325759331: it counts seconds from now; .* use at=$"):
+        duration_ms(1_795_325_759_331)
+    with pytest.raises(Invalid, match=r"for a point in time use --at$"):
+        duration_ms("1795325759331s", "--in")
+    with pytest.raises(Invalid, match=r"lease must be at most 36600 days, .*: a number is seconds$"):
+        duration_ms(1_795_325_759_331, "lease")
+    with pytest.raises(Invalid, match=r"use at=$"):
+        durations(np.array([1_795_325_759_331]), 1)

@@ -158,6 +158,7 @@ async def test_what_is_refused_is_set_aside_with_its_reason_and_the_rest_goes_on
         "large": "TOO_LARGE", "taken": "EXISTS", "far": "INVALID", "seconds": "INVALID", "headers": "INVALID",
         "": "INVALID", "no group": "INVALID", "bad topic": "INVALID",
     }  # fmt: skip
+    assert "if_exists" not in asked["taken"][1] and "an id of its own" in asked["taken"][1]
     assert "looks like seconds" in asked["seconds"][1] and "printable characters" in asked["bad topic"][1]
 
     found = shop.outbox()

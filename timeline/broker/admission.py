@@ -164,7 +164,10 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
 
 def beyond_horizon(topic: Topic) -> str:
     """The sentence for a due that lies too far ahead."""
-    return f"the due lies beyond the topic's horizon, {shown_duration(topic.settings.horizon_ms)} from now"
+    most = shown_duration(topic.settings.horizon_ms)
+    return (
+        f"the due lies beyond the topic's horizon, {most} from now (the topic's setting horizon=, --horizon raises it)"
+    )
 
 
 def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:

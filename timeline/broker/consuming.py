@@ -39,7 +39,7 @@ from timeline.wire import (
     encode,
 )
 from timeline.wire.crediting import credit_counts
-from timeline.wording import shown_duration
+from timeline.wording import no_such_topic, shown_duration
 
 if TYPE_CHECKING:
     from timeline.broker.dealer import Dealer
@@ -80,7 +80,7 @@ class ConsumeStream:
             raise TransportError(Fault.FORBIDDEN, why)
         topic = await self._node.topic(hello.topic)
         if topic is None:
-            raise TransportError(Fault.NO_TOPIC, f"there is no topic {hello.topic!r}: create it first")
+            raise TransportError(Fault.NO_TOPIC, no_such_topic(hello.topic))
         if self._node.not_ready:  # since the stream was opened: nobody would tell this one to leave
             raise TransportError(Fault.NOT_READY, self._node.not_ready)
         dealer = self._node.dealer(topic)

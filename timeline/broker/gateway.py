@@ -61,6 +61,7 @@ from timeline.wire import (
     encode,
     judge_mutate,
 )
+from timeline.wording import no_such_topic
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
@@ -206,7 +207,7 @@ class Gateway:
         _check(caller.refusal(deed, name))
         topic = await self._node.topic(name)
         if topic is None:
-            raise TransportError(Fault.NO_TOPIC, f"there is no topic {name!r}: create it first")
+            raise TransportError(Fault.NO_TOPIC, no_such_topic(name))
         return topic
 
     async def _mutate(self, asked: Mutate, caller: Caller) -> Mutated:
@@ -218,7 +219,7 @@ class Gateway:
             return Mutated(denied)
         topic = await node.topic(asked.topic)
         if topic is None:
-            return Mutated(refused(count, Status.NOT_FOUND, f"there is no topic {asked.topic!r}: create it first"))
+            return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
         refusals, mutations = admit_mutations(asked, topic, node.clock.now())
         if caller.as_operator:
             mutations.groups = await owners(node, topic, mutations, caller)

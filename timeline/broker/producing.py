@@ -24,6 +24,7 @@ from timeline.wire import (
     encode,
     judge_produce,
 )
+from timeline.wording import no_such_topic
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
@@ -124,7 +125,7 @@ async def put(node: Node, frame: Produce, peer: str, caller: Caller = ANYBODY) -
     except StoreError as trouble:
         return refused(count, Status.UNAVAILABLE, str(trouble))
     if topic is None:
-        return refused(count, Status.NOT_FOUND, f"there is no topic {frame.topic!r}: create it first")
+        return refused(count, Status.NOT_FOUND, no_such_topic(frame.topic))
     with node.turns.work(peer):
         refusals, puts = admit_puts(frame, topic, node.clock.now())
     answers, begin_ms = None, node.clock.now()

@@ -104,7 +104,7 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
         reports.append(report)
         compare_pending(reports)
         if not as_json:
-            tell(report)
+            tell(report, on)
     if as_json:
         print_json({"scenarios": [report.as_json() for report in reports], "machine": on})
     else:

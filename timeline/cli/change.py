@@ -12,9 +12,16 @@ from timeline.cli.app import awaited
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.identity import connected, operator_option
 from timeline.cli.progress import Progress
-from timeline.cli.receipts import tell_counts, tell_receipts
+from timeline.cli.receipts import speaking, tell_counts, tell_receipts
 from timeline.cli.values import DURATION, due_of
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Leased
+from timeline.model import Status
+
+MOVED: dict[str, str] = {
+    Status.FENCED: "it stands at another version than --if-version says: look with 'timeline show', decide again"
+}
+CANCELLED: dict[str, str] = {**MOVED, Status.LEASED: f"{Leased.advice}, or cancel it all the same with --leased"}
+"""What to do about a refusal, in words of this command line."""
 
 
 @click.command()
@@ -77,10 +84,12 @@ def move(
                     told = await producer.move_tag(tag, dry_run=dry_run, progress=_watch(progress), **when)
                 return tell_counts(told.counts, as_json, "moved", dry_run)
             if if_version is not None:
-                return tell_receipts([await producer.move(ids[0], if_version=if_version, **when)], as_json, "moved")
+                with speaking(MOVED):
+                    receipt = await producer.move(ids[0], if_version=if_version, **when)
+                return tell_receipts([receipt], as_json, "moved")
             receipts = await producer.move_many(ids, **when)
             await check_receipts(tl, topic, receipts)
-            return tell_receipts(receipts, as_json, "moved")
+            return tell_receipts(receipts, as_json, "moved", MOVED)
 
     return awaited(work())
 
@@ -125,11 +134,12 @@ def cancel(
                     told = await producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=_watch(progress))
                 return tell_counts(told.counts, as_json, "cancelled", dry_run)
             if if_version is not None:
-                receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)
+                with speaking(CANCELLED):
+                    receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)
                 return tell_receipts([receipt], as_json, "cancelled")
             receipts = await producer.cancel_many(ids, leased=leased)
             await check_receipts(tl, topic, receipts)
-            return tell_receipts(receipts, as_json, "cancelled")
+            return tell_receipts(receipts, as_json, "cancelled", CANCELLED)
 
     return awaited(work())
 

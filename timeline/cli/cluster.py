@@ -31,6 +31,7 @@ from timeline.errors import TimelineError
 
 CONSUMERS_SHOWN = 12
 WIDTH_UNSEEN = 160
+DEALT_SAID = "Of each topic, by broker: the buckets that it deals, for so many consumers that are connected to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def picture(look: ClusterLook, trouble: str = "") -> Group:
         if one.stands.trouble:
             parts.append(Text(f"  ● {one.stands.broker}: {one.stands.trouble}", "bold red"))
     parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in look.unreachable.items()]
-    parts += [Text(""), _assignment(look), Text("")]
+    parts += [Text(""), Text(DEALT_SAID, QUIET), _assignment(look), Text("")]
     consumers = look.consumers
     parts.append(consumer_table([one for _, one in consumers[:CONSUMERS_SHOWN]], [name for name, _ in consumers]))
     parts += more(len(consumers) - CONSUMERS_SHOWN, "consumer")

@@ -11,7 +11,7 @@ from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, aw
 from timeline.cli.findings import file_of
 from timeline.cli.output import plain, print_fields, print_json, print_table
 from timeline.cli.progress import Progress
-from timeline.cli.values import shown_bytes
+from timeline.cli.values import shown_bytes, shown_count
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import Topic
@@ -129,7 +129,7 @@ def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: flo
         return
     fields: dict[str, object] = {
         "topic": topic.name,
-        "copied": f"{done.copied:,}, {rate_per_s:,.0f}/s",
+        "copied": shown_count(done.copied, rate_per_s),
         "there already": f"{done.there:,}",
         "dead letters": f"{done.dead:,} of these",
         "expired": f"{done.expired:,}, left behind",

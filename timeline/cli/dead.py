@@ -21,7 +21,7 @@ from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 
 ALL_HELP = "All dead letters of the topic."
-ALIVE = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
+ALIVE: dict[str, str] = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
 """What it means that a message is there which should be dead."""
 CHUNK = 5_000
 """Letters a call, so that long work shows how far it is."""

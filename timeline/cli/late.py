@@ -27,7 +27,8 @@ from timeline.model import MAX_BATCH
 def late(topic: str | None, since: str, limit: int, tz: str | None, address: str, timeout: str, as_json: bool) -> int:
     """Deliveries that were more than 50 ms late, of TOPIC or of all topics, each with its cause.
 
-    Each broker keeps the newest 10,000 until it ends; all brokers are asked. Exit code 1 when one did not answer.
+    Each broker keeps the newest 10,000 until it ends; all brokers are asked. Causes are counted over all that they
+    keep, shown here or not. Exit code 1 when one did not answer.
 
     \b
     Example:
@@ -41,7 +42,7 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
         async with connected(address, timeout) as tl:
             if topic is not None:
                 await check_topic(tl, topic)
-            report = await tl.late(since, topic=topic or "", limit=limit)
+            report = await tl.late(since, topic=topic or "", limit=MAX_BATCH)
         found = report.deliveries[-limit:]
         if as_json:
             for one in found:
@@ -53,7 +54,9 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
             ]
             empty = f"nothing{f' on {topic}' if topic else ''} was more than 50 ms late in the last {since}"
             print_table(("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY"), rows, ("LATE BY",), empty=empty)
-            _sum_up(found)
+            _sum_up(report.deliveries)
+        if len(report.deliveries) > len(found):
+            complain(f"these are the newest {limit:,} of {len(report.deliveries):,}; --limit shows more")
         if report.dropped:
             complain(f"the brokers had to forget {report.dropped:,} older ones since they started")
         for address_ in report.unreachable:

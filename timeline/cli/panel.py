@@ -24,6 +24,8 @@ MARGIN = 11
 QUIET = "grey58"
 ROWS_ASIDE = 6
 """Lines that are no rows of a table, besides those of brokers and the chart: titles, heads, what is between."""
+LATE_ONCE = 10
+"""Late deliveries in a picture that is drawn once: often one cause after the other says the same."""
 WELL_MS, FAIR_MS = 10.0, 50.0
 NARROW = 112
 """On narrower screens the table of topics goes without some columns."""
@@ -48,7 +50,10 @@ def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | Non
     parts += more(len(glance.topics) - topics, "topic")
     parts += [Text(""), consumer_table(glance.consumers[:consumers])]
     parts += more(len(glance.consumers) - consumers, "consumer")
-    parts += [Text(""), _late(glance.late[:late], zone)]
+    shown = late if height is not None else min(late, LATE_ONCE)
+    parts += [Text(""), _late(glance.late[:shown], zone)]
+    if shown < late:
+        parts.append(Text("… and more: 'timeline late' has all of them, with a count of their causes", QUIET))
     return Group(*parts)
 
 

@@ -17,14 +17,17 @@ from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
-from timeline.cli.receipts import receipt_json, refusal, tell_receipts
+from timeline.cli.receipts import receipt_json, refusal, speaking, tell_receipts
 from timeline.cli.values import DURATION, Time, due_of, parse_headers, parse_time
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
 from timeline.errors import Forbidden, Invalid, TimelineError, TooLarge
-from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES
+from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
+TAKEN: dict[str, str] = {
+    Status.EXISTS: "the id is taken by another message: choose another --id, or move that one with --if-exists move"
+}
 
 
 @click.command()
@@ -80,7 +83,8 @@ def produce(
 
     async def one(content: bytes) -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
-            receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
+            with speaking(TAKEN):
+                receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
         code = tell_receipts([receipt], as_json, "put")
         _tell_past(due, at, receipt.ok)
         return code

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -14,7 +15,19 @@ from timeline.cli.values import iso, shown_time
 from timeline.errors import Forbidden, TimelineError
 from timeline.model import Status
 
-NO_WORDS: Mapping[Status, str] = {}
+NO_WORDS: Mapping[str, str] = {}
+
+
+@contextmanager
+def speaking(words: Mapping[str, str]) -> Iterator[None]:
+    """Has a refusal of one message speak of this command's options, where its own advice is for programs. `words`: what
+    to do, by status."""
+    try:
+        yield
+    except TimelineError as error:
+        if error.id is not None:
+            error.advice = words.get(error.code, error.advice)
+        raise
 
 
 def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
@@ -31,7 +44,7 @@ def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
 
 
 def tell_receipts(
-    receipts: Iterable[timeline.Receipt], as_json: bool, done: str, words: Mapping[Status, str] = NO_WORDS
+    receipts: Iterable[timeline.Receipt], as_json: bool, done: str, words: Mapping[str, str] = NO_WORDS
 ) -> int:
     """Prints a line for each: what was `done`, on standard error what was refused and why. Exit code: 0; 1 when some
     of several were refused; when the only one was, what its error means. `words`: what a refusal means here, by status,

@@ -71,7 +71,7 @@ def conducted(as_json: bool, folder: Path | None, run: Callable[[Path], Coroutin
     if as_json:
         print_json({**report.as_json(), "machine": on})
     else:
-        tell(report)
+        tell(report, on)
         click.echo(signature(on))
     return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
 
@@ -95,8 +95,8 @@ def plainly(kind: type, as_json: bool, folder: Path | None, store: str, settings
     return conducted(as_json, folder, run)
 
 
-def tell(report: Report) -> None:
-    """A report as a table, its peers beside it."""
+def tell(report: Report, on: dict[str, Any]) -> None:
+    """A report as a table, its peers beside it. `on`: the machine it was measured on."""
     told = {target.figure: target for target in report.targets}
     rows = []
     for one in (report, *report.beside):
@@ -107,6 +107,8 @@ def tell(report: Report) -> None:
     if report.store:
         click.echo(store_line(report))
     print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
+    if any(row[3].endswith("MISSED") for row in rows) and (busy := busy_line(on)):
+        click.echo(busy)
     for one in (report, *report.beside):
         for note in one.notes:
             click.echo(f"{one.scenario}: {note}")
@@ -120,6 +122,13 @@ def store_line(report: Report) -> str:
     kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
     line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
     return "\n".join([line, *(f"store: {warning}" for warning in told["warnings"])])
+
+
+def busy_line(on: dict[str, Any]) -> str:
+    """What a missed target may come from, where others were at work when the measurement began; else empty."""
+    if on["load_1min"] < on["cores"] / 2:
+        return ""
+    return f"MISSED on a machine that was busy: load {on['load_1min']} on {on['cores']} cores before; repeat it at rest"
 
 
 def signature(on: dict[str, Any]) -> str:

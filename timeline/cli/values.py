@@ -138,6 +138,11 @@ def shown_lateness(late_ms: float) -> str:
     return f"{whole} s"
 
 
+def shown_count(count: int, rate_per_s: float) -> str:
+    """How many, and how many a second; none have no rate."""
+    return f"{count:,}, {rate_per_s:,.0f}/s" if count else "0"
+
+
 def shown_bytes(size_bytes: int) -> str:
     """A size for people, such as 1MiB or 1500B; exact."""
     for unit, unit_bytes in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):

@@ -264,6 +264,6 @@ def durations(in_: Any, count: int) -> Int64:
         if in_.dtype.kind not in "iuf" or not np.isfinite(in_).all() or (in_ < 0).any():
             raise Invalid("in_ as an array is seconds, finite and not negative")
         if (in_ > MAX_DURATION_MS / 1000).any():
-            raise Invalid("in_ must be at most 36600 days")
+            raise Invalid("in_ must be at most 36600 days: it counts seconds from now; for points in time use at=")
         return np.ceil(np.round(in_ * 1e6) / 1e3).astype(np.int64)
     return np.full(count, duration_ms(in_), dtype=np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.driver.channel import Deadline
-from timeline.driver.companion import end, let_go
+from timeline.driver.companion import end, hold, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
@@ -49,9 +49,9 @@ class Changing:
         return columns, self._operation, columns["ids"].nbytes + ID_OVERHEAD_BYTES * count
 
     def start(self) -> None:
-        """Runs the line from now on, in a task of its own."""
+        """Runs the line from now on, in a task of its own, which nothing ends but `stop` and `let_go`."""
         if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"mutating {self._topic}")
+            self._runner = hold(self._run(), f"mutating {self._topic}")
 
     async def _run(self) -> None:
         try:

@@ -6,6 +6,33 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+_held: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
+"""Tasks of `hold`, by the loop that they run in."""
+
+
+def hold(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Starts a task that lives until it is done, whatever becomes of its owner, who ends it (`end`, `let_go`).
+
+    A loop holds no task that waits for another part of the program. One that only its owner holds may be found by the
+    garbage collector together with that owner, and is then taken apart in any order, pending, with asyncio's complaint.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _held:
+        for ended in [each for each in list(_held) if each.is_closed()]:
+            _held.pop(ended, None)
+    task = loop.create_task(work, name=name)
+    _held.setdefault(loop, set()).add(task)
+    task.add_done_callback(_unhold)
+    return task
+
+
+def _unhold(task: asyncio.Task[None]) -> None:
+    loop = task.get_loop()
+    held = _held.get(loop, set())
+    held.discard(task)
+    if not held:
+        _held.pop(loop, None)
+
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
     """Cancels tasks and waits for them. Raises what one of them failed with; that it was cancelled is no failure."""

@@ -126,6 +126,7 @@ class _Crew:
         except asyncio.CancelledError as cancelled:
             if _ends(asyncio.current_task()):
                 await self._settle(delivery, delivery.release(reason="the consumer shut down"))
+                delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
                 log.warning("the lease of %r was lost: its handler was cancelled", delivery.id)
@@ -279,7 +280,7 @@ async def run_handlers(
     keeper = asyncio.create_task(crew.keep(), name="extending leases")
     uninstall = _on_sigterm(consumer.stop_taking)
     try:
-        failed = await _until_done(workers, keeper, consumer, grace_ms)
+        failed = await _until_done(workers, keeper, consumer, grace_ms, threads=crew.pool is not None)
     finally:
         uninstall()
         for task in (keeper, *workers):
@@ -292,7 +293,7 @@ async def run_handlers(
 
 
 async def _until_done(
-    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], consumer: Consumer, grace_ms: float
+    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], consumer: Consumer, grace_ms: float, *, threads: bool
 ) -> BaseException | None:
     """Until workers have ended; once no more is taken they get the grace. Answers why one, or their keeper, failed."""
     try:
@@ -307,8 +308,20 @@ async def _until_done(
         consumer.stop_taking()
     _, late = await asyncio.wait(workers, timeout=grace_ms / 1000.0)
     if late:
-        log.warning("%d handlers did not finish within the grace: they are cancelled", len(late))
+        log.warning("%s", unfinished(len(late), threads))
     return failed
+
+
+def unfinished(count: int, threads: bool) -> str:
+    """The sentence for handlers that the grace was too short for."""
+    said = f"{count} handler{'' if count == 1 else 's'} did not finish within the grace: "
+    if not threads:
+        return said + ("it is cancelled" if count == 1 else "they are cancelled")
+    return said + (
+        "its message goes back; it is told, and ends at its next look at d.lost, which the process waits for"
+        if count == 1
+        else "their messages go back; they are told, and end at their next look at d.lost, which the process waits for"
+    )
 
 
 _stopped_by_sigterm: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}

@@ -117,7 +117,7 @@ class Mutations:
         entry = (encoded, time_ms, int(flags), _version(if_version), self._link.ids.number())
         nbytes = len(encoded) + ID_OVERHEAD_BYTES
         answer = await self._line(operation).single(entry, nbytes, self._link.patience_ms(timeout))
-        return receipt_of(encoded, answer)
+        return receipt_of(encoded, answer, operation)
 
     async def move_many(
         self,
@@ -185,7 +185,7 @@ class Mutations:
             line.add(Parcel(cut, operation, many, positions, size))
         answers = await many.finished()
         many.check_heard()
-        return Receipts(ids, answers, many.waits_ms)
+        return Receipts(ids, answers, many.waits_ms, operation)
 
     async def move_tag(
         self,

@@ -47,10 +47,14 @@ _ERRORS: dict[int, type[TimelineError]] = {
 }
 
 
-def error_of(status: int, id: str | None, detail: str = "", retry_after_ms: int = 0) -> TimelineError:
+def error_of(
+    status: int, id: str | None, detail: str = "", retry_after_ms: int = 0, operation: Operation | None = None
+) -> TimelineError:
     """The exception that says status code `status`, which is neither OK nor DUPLICATE; one that this version does not
-    know reads as UNKNOWN."""
-    return _ERRORS.get(status, errors.Unknown)(detail, id=id, retry_after_ms=retry_after_ms)
+    know reads as UNKNOWN. `operation`: what was asked, which its advice depends on."""
+    kind = _ERRORS.get(status, errors.Unknown)
+    advice = "" if operation is None else errors.ADVICE_OF_CALLS.get((operation.name.lower(), kind.code), "")
+    return kind(detail, id=id, retry_after_ms=retry_after_ms, advice=advice)
 
 
 class Answer(NamedTuple):

@@ -151,7 +151,7 @@ class Producer(Mutations):
         entry = (id, self._link.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
         nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
         answer = await self._putting.line.single(entry, nbytes, timeout_ms)
-        return receipt_of(id, answer)
+        return receipt_of(id, answer, Operation.PUT)
 
     async def produce_many(
         self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
@@ -183,7 +183,7 @@ class Producer(Mutations):
             self._putting.line.add(Parcel(cut, Operation.PUT, many, positions, int(sizes[part].sum())))
         answers = await many.finished()
         many.check_heard()
-        return Receipts(columns["ids"], answers, many.waits_ms)
+        return Receipts(columns["ids"], answers, many.waits_ms, Operation.PUT)
 
     def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)

@@ -12,7 +12,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.driver.channel import DENIALS, NOTHING_HAPPENED, Deadline, Opened
-from timeline.driver.companion import end, let_go
+from timeline.driver.companion import end, hold, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
@@ -79,9 +79,9 @@ class Putting:
         self._careful = 0
 
     def start(self) -> None:
-        """Runs the line from now on, in a task of its own."""
+        """Runs the line from now on, in a task of its own, which nothing ends but `stop` and `let_go`."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"producing {self._topic}")
+            self._task = hold(self._run(), f"producing {self._topic}")
 
     def let_go(self) -> None:
         """Nobody can ask anything of it any more: it ends by itself."""

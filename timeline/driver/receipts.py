@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import overload
 
@@ -14,14 +14,15 @@ from timeline.columns import Bools, Indexes, Ragged
 from timeline.driver.parcel import DUPLICATE, OK, Answer, error_of, pick
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
-from timeline.model import Answers, Status
+from timeline.model import Answers, Operation, Status
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """One message's answer. `status`: OK, DUPLICATE (it was there already, or was delivered: `settled`), or, out of
     a batch, what refused it. `version`, `due_ms`: the message as it stands now, 0 when there is none. `detail`: a
-    sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, 0 when it asked for none."""
+    sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, 0 when it asked for none.
+    `operation`: what was asked, where that is known."""
 
     id: str
     status: Status
@@ -30,6 +31,7 @@ class Receipt:
     settled: bool = False
     detail: str = ""
     retry_after_ms: int = 0
+    operation: Operation | None = field(default=None, repr=False, compare=False)
 
     @property
     def due(self) -> datetime | None:
@@ -44,15 +46,17 @@ class Receipt:
     def raise_failed(self) -> None:
         """Raises the status as its error, unless it is `ok`."""
         if not self.ok:
-            raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms)
+            raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms, self.operation)
 
 
-def receipt_of(id: bytes, answer: Answer) -> Receipt:
-    """The receipt for one message's answer, or its error, raised."""
+def receipt_of(id: bytes, answer: Answer, operation: Operation) -> Receipt:
+    """The receipt for one message's answer to `operation`, or its error, raised."""
     status = answer.status
     if status in (OK, DUPLICATE):
-        return Receipt(id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled)
-    raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms)
+        return Receipt(
+            id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled, operation=operation
+        )
+    raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation)
 
 
 class Receipts(Sequence[Receipt]):
@@ -61,8 +65,15 @@ class Receipts(Sequence[Receipt]):
     `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes.
     """
 
-    def __init__(self, ids: Ragged, answers: Answers, waits_ms: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        ids: Ragged,
+        answers: Answers,
+        waits_ms: Mapping[int, int] | None = None,
+        operation: Operation | None = None,
+    ) -> None:
         self.ids = ids
+        self._operation = operation
         self._answers = answers
         self._waits_ms = waits_ms or {}
 
@@ -113,12 +124,13 @@ class Receipts(Sequence[Receipt]):
             bool(answers.settled[place]),
             answers.details.get(place, ""),
             self._waits_ms.get(place, 0),
+            self._operation,
         )
 
     def _at(self, places: Indexes) -> Receipts:
         asked = self._waits_ms
         waits_ms = {at: asked[place] for at, place in enumerate(places.tolist()) if place in asked} if asked else None
-        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms)
+        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms, self._operation)
 
     @property
     def failed(self) -> Receipts:
@@ -138,7 +150,7 @@ class Receipts(Sequence[Receipt]):
             return self
         first = failed[0]
         more = f" (and {len(failed) - 1} more of {len(self)} failed)" if len(failed) > 1 else ""
-        error: TimelineError = error_of(first.status.code, first.id, first.detail)
+        error: TimelineError = error_of(first.status.code, first.id, first.detail, operation=self._operation)
         raise type(error)((first.detail or error.advice) + more, id=first.id, retry_after_ms=first.retry_after_ms)
 
     def __repr__(self) -> str:

@@ -57,8 +57,16 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     if millis < least_ms:
         raise Invalid(f"{name} must be at least {least_ms} ms, not {value!r}")
     if millis > MAX_DURATION_MS:
-        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}")
+        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}{_meant(value, name)}")
     return millis
+
+
+def _meant(value: Duration, name: str) -> str:
+    """What to do for whoever gave a point in time as a length, or milliseconds as seconds."""
+    point = {"in_": "at=", "--in": "--at"}.get(name)
+    if point is not None:
+        return f": it counts seconds from now; for a point in time use {point}"
+    return "" if isinstance(value, str | timedelta) else ": a number is seconds"
 
 
 def shift_ms(value: Duration, name: str = "by") -> int:

@@ -31,6 +31,10 @@ COUNT_EVERY_MS = 5_000.0
 WAITING = Backoff(first="200ms", factor=2, cap="5s")
 NOT_NOW = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED, Status.NOT_FOUND)
 """Answers that say nothing against the message: it waits. NOT_FOUND: there is no such topic, yet."""
+ADVICE: dict[str, str] = {
+    Status.EXISTS: "the id is taken by another message: give each an id of its own; 'outbox purge' deletes this one"
+}
+"""What to do about a row that is refused, where the driver speaks of what a row has not."""
 
 T = TypeVar("T")
 
@@ -275,5 +279,5 @@ def _reason(receipt: timeline.Receipt) -> str:
     try:
         receipt.raise_failed()
     except TimelineError as error:
-        return error.reason or error.advice
+        return error.reason or ADVICE.get(receipt.status, error.advice)
     raise AssertionError(f"{receipt} has not failed")
