@@ -51,6 +51,7 @@ from timeline.cli.scenario import (
     store_option,
     tell,
 )
+from timeline.cli.values import DURATION
 from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.troupe import CannotPlay, Troupe
 from timeline.driver.times import duration_ms
@@ -182,7 +183,7 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 @click.option("--runs", type=SOME, default=3, show_default=True, help="The worst one counts.")
 @click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
-@click.option("--lease-ahead", metavar="auto|off|DURATION", default="auto", show_default=True, help="Of the topic.")
+@click.option("--lease-ahead", type=DURATION, metavar="auto|off|DURATION", default="auto", show_default=True)
 @buckets_option
 @profile_option
 @measured
