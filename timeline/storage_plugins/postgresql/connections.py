@@ -82,10 +82,18 @@ def state_of(error: BaseException) -> str:
     return getattr(error, "sqlstate", None) or ""
 
 
+def _unsent(error: BaseException) -> bool:
+    """Whether the driver did not even send the statement: the server had said that it ends this idle connection (an
+    administrator's word, a shutdown), and its end has not come yet."""
+    return isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
+
+
 def judged(error: BaseException, doubtful: bool) -> StoreError:
     """`error` in the contract's words. `doubtful`: what was sent may have been committed when no answer came."""
     if isinstance(error, StoreError):
         return error
+    if _unsent(error):
+        return StoreUnavailable("the server has ended the connection")
     state = state_of(error)
     said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
     if doubtful and not said:
@@ -285,11 +293,11 @@ class Connections:
         raise AssertionError("the last try returns or raises")
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
-        """Whether it is done again: the server has undone it, for another's sake."""
+        """Whether it is done again: the server has undone it, for another's sake, or never saw it."""
         state = state_of(error)
         if state == _TAKEN:
             self._renumber()
-        return state in _REPEATED and attempt < self.tries - 1
+        return (state in _REPEATED or _unsent(error)) and attempt < self.tries - 1
 
     async def _take(self) -> tuple[Pool, Raw]:
         pool = self._pool
