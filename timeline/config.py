@@ -347,7 +347,7 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _read_toml(path: Path) -> dict[str, object]:
     about = f"the configuration file {str(path)!r:.200}"
-    content = read_file(path, "configuration file", MAX_FILE_BYTES)
+    content = read_file(path, "configuration file", MAX_FILE_BYTES, once=True)
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as bad:

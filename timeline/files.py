@@ -5,30 +5,41 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 from timeline.errors import Invalid
 
 
-def read_file(file: str | Path, what: str, most_bytes: int) -> bytes:
-    """All that is in `file`. Raises Invalid, which names `what` the file is, when it cannot be read or has more."""
-    content, _ = read_with_mode(file, what, most_bytes)
+def read_file(file: str | Path, what: str, most_bytes: int, once: bool = False) -> bytes:
+    """All that is in `file`. `once`: it is not read again, so that a pipe will do, and is waited for. Raises Invalid,
+    which names `what` the file is, when it cannot be read or has more."""
+    content, _ = read_with_mode(file, what, most_bytes, once)
     return content
 
 
-def read_with_mode(file: str | Path, what: str, most_bytes: int) -> tuple[bytes, int]:
+def read_with_mode(file: str | Path, what: str, most_bytes: int, once: bool = False) -> tuple[bytes, int]:
     """The same, and the mode (`st_mode`) of the very file that was read. Raises Invalid."""
     about = f"the {what} {str(file)!r:.200}"
     try:
-        with open(file, "rb") as opened:
-            mode, content = os.fstat(opened.fileno()).st_mode, opened.read(most_bytes + 1)
+        with open(file, "rb", opener=None if once else _at_once) as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            plain = once or stat.S_ISREG(mode)
+            content = opened.read(most_bytes + 1) if plain else b""
     except OSError as cannot:
         raise Invalid(f"{about} cannot be read: {cannot.strerror}") from cannot
     except ValueError as cannot:
         raise Invalid(f"{about} cannot be read: no file has such a name") from cannot
+    if not plain:
+        raise Invalid(f"{about} must be a plain file: it is read more than once, which a pipe or device is not")
     if len(content) > most_bytes:
         raise Invalid(f"{about} has more than {most_bytes} bytes")
     return content, mode
+
+
+def _at_once(file: str, flags: int) -> int:
+    """Opens it without waiting: a pipe that nobody writes to would hold up a broker that reads its files again."""
+    return os.open(file, flags | os.O_NONBLOCK)
 
 
 def stamp_of(file: str | Path) -> object:

@@ -87,7 +87,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize(("speak", "answer"), [(http, Answer.HTTP), (ssh, Answer.ELSE), (hangs_up, Answer.ELSE)])
+@pytest.mark.parametrize(("speak", "answer"), [(http, Answer.HTTP), (ssh, Answer.ELSE), (hangs_up, Answer.HANGS_UP)])
 async def test_something_else_listens(speak: Speak, answer: Answer) -> None:
     async with listening(speak) as address:
         assert await knock(address, WAIT_S) is answer

@@ -13,8 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.security.certificates import DAY, NOW, Authority, Pair, pem_of
 from tests.security.conftest import Papers
+from tests.security.guarded import Tokens
 from timeline.broker.certificates import Certificates, validity_ms
+from timeline.broker.gatekeeper import Gatekeeper
 from timeline.errors import Invalid
+from timeline.metrics import Metrics
 
 
 def now_ms() -> int:
@@ -68,7 +71,7 @@ def test_what_cannot_be_used_is_said(papers: Papers, tmp_path: Path) -> None:
         (papers.expired, "", "expired on .*: renew it"),
         (later, "", "is valid from .*clock right"),
         (papers.broker, str(text), "must be certificates of authorities, in PEM"),
-        (papers.broker, os.devnull, "must be certificates of authorities, in PEM"),
+        (papers.broker, os.devnull, "must be a plain file"),
         (papers.broker, "/no/ca.pem", "the client CA '/no/ca.pem' cannot be read"),
     ):
         with pytest.raises(Invalid, match=says):
@@ -103,6 +106,24 @@ def test_what_is_broken_later_changes_nothing_and_is_told_once(
     certificates.look()
     assert certificates.loaded.expires_ms == ms(NOW + 9 * DAY)
     assert any("expires on" in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_holds_nobody_up(
+    papers: Papers, tokens: Tokens, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody writes to it: to open it is to wait for ever, and the broker looks at its files between its calls."""
+    pair = Pair(str(tmp_path / "b.pem"), str(tmp_path / "b.key"))
+    shutil.copy(papers.broker.cert, pair.cert)
+    shutil.copy(papers.broker.key, pair.key)
+    certificates, gate = opened(pair), Gatekeeper(str(tokens.path), lambda: 0, Metrics())
+    for file in (pair.cert, tokens.path):
+        os.unlink(file)
+        os.mkfifo(file, 0o600)
+    certificates.look()
+    gate.look()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2 and all("must be a plain file" in error for error in errors)
 
 
 def test_a_certificate_that_is_good_for_long_is_no_news(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,13 +24,16 @@ _RESET = struct.pack("ii", 1, 0)
 
 class Proxy:
     """Between clients and the server on `port`. `exchanges`: how many have come so far, over all connections; `cuts`:
-    how many connections were cut."""
+    how many connections were cut. `keeps_ends`: that a server has closed a connection is kept from its client; `kept`:
+    it was."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.host, self.server_port = host, port
         self.exchanges = 0
         self.cuts = 0
         self.delay_s = 0.0
+        self.keeps_ends = False
+        self.kept = asyncio.Event()
         self._cut_at: tuple[int, When] | None = None
         self._every: tuple[int, When] | None = None
         self._gap: Callable[[], int] | None = None
@@ -158,6 +161,9 @@ class _Link:
                 return
             if not await self._forward(self.to_client, data):
                 break
+        if self.proxy.keeps_ends:
+            self.proxy.kept.set()
+            await self._over.wait()
         self.to_client.close()
 
     async def _forward(self, writer: asyncio.StreamWriter, data: bytes) -> bool:

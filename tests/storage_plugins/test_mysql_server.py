@@ -176,6 +176,22 @@ async def test_a_read_only_server_is_refused_and_one_that_becomes_so_is_unavaila
         await trying.stored(made, [b"a"])
 
 
+async def test_rights_that_are_given_back_count_without_a_restart(server: MysqlServer) -> None:
+    """The server looks rights to a database up when a connection takes it, and goes by that as long as it lives."""
+    url = server.url
+    server.sql(f"GRANT ALL ON {database_of(url)}.* TO 'poor'@'%' IDENTIFIED BY '{PASSWORD}'")
+    async with trial(url.replace("timeline:", "poor:"), pool=2) as trying:
+        made = await trying.topic()
+        server.sql(f"REVOKE INSERT ON {database_of(url)}.* FROM 'poor'@'%'")
+        for id in server.sql("SELECT id FROM information_schema.processlist WHERE user = 'poor'").split():
+            server.sql(f"KILL {id}")
+        for _ in range(4):
+            with pytest.raises(StoreUnavailable, match="GRANT ALL on this database"):
+                await trying.put(made, [b"a"])
+        server.sql(f"GRANT ALL ON {database_of(url)}.* TO 'poor'@'%'")
+        await trying.stored(made, [b"a"])
+
+
 async def test_exhausted_connections_are_unavailable_until_some_are_free(server: MysqlServer) -> None:
     url = server.url
     async with trial(url):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
+from tests.servers.proxy import Proxy
 from tests.services import require_service
 from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
@@ -26,6 +27,9 @@ from timeline.storage_plugins.postgresql import connections, messages, schema
 from timeline.storage_plugins.postgresql.pool import Pool
 
 pytestmark = pytest.mark.servers
+
+TURNS = 10
+"""Of the loop, after which what lies in a socket of this machine has been read."""
 
 
 @pytest.fixture
@@ -338,3 +342,18 @@ async def test_a_call_that_loses_every_race_for_a_message_does_not_say_that_noth
             await trial.mutate(topic, Operation.MOVE, [b"a", b"b"], T0 + 90_000)
         dues_ms = {id: row["due_ms"] - T0 for id, row in (await trial.everything(topic)).items()}
         assert dues_ms == {b"a": 90_000, b"b": 120_000}
+
+
+async def test_a_connection_that_the_server_says_it_ends_is_replaced(servers: Running) -> None:
+    """What it says comes before the connection's end does, and a call between the two sends nothing. The proxy keeps
+    that end back."""
+    server = servers.server(PostgresqlServer)
+    async with Proxy(server.port) as proxy, Trial(lambda: make_store(proxy.url(server.url))) as trial:
+        topic = await trial.topic()
+        proxy.keeps_ends = True
+        ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'timeline'"
+        assert await _asked(server.url, ended) == 1
+        await proxy.kept.wait()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        await trial.stored(topic, [b"a"])

@@ -20,6 +20,10 @@ class Answer(Enum):
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")
     ELSE = ("what listens at {} is no Timeline broker", "what listens there is no Timeline broker")
+    HANGS_UP = (
+        "{} hangs up at once: it is no Timeline broker, or one that has all the connections it may",
+        "it hangs up at once: no Timeline broker, or one that has all the connections it may",
+    )
     HTTP = (
         "an HTTP server listens at {}, no Timeline broker (its metrics have a port of their own)",
         "an HTTP server listens there, no Timeline broker; its metrics have a port of their own",
@@ -69,9 +73,10 @@ async def knock(address: str, wait_s: float) -> Answer:
         begun = b""
     finally:
         writer.transport.abort()
-    if not begun and await _takes_tls(host.strip("[]"), int(port), wait_s):
-        return Answer.TLS  # it hung up without a word on what was no greeting of its own
-    return _named(begun)
+    if begun:
+        return _named(begun)
+    # It hung up without a word: on what was no greeting of its own, or on whoever comes.
+    return Answer.TLS if await _takes_tls(host.strip("[]"), int(port), wait_s) else Answer.HANGS_UP
 
 
 async def _takes_tls(host: str, port: int, wait_s: float) -> bool:

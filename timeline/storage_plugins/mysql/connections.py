@@ -242,7 +242,8 @@ class Connections:
         """After a failed try: waits and returns when another is worth while, else raises what the call is to say."""
         code = code_of(error)
         lost = is_lost(error)
-        if lost or not self._rolled_back():
+        # Rights to a database are those of the moment a connection took it: what is granted since counts on a new one.
+        if lost or code in WRONG_SETTINGS or not self._rolled_back():
             self._discard()
         again = code in (DEADLOCK, LOCK_WAIT) or (lost and not fresh)
         if not again or tried + 1 == TRIES or call.given_up.is_set():

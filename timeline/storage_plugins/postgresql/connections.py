@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import asyncpg
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of
+from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of, unsent
 from timeline.storage_plugins.postgresql.hosts import Hosts
 from timeline.storage_plugins.postgresql.location import SCHEMA, Location
 from timeline.storage_plugins.postgresql.pool import Busy, Pool, Raw
@@ -262,11 +262,11 @@ class Connections:
         raise AssertionError("the last try returns or raises")
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
-        """Whether it is done again: the server has undone it, for another's sake."""
+        """Whether it is done again: the server has undone it, for another's sake, or never saw it."""
         state = state_of(error)
         if state == _TAKEN:
             self._renumber()
-        return state in _REPEATED and attempt < self.tries - 1
+        return (state in _REPEATED or unsent(error)) and attempt < self.tries - 1
 
     async def _take(self) -> tuple[Pool, Raw]:
         pool = self._pool

@@ -45,10 +45,18 @@ def state_of(error: BaseException) -> str:
     return getattr(error, "sqlstate", None) or ""
 
 
+def unsent(error: BaseException) -> bool:
+    """Whether the driver did not even send the statement: the server had said that it ends this idle connection (an
+    administrator's word, a shutdown), and its end has not come yet."""
+    return isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
+
+
 def judged(error: BaseException, doubtful: bool) -> StoreError:
     """`error` in the contract's words. `doubtful`: what was sent may have been committed when no answer came."""
     if isinstance(error, StoreError):
         return error
+    if unsent(error):
+        return StoreUnavailable("the server has ended the connection")
     state = state_of(error)
     said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
     if doubtful and not said:
