@@ -253,6 +253,21 @@ async def test_connections_exhausted_say_so(own: PostgresqlServer) -> None:
             await connection.close()
 
 
+async def test_where_the_server_has_no_connection_left_one_of_ours_is_waited_for(own: PostgresqlServer) -> None:
+    own.stop()
+    own.settings = ("max_connections=5", "superuser_reserved_connections=0")
+    own.start()
+    taken = [await asyncpg.connect(own.url) for _ in range(4)]
+    try:
+        async with Trial(lambda: make_store(f"{own.url}?timeout_ms=60000")) as trial:
+            topic = await trial.topic()
+            await asyncio.gather(*(trial.stored(topic, [b"%d" % number]) for number in range(20)))
+            assert len(await trial.everything(topic)) == 20
+    finally:
+        for connection in taken:
+            await connection.close()
+
+
 async def test_a_standby_is_not_written_to(own: PostgresqlServer) -> None:
     own.stop()
     Path(own.folder / "data" / "standby.signal").touch()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+import asyncpg
+
 Raw: TypeAlias = Any
 """A connection of asyncpg, which ships no type hints."""
 
@@ -29,6 +31,7 @@ class Pool:
         self._free = asyncio.Semaphore(most)
         self._idle: list[tuple[Raw, float]] = []
         self._used: set[Raw] = set()
+        self._given = asyncio.Event()
 
     async def take(self, within_s: float) -> Raw:
         """A connection that lives, as far as is known. Raises Busy, or what connecting raises."""
@@ -39,12 +42,34 @@ class Pool:
         except TimeoutError:
             raise Busy from None
         try:
-            connection = self._kept() or await self._connect()
+            connection = self._kept() or await self._another(within_s)
         except BaseException:
             self._free.release()
             raise
         self._used.add(connection)
         return connection
+
+    async def _another(self, within_s: float) -> Raw:
+        """A new one; where the server has none left for us, one of ours that comes back in time: who holds some is not
+        without its store."""
+        until_s = asyncio.get_running_loop().time() + within_s
+        try:
+            return await self._connect()
+        except asyncpg.TooManyConnectionsError:
+            if (kept := await self._given_back(until_s)) is None:
+                raise
+            return kept
+
+    async def _given_back(self, until_s: float) -> Raw | None:
+        """None when the time is over, or nobody has one any more that could come back."""
+        while (kept := self._kept()) is None and self._used:
+            self._given.clear()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await self._given.wait()
+            except TimeoutError:
+                return None
+        return kept
 
     def give(self, connection: Raw, sound: bool) -> None:
         """Gives it back. Not `sound`: nobody knows what its server is doing; it is dropped."""
@@ -55,6 +80,7 @@ class Pool:
             self._idle.append((connection, asyncio.get_running_loop().time()))
         else:
             connection.terminate()
+        self._given.set()
         self._free.release()
 
     def drop_idle(self) -> None:
