@@ -157,7 +157,7 @@ async def test_connections_that_say_nothing_keep_nobody_out(start: Start, papers
     [
         ({"ca": "/no/such.pem"}, "the CA '/no/such.pem' cannot be read: No such file"),
         ({"ca": __file__}, "must be certificates of authorities, in PEM"),
-        ({"ca": os.devnull}, "must be certificates of authorities, in PEM"),
+        ({"ca": os.devnull}, "must be a plain file"),
         ({"cert": "client.cert"}, "takes both: the certificate and its key"),
         ({"tls": False, "ca": "x.pem"}, "leave one of them out"),
         ({"ca": 5}, "ca is the name of a PEM file, not 5"),
