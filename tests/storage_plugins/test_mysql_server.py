@@ -40,7 +40,10 @@ async def _refused(url: str) -> str:
     [
         ("mysql://host", "names a host and a database: write mysql://user:password@host:3306/database"),
         ("mysql://host:x/d", "cannot be read"),
-        ("mysql://u:secret/#@host/d", "cannot be read: write mysql://user:password@host:3306/database, special"),
+        (
+            "mysql://u:secret/#@host/d",
+            "special characters in user or password are percent-encoded in a URL: ? is %3F, # is",
+        ),
         ("mysql://u:secret@host/d?pol=3", "'pol' is no option of mysql://; known are pool, timeout_ms, tls, ca"),
         ("mysql://u:secret@host/d?pool=1", "pool must be a whole number from 2 to 64, not '1'"),
         ("mysql://u:secret@host/d?tls=yes", "tls must be a whole number from 0 to 1"),
