@@ -61,6 +61,8 @@ def test_what_cannot_be_used_is_said(papers: Papers, tmp_path: Path) -> None:
     encrypted, text = tmp_path / "encrypted.key", tmp_path / "text.pem"
     encrypted.write_bytes(pem_of(ec.generate_private_key(ec.SECP256R1()), b"secret"))
     text.write_text("no certificate")
+    zero = tmp_path / "zero.pem"
+    zero.write_bytes(b"\xff\xfe\0" + Path(papers.broker.cert).read_bytes())
     later = papers.ours.issue("later", "localhost", starts=NOW + DAY, ends=NOW + 2 * DAY)
     for pair, client_ca, says in (
         (Pair("/no/such.pem", papers.broker.key), "", "the certificate '/no/such.pem' cannot be read: No such file"),
@@ -68,6 +70,7 @@ def test_what_cannot_be_used_is_said(papers: Papers, tmp_path: Path) -> None:
         (Pair(papers.broker.cert, papers.client.key), "", "is not that of the certificate"),
         (Pair(papers.broker.cert, str(encrypted)), "", "the key is encrypted"),
         (Pair(str(text), papers.broker.key), "", "must be a certificate and its key, in PEM"),
+        (Pair(str(zero), papers.broker.key), "", "has a zero byte in it"),
         (papers.expired, "", "expired on .*: renew it"),
         (later, "", "is valid from .*clock right"),
         (papers.broker, str(text), "must be certificates of authorities, in PEM"),

@@ -100,6 +100,9 @@ class Certificates:
     def _load(self) -> Loaded:
         chain = read_file(self._cert, "certificate", MAX_BYTES)
         key = read_file(self._key, "key", MAX_BYTES)
+        for content, file in ((chain, self._cert), (key, self._key)):
+            if b"\0" in content:  # gRPC would read no further, and go on with what it had
+                raise Invalid(f"{file!r} has a zero byte in it, and must be text, in PEM")
         check_pair(self._cert, self._key)
         starts_ms, expires_ms = validity_ms(chain, self._cert)
         now_ms = self._now_ms()
