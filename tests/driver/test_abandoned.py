@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -48,6 +50,20 @@ def test_one_of_a_plain_thread_whose_call_was_refused_ends_in_order(
         assert sorted(m.id for m in tl.scan("t")) == ["m0", "m1", "m2"]
     gc.collect()
     assert _complaints(caplog) == []
+
+
+def test_a_program_that_ends_by_a_refusal_says_nothing_but_that(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+    program = f"""
+import timeline
+tl = timeline.connect_sync({served!r}, timeout="10s")
+p = tl.producer("t")
+p.cancel("absent")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "NotFound" in done.stderr.splitlines()[-1] and "Task" not in done.stderr, done.stderr
 
 
 async def test_a_call_under_way_outlives_whoever_let_its_producer_go(broker: Broker, tl: timeline.Timeline) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Coroutine
 from typing import Any
 
@@ -32,6 +33,15 @@ def _unhold(task: asyncio.Task[None]) -> None:
     held.discard(task)
     if not held:
         _held.pop(loop, None)
+
+
+@atexit.register
+def _leave() -> None:
+    """The program ends, by an error of its own perhaps, and nobody has closed the client: what still waits then waits
+    for nobody, and asyncio's complaints about it would bury that error."""
+    for tasks in list(_held.values()):
+        for task in list(tasks):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
