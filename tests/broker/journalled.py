@@ -32,7 +32,7 @@ def broker(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
         yield json.loads(said)["listen"], process
     finally:
         process.terminate()
-        process.wait(60)
+        process.communicate(timeout=60)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

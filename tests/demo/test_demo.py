@@ -192,7 +192,7 @@ def test_nothing_survives_the_conductor(data: Path, tmp_path: Path) -> None:
     children = [os.pidfd_open(pid) for pid in processes_of(folder) if pid != demo.pid]
     assert len(children) >= 8
     demo.kill()
-    demo.wait()
+    demo.communicate()
     for child in children:
         ended, _, _ = select.select([child], [], [], 30)
         os.close(child)

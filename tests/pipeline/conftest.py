@@ -49,7 +49,7 @@ class Serving:
     def stop(self) -> None:
         """Drains it."""
         self.process.terminate()
-        self.process.wait(60)
+        self.process.communicate(timeout=60)
 
 
 @contextmanager

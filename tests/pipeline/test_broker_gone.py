@@ -39,9 +39,7 @@ class Mortal:
 
     def fall(self) -> None:
         self._serving.process.kill()
-        self._serving.process.wait()
-        assert self._serving.process.stdout is not None
-        self._serving.process.stdout.close()
+        self._serving.process.communicate()
 
     def rise(self) -> None:
         self._serving = self._started(self.address)

@@ -171,7 +171,7 @@ def test_a_job_that_is_killed_and_started_again_elsewhere_loses_nothing(
         assert process.stdout.readline() == b"a batch is done\n"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
     assert stored(broker.address, topic), "some are left for the second job"
     query = ordered(spark, broker.address, topic, str(tmp_path))
     until(query, lambda: not stored(broker.address, topic))

@@ -37,7 +37,7 @@ class Limits:
     store_batch_messages: int = 10_000
     store_batch_bytes: int = 2 * MIB
     """One store call, but for a single larger frame of puts."""
-    shared_batch_messages: int = 500
+    shared_batch_messages: int = 150
     shared_batch_bytes: int = MIB
     """The same where several connections put, or settle, and the store is a part of this process, which does nothing
     else meanwhile: who comes next waits for no more than this."""

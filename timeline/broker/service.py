@@ -14,6 +14,7 @@ import os
 import resource
 import secrets
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -73,6 +74,9 @@ RETRY_OPEN_S = 1.0
 QUIET_TRIES = 30
 """So many tries at most are without a word."""
 LOOK_AT_URL = "if it is up, look at host and port in --store"
+SWITCH_S = 0.0005
+"""After so long another thread may have the interpreter. A store's threads ask for it again after each statement:
+beside peers that keep the event loop busy they waited Python's 5 ms each time, and every lease with them."""
 JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
@@ -172,6 +176,7 @@ async def serve(
             # for some 25 ms.
             gc.collect()
             gc.freeze()
+            sys.setswitchinterval(SWITCH_S)
             if announce is not None:
                 announce(config.advertise if worker is not None else config.listen, probes_at)
 

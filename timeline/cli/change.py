@@ -82,7 +82,7 @@ def move(
                 total = None if dry_run else await _how_many(producer, tag)
                 with Progress("moved", total) as progress:
                     told = await producer.move_tag(tag, dry_run=dry_run, progress=_watch(progress), **when)
-                return tell_counts(told.counts, as_json, "moved", dry_run)
+                return tell_counts(told.counts, as_json, tag, "moved", dry_run)
             if if_version is not None:
                 with speaking(MOVED):
                     receipt = await producer.move(ids[0], if_version=if_version, **when)
@@ -132,7 +132,7 @@ def cancel(
                 total = None if dry_run else await _how_many(producer, tag)
                 with Progress("cancelled", total) as progress:
                     told = await producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=_watch(progress))
-                return tell_counts(told.counts, as_json, "cancelled", dry_run)
+                return tell_counts(told.counts, as_json, tag, "cancelled", dry_run)
             if if_version is not None:
                 with speaking(CANCELLED):
                     receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)

@@ -86,11 +86,13 @@ def refusal(receipt: timeline.Receipt, denied: str = "") -> TimelineError:
     raise AssertionError(f"{receipt} has not failed")
 
 
-def tell_counts(counts: Mapping[Status, int], as_json: bool, done: str, dry_run: bool) -> int:
-    """Prints the counts of a call by tag; 1 when some were refused."""
+def tell_counts(counts: Mapping[Status, int], as_json: bool, tag: str, done: str, dry_run: bool) -> int:
+    """Prints the counts of a call by `tag`; 1 when some were refused."""
     total = sum(counts.values())
     if as_json:
         print_json({"matched": total, "dry_run": dry_run, "counts": {str(status): n for status, n in counts.items()}})
+    elif not total:
+        click.echo(f"no message on the timeline has the tag {tag!r}: nothing {done}")
     else:
         would = "would be " if dry_run else ""
         others = ", ".join(f"{n} {status}" for status, n in counts.items() if status is not Status.OK)
