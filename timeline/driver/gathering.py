@@ -15,7 +15,7 @@ from timeline.clock import Clock
 from timeline.columns import Indexes
 from timeline.driver.hand import DONE, SETTLING, Hand, Load
 
-GATHER_MS = 5.0
+GATHER_MS = 20.0
 GATHER_MESSAGES = 64
 LEASE_LEFT_MS = 50.0
 """An ack of a lease that ends sooner than this does not wait."""
