@@ -161,7 +161,7 @@ class Delivery(Delivered):
         await self._consumer.ack_one(self, timeout)
 
     def ack_soon(self) -> None:
-        """The same without waiting: goes within 5 ms, with others, or with the next settle that is awaited; a failure
+        """The same without waiting: goes within 20 ms, with others, or with the next settle that is awaited; a failure
         goes to `consumer.on_settle_error`."""
         self._consumer.ack_soon(self._load, self._index)
 

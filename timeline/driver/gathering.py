@@ -22,7 +22,7 @@ LEASE_LEFT_MS = 50.0
 
 
 class Gathering:
-    """The acks gathered so far. They are `ripe`, and `wake` is called, 5 ms after the first of them, or once they are
+    """The acks gathered so far. They are `ripe`, and `wake` is called, 20 ms after the first of them, or once they are
     64 or hold half of the credit, in messages or in bytes, or when the lease of one of them is about to end."""
 
     def __init__(self, hand: Hand, clock: Clock, wake: Callable[[], None]) -> None:
