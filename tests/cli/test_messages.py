@@ -124,10 +124,8 @@ def test_lines_of_standard_input(tell: Call, topic: str, address: str) -> None:
     assert moved == {"matched": 2503, "dry_run": True, "counts": {"OK": 2503}}
     assert "2503 of 2503 moved" in tell("move", topic, "--tag", "bulk", "--in", "2h").out
     assert tell("cancel", topic, "--tag", "bulk", "--json").json[0]["counts"] == {"OK": 2503}
-    assert tell("cancel", topic, "--tag", "bulk").out == (
-        "no message on the timeline has the tag 'bulk': nothing cancelled\n"
-    )
-    assert tell("cancel", topic, "--tag", "bulk", "--json").json == [{"matched": 0, "dry_run": False, "counts": {}}]
+    assert "no message on the timeline has the tag 'bulk'" in tell("cancel", topic, "--tag", "bulk").out
+    assert tell("cancel", topic, "--tag", "bulk", "--json").json[0]["matched"] == 0
     assert tell("ls", topic, "--json").out == ""
 
 
