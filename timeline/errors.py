@@ -50,7 +50,7 @@ class Exists(TimelineError):
     """The id is taken by another message (another birth with another payload)."""
 
     code = "EXISTS"
-    advice = 'the id is taken by another message: choose another id, or pass if_exists="move"'
+    advice = 'the id is taken by another message: choose another id; if_exists="move" moves that one, payload as it is'
 
 
 class Leased(TimelineError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import timeline
@@ -54,7 +56,16 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
 def test_a_refusal_speaks_of_this_commands_options(tell: Call, topic: str, address: str) -> None:
     tell("produce", topic, "one", "--in", "1h", "--id", "a")
     taken = tell("produce", topic, "two", "--in", "2h", "--id", "a")
-    assert taken.code == 4 and "choose another --id, or move that one with --if-exists move" in taken.err
+    assert taken.code == 4 and "another --id; --if-exists move moves that one, which keeps its payload" in taken.err
+    tell("produce", topic, "one", "--in", "1h", "--id", "c")
+    moved = tell("produce", topic, "two", "--in", "2h", "--id", "c", "--if-exists", "move")
+    assert moved.code == 0 and moved.out.startswith("c moved, due ")
+    assert "(it was there already, and keeps its payload)" in moved.out
+    assert re.search(r"payload +one\n", tell("show", topic, "c").out)
+    tell("produce", topic, "x", "--in", "1h", "--id", "b", "--tag", "theirs", "--group", "ops")
+    for command in (("cancel",), ("move", "--in", "2h")):
+        refused = tell(command[0], topic, "--tag", "theirs", *command[1:])
+        assert refused.code == 1 and "0 of 1" in refused.out and "--group NAME" in refused.err
     for command in (("move", "--in", "2h"), ("cancel",)):
         stale = tell(command[0], topic, "a", *command[1:], "--if-version", 9)
         assert stale.code == 4 and "another version than --if-version says" in stale.err and "token" not in stale.err

@@ -26,7 +26,8 @@ from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
 TAKEN: dict[str, str] = {
-    Status.EXISTS: "the id is taken by another message: choose another --id, or move that one with --if-exists move"
+    Status.EXISTS: "the id is taken by another message: choose another --id; "
+    "--if-exists move moves that one, which keeps its payload"
 }
 
 
@@ -41,7 +42,11 @@ TAKEN: dict[str, str] = {
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
 @click.option("--expires", metavar="TIME|DURATION", help="Not delivered at or after this time, or so long from now.")
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns it.")
-@click.option("--if-exists", type=click.Choice(["move"]), help="Move the message of that id if it is there.")
+@click.option(
+    "--if-exists",
+    type=click.Choice(["move"]),
+    help="Move the message of that id, if it is there; it keeps its payload.",
+)
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
 def produce(

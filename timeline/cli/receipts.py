@@ -65,7 +65,9 @@ def tell_receipts(
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
             id = plain(receipt.id)
-            if receipt.status is not Status.DUPLICATE:
+            if done == "put" and receipt.status is Status.OK and receipt.version > 1:
+                click.echo(f"{id} moved{due} (it was there already, and keeps its payload)")
+            elif receipt.status is not Status.DUPLICATE:
                 click.echo(f"{id} {done}{due}")
             elif receipt.settled:
                 click.echo(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
@@ -97,4 +99,6 @@ def tell_counts(counts: Mapping[Status, int], as_json: bool, tag: str, done: str
         would = "would be " if dry_run else ""
         others = ", ".join(f"{n} {status}" for status, n in counts.items() if status is not Status.OK)
         click.echo(f"{counts.get(Status.OK, 0)} of {total} {would}{done}{'; ' + others if others else ''}")
+        if Status.FORBIDDEN in counts:
+            complain("what is FORBIDDEN belongs to another producer group: act for that one (--group NAME)")
     return DONE if counts.get(Status.OK, 0) == total else SOME_FAILED

@@ -113,9 +113,10 @@ class Producer(Mutations):
         """Puts one message; returns when the broker's store has it. A due in the past is delivered at once.
 
         `at` or `in_` says when (see `Message` for all arguments); `if_exists="move"`: a message of this id that is
-        there and not leased is moved to the asked due instead. Answers a Receipt: OK, or DUPLICATE when this very
-        message was there already. Raises Exists when the id is taken by another message; Invalid, TooLarge, Throttled,
-        Leased, Dead, NotFound (no such topic), Unavailable, Unknown, Closed: all with `.id`.
+        there and not leased is moved to the asked due instead, and keeps its payload. Answers a Receipt: OK, or
+        DUPLICATE when this very message was there already. Raises Exists when the id is taken by another message;
+        Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no such topic), Unavailable, Unknown, Closed: all with
+        `.id`.
         """
         self._start()
         message = Message(payload, at, in_, id, tag, headers, expires)
