@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -158,26 +157,15 @@ class ColumnHistogram(Collector):
     def __init__(self, name: str, label: str, bounds_s: Iterable[float], registry: CollectorRegistry) -> None:
         self._name, self._label = name, label
         self.bounds_s = np.array(list(bounds_s))
-        self._bounds_s: list[float] = self.bounds_s.tolist()
         self.counts: dict[str, npt.NDArray[np.int64]] = {}
         self._sums: dict[str, float] = {}
         registry.register(self)
 
     def observe(self, value: str, seconds: npt.NDArray[np.float64]) -> None:
         """Counts each of `seconds` under label value `value`."""
-        counts = self._counts_of(value)
+        counts = self.counts.setdefault(value, np.zeros(len(self.bounds_s) + 1, dtype=np.int64))
         counts += np.bincount(np.searchsorted(self.bounds_s, seconds), minlength=len(counts))
-        self._sums[value] += float(seconds.sum())
-
-    def observe_one(self, value: str, seconds: float) -> None:
-        """The same for a column of one, at a tenth of its cost."""
-        self._counts_of(value)[bisect_left(self._bounds_s, seconds)] += 1
-        self._sums[value] += seconds
-
-    def _counts_of(self, value: str) -> npt.NDArray[np.int64]:
-        if value not in self.counts:
-            self.counts[value], self._sums[value] = np.zeros(len(self.bounds_s) + 1, dtype=np.int64), 0.0
-        return self.counts[value]
+        self._sums[value] = self._sums.get(value, 0.0) + float(seconds.sum())
 
     def describe(self) -> Iterable[Metric]:
         return [HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])]

@@ -101,8 +101,6 @@ class Lateness:
 
     def note(self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
         """`parcel` is on the wire since `sent_ms`."""
-        if len(parcel) == 1 and self._journal is None and self._in_time(topic, parcel, sent_ms):
-            return
         rows, name = parcel.rows, self._metrics.topic(topic.name)
         self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
         # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
@@ -119,18 +117,6 @@ class Lateness:
             self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
         if self._journal is not None:
             self._journal.delivered(topic, consumer, parcel, sent_ms, late_ms, late, cause)
-
-    def _in_time(self, topic: Topic, parcel: Parcel, sent_ms: int) -> bool:
-        """Notes the one message of `parcel` if it is in time: a steady load is thousands of these a second, and columns
-        of one cost each of them some 50 µs."""
-        late_ms = sent_ms - min(parcel.was_due_ms.item(), parcel.rows.scheduled_ms.item())
-        if late_ms > self._limits.late_ms or parcel.again.item():
-            return False
-        name = self._metrics.topic(topic.name)
-        self._metrics.count("timeline_deliveries_total", name)
-        self.delivered += 1
-        self._metrics.lateness.observe_one(name, max(late_ms, 0) / 1000.0)
-        return True
 
     def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""

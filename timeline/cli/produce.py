@@ -90,7 +90,8 @@ def produce(
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             with speaking(TAKEN):
                 receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
-        code = tell_receipts([receipt], as_json, "put")
+        moved = receipt.status is Status.OK and receipt.version > 1
+        code = tell_receipts([receipt], as_json, "moved, its payload as it was" if moved else "put")
         _tell_past(due, at, receipt.ok)
         return code
 

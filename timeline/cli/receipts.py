@@ -65,9 +65,7 @@ def tell_receipts(
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
             id = plain(receipt.id)
-            if done == "put" and receipt.status is Status.OK and receipt.version > 1:
-                click.echo(f"{id} moved{due} (it was there already, and keeps its payload)")
-            elif receipt.status is not Status.DUPLICATE:
+            if receipt.status is not Status.DUPLICATE:
                 click.echo(f"{id} {done}{due}")
             elif receipt.settled:
                 click.echo(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
