@@ -10,7 +10,8 @@ import pytest
 
 import timeline
 from timeline.clock import Clock
-from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline, parse_addresses
+from timeline.driver.addresses import parse_addresses
+from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
 from timeline.driver.topics import settings_of
 from timeline.driver.transport import GrpcTransport
 from timeline.errors import Invalid
@@ -46,6 +47,30 @@ def test_addresses() -> None:
 def test_what_is_no_address_is_refused_when_connecting(wrong: object) -> None:
     with pytest.raises(Invalid, match="host:port"):
         timeline.connect(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("http://broker.example.org:9100", "broker.example.org:9100"),
+        ("grpc://broker/orders", "broker:9000"),
+        ("localhost", "localhost:9000"),
+        (":9100", "localhost:9100"),
+        ("a:1, b", "a:1,b:9000"),
+        (["a:1", "http://b:2/"], "a:1,b:2"),
+    ],
+)
+def test_an_address_that_is_nearly_one_is_told_what_was_meant(written: str | list[str], meant: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        timeline.connect(written)
+    assert refused.value.reason.endswith(f". Did you mean {meant}?")
+
+
+@pytest.mark.parametrize("written", ["a b:1", "[zz]:1", "a:0", "a:1,,b c"])
+def test_nothing_is_suggested_that_is_no_address_either(written: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        timeline.connect(written)
+    assert "Did you mean" not in str(refused.value)
 
 
 def test_no_address_at_all_is_refused() -> None:

@@ -15,8 +15,7 @@ import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.cli.identity import address_option, connected, credential_options, credentials_of_options
 from timeline.cli.values import DURATION
-from timeline.driver.channel import parse_addresses
-from timeline.driver.client import DEFAULT_ADDRESS
+from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.knock import Answer, knock
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic
@@ -83,21 +82,7 @@ def check_addresses(addresses: str) -> None:
     try:
         parse_addresses(addresses)
     except Invalid as bad:
-        meant = ",".join(_meant(part.strip()) for part in addresses.split(","))
-        try:
-            parse_addresses(meant)
-        except Invalid:
-            raise Failed(USAGE, bad.reason) from bad
-        raise Failed(USAGE, f"{bad.reason}. Did you mean {meant}?") from bad
-
-
-def _meant(address: str) -> str:
-    """What somebody meant who wrote a URL, left the port out, or left the host out."""
-    host, separator, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
-    default_host, _, default_port = DEFAULT_ADDRESS.partition(":")
-    if not separator or not port.isdigit():
-        return f"{address.rpartition('://')[2].partition('/')[0] or default_host}:{default_port}"
-    return f"{host or default_host}:{port}"
+        raise Failed(USAGE, bad.reason) from bad
 
 
 async def nobody_there(addresses: str) -> str:

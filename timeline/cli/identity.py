@@ -13,7 +13,7 @@ import click
 
 import timeline
 from timeline.credentials import PLAIN, Credentials, credentials_of
-from timeline.driver.client import DEFAULT_ADDRESS
+from timeline.driver.addresses import DEFAULT_ADDRESS
 from timeline.errors import Invalid
 
 TOKEN_VARIABLE = "TIMELINE_TOKEN"

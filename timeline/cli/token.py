@@ -94,7 +94,9 @@ def create(
     file: Path,
     as_json: bool,
 ) -> int:
-    """Create a token and print it, this once: the file keeps its hash alone.
+    """Create a token, and print it this once.
+
+    FILE, of --tokens, is the one that brokers serve with. It keeps the token's hash alone; it is made if missing.
 
     Rights: produce (put, and move, cancel, revive, purge what its groups own), consume (take messages, read payloads),
     admin (create, change and drop topics), operator (act on whatever group's messages, --as-operator), broker (what

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
-from timeline.config import is_host, is_ipv6
+from timeline.driver.addresses import is_address
 from timeline.driver.handshake import lasting
 from timeline.driver.ids import Randomness
 from timeline.driver.knock import Answer
@@ -34,37 +33,9 @@ PLACES_AT_MOST = 256
 """Addresses kept, those that are no more included: connections to them may be in use."""
 LEAST_ATTEMPT_MS = 500.0
 
-_ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
-
 REFUSALS = STAYS
 DENIALS = (Fault.UNAUTHENTICATED, Fault.FORBIDDEN)
 NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED, *DENIALS)
-
-
-def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """ "host:port,host:port" as a list. Raises Invalid for what is no address."""
-    if not isinstance(addresses, Sequence):
-        raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
-    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    parsed: list[str] = []
-    for part in parts:
-        if not isinstance(part, str):
-            raise Invalid(f"an address is 'host:port', like 'localhost:9000', not {part!r:.80}")
-        text = part.strip()
-        if not _is_address(text):
-            raise Invalid(f"an address is 'host:port', like 'localhost:9000' or '[::1]:9000', not {text!r:.80}")
-        if text not in parsed:
-            parsed.append(text)
-    if not parsed:
-        raise Invalid("no address is given: say where a broker is, like 'localhost:9000'")
-    return parsed
-
-
-def _is_address(text: str) -> bool:
-    found = _ADDRESS.fullmatch(text)
-    if found is None or not 1 <= int(found[3]) <= 65_535:
-        return False
-    return is_ipv6(found[1]) if found[1] else is_host(found[2])
 
 
 def refusal(fault: TransportError) -> TimelineError:
@@ -174,7 +145,7 @@ class Channel:
     def learn(self, addresses: Sequence[str]) -> None:
         """All brokers that there are, as one of them told. Of those learned before, whoever is not among them is tried
         no more."""
-        told = [address for address in addresses if _is_address(address)][:LEARNED_AT_MOST]
+        told = [address for address in addresses if is_address(address)][:LEARNED_AT_MOST]
         if not told:
             return
         for address, place in list(self._places.items()):

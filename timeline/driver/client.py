@@ -13,7 +13,8 @@ from typing import Self, TypeAlias
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
 from timeline.driver import relay
-from timeline.driver.channel import Channel, TransportFactory, parse_addresses
+from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
+from timeline.driver.channel import Channel, TransportFactory
 from timeline.driver.companion import all_of
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
 from timeline.driver.holding import Holding
@@ -28,7 +29,6 @@ from timeline.driver.topics import TopicCalls
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
 from timeline.wire import Transport
 
-DEFAULT_ADDRESS = "localhost:9000"
 DEFAULT_TIMEOUT = "5s"
 MAX_CREDIT_BYTES = 16 * 1024 * 1024 * 1024
 Name: TypeAlias = str | PathLike[str]

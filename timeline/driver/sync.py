@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from timeline.credentials import credentials_of
+from timeline.driver.addresses import DEFAULT_ADDRESS
 from timeline.driver.background import Background, Closing, iterate
-from timeline.driver.client import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, Name, Timeline
+from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from timeline.driver.channel import parse_addresses
+from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.message import encode_tag, encode_text
 from timeline.driver.reading import STATES
 from timeline.driver.times import duration_ms
@@ -18,7 +18,6 @@ from timeline.errors import Invalid
 from timeline.model import DEFAULT_GROUP, MAX_BUCKETS, MAX_GROUP_BYTES, State, check_topic_name
 
 ADDRESS_VARIABLE = "TIMELINE_ADDRESS"
-DEFAULT_ADDRESS = "localhost:9000"
 LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
 PAST = ("reject", "now")
 MAX_PARTITIONS = 4096

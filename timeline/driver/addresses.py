@@ -1,0 +1,57 @@
+"""Where brokers are, as people write it: `host:port`, several with commas between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from timeline.config import is_host, is_ipv6
+from timeline.errors import Invalid
+
+DEFAULT_ADDRESS = "localhost:9000"
+
+_ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
+    """ "host:port,host:port" as a list. Raises Invalid for what is no address, with what was probably meant."""
+    if not isinstance(addresses, Sequence):
+        raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    parsed: list[str] = []
+    for part in parts:
+        if not isinstance(part, str):
+            raise Invalid(f"an address is 'host:port', like 'localhost:9000', not {part!r:.80}")
+        text = part.strip()
+        if not is_address(text):
+            hint = _hint(parts)
+            raise Invalid(f"an address is 'host:port', like 'localhost:9000' or '[::1]:9000', not {text!r:.80}{hint}")
+        if text not in parsed:
+            parsed.append(text)
+    if not parsed:
+        raise Invalid("no address is given: say where a broker is, like 'localhost:9000'")
+    return parsed
+
+
+def is_address(text: str) -> bool:
+    """`text` is `host:port`: a name or an IPv4 address, or an IPv6 address in brackets, and a port."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 1 <= int(found[3]) <= 65_535:
+        return False
+    return is_ipv6(found[1]) if found[1] else is_host(found[2])
+
+
+def _hint(parts: Sequence[object]) -> str:
+    """`. Did you mean …?`, or nothing when even that would be no list of addresses."""
+    meant = [_meant(part.strip()) if isinstance(part, str) else "" for part in parts]
+    return f". Did you mean {','.join(meant)}?" if all(map(is_address, meant)) else ""
+
+
+def _meant(address: str) -> str:
+    """What somebody meant who wrote a URL, left the port out, or left the host out."""
+    place = address.rpartition("://")[2].partition("/")[0]
+    host, separator, port = place.rpartition(":")
+    default_host, _, default_port = DEFAULT_ADDRESS.partition(":")
+    if not separator or not port.isdigit():
+        return f"{place or default_host}:{default_port}"
+    return f"{host or default_host}:{port}"
