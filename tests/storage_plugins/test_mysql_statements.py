@@ -27,10 +27,15 @@ def server(servers: Running) -> MysqlServer:
 
 
 class Heard:
-    """The statements that reached the server while it listened."""
+    """What reached the server while it listened, exchange by exchange."""
 
     def __init__(self) -> None:
-        self.statements: list[str] = []
+        self.exchanges: list[str] = []
+
+    @property
+    def statements(self) -> list[str]:
+        """Each by itself: no value of these tests has a semicolon."""
+        return [statement for text in self.exchanges for statement in text.split(";")]
 
 
 @contextmanager
@@ -45,15 +50,15 @@ def listening(server: MysqlServer, url: str) -> Iterator[Heard]:
             run(root, "SET GLOBAL general_log = OFF")
         said = run(root, "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE command_type = 'Query'")
         plain = ("SET ", "TRUNCATE", "SELECT @@GLOBAL", "ROLLBACK")
-        heard.statements = [text for (text,) in said if not text.startswith(plain)]
+        heard.exchanges = [text for (text,) in said if not text.startswith(plain)]
 
 
-async def test_a_batch_takes_few_statements(server: MysqlServer) -> None:
+async def test_a_batch_takes_few_exchanges(server: MysqlServer) -> None:
     url = server.url
     async with trial(url) as trying:
         made = await trying.topic()
         await trying.stored(made, [b"before"])
-        for call, most in (("put", 4), ("lease", 6), ("idle", 2), ("extend", 3), ("ack", 4), ("move", 4)):
+        for call, most in (("put", 2), ("lease", 3), ("idle", 2), ("extend", 2), ("ack", 2), ("move", 2)):
             with listening(server, url) as heard:
                 if call == "put":
                     await trying.stored(made, named(COUNT))
@@ -68,7 +73,7 @@ async def test_a_batch_takes_few_statements(server: MysqlServer) -> None:
                     part = leased.rows.part(0, COUNT)
                     answers = await trying.settle(made, operation, part, time_ms=T0 + HOUR_MS)
                     assert not answers.status.any()
-            assert len(heard.statements) <= most, [text[:80] for text in heard.statements]
+            assert len(heard.exchanges) <= most, [text[:80] for text in heard.exchanges]
 
 
 async def test_many_consumers_are_one_statement(server: MysqlServer) -> None:

@@ -173,6 +173,61 @@ async def test_a_call_past_its_deadline_is_unknown_once_its_commit_was_sent(serv
         assert statuses(again)[0] in (Status.OK, Status.DUPLICATE)
 
 
+REFUSED = "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'a deadlock'"
+
+
+async def test_what_went_with_the_commit_is_repeated_after_a_deadlock(server: MysqlServer) -> None:
+    """A statement that waits for the commit and is refused then: of this try nothing happened, of the next one all."""
+    connections, tries = Connections(Location.of(server.url)), []
+
+    def act(session: Session) -> None:
+        tries.append(session)
+        session.execute("CREATE TABLE IF NOT EXISTS counted (number INT)")
+        session.later("INSERT INTO counted VALUES (1)")
+        session.later(REFUSED if len(tries) == 1 else "INSERT INTO counted VALUES (2)")
+        session.later("INSERT INTO counted VALUES (3)")
+
+    try:
+        await connections.transact(act)
+        found = await connections.transact(lambda session: session.rows("SELECT number FROM counted ORDER BY number"))
+    finally:
+        await asyncio.to_thread(connections.close)
+    assert len(tries) == 2 and [number for (number,) in found] == [1, 2, 3]
+
+
+async def test_what_went_with_the_commit_and_is_wrong_is_said_and_nothing_of_it_happened(server: MysqlServer) -> None:
+    connections = Connections(Location.of(server.url))
+
+    def act(session: Session) -> None:
+        session.execute("CREATE TABLE IF NOT EXISTS wronged (number INT)")
+        session.later("INSERT INTO wronged VALUES (1)")
+        session.later("INSERT INTO nowhere VALUES (2)")
+
+    try:
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            await connections.transact(act)
+        assert not await connections.transact(lambda session: session.rows("SELECT number FROM wronged"))
+    finally:
+        await asyncio.to_thread(connections.close)
+
+
+async def test_answers_come_to_whom_they_are_for(server: MysqlServer) -> None:
+    """Statements that went together, and one too long for that; and none is formatted twice."""
+    connections = Connections(Location.of(server.url))
+
+    def act(session: Session) -> list[object]:
+        asked = [session.later("SELECT %s, '%%'", (number,)) for number in range(3)]
+        plain = session.later("SELECT '%s;%d'")
+        long = session.later("SELECT LENGTH(%s)", ("x" * (2 << 20),))
+        return [later.answered()[0][0] for later in (*asked, plain, long)]
+
+    try:
+        found = await connections.transact(act)
+    finally:
+        await asyncio.to_thread(connections.close)
+    assert found == [(0, "%"), (1, "%"), (2, "%"), ("%s;%d",), (2 << 20,)]
+
+
 async def test_a_call_that_no_connection_was_free_for_says_so(server: MysqlServer) -> None:
     busy = Connections(Location.of(f"{server.url}?pool=2&timeout_ms=1000"))
     begun, over = threading.Semaphore(0), threading.Event()

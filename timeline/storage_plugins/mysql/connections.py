@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pymysql
+from pymysql.constants import CLIENT
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.mysql.location import Location
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 
 TRIES = 8
 """Of a transaction that a deadlock or a lock's wait ended: nothing of it happened."""
+TOGETHER_CHARACTERS = 1024 * 1024
+"""Of statements that go in one exchange; a longer one goes by itself."""
 DEADLOCK, LOCK_WAIT = 1213, 1205
 LOST = frozenset({2003, 2006, 2013, 2014, 2055, 1053, 1927, 4031})
 WRONG_SETTINGS = {
@@ -84,21 +87,78 @@ def tls_of(location: Location) -> ssl.SSLContext | None:
         raise StoreRefused(f"ca: {location.ca} holds no certificate: name a file of them in PEM") from error
 
 
+class Later:
+    """A statement whose answer is wanted later: it goes in one exchange with what is asked next."""
+
+    def __init__(self, session: Session, text: str) -> None:
+        self._session, self.text = session, text
+        self.answer: tuple[Sequence[tuple[Any, ...]], int] | None = None
+
+    def answered(self) -> tuple[Sequence[tuple[Any, ...]], int]:
+        """The rows that it answers, and how many it changed; sends it where nothing has yet."""
+        if self.answer is None:
+            self._session.send()
+        assert self.answer is not None
+        return self.answer
+
+
 class Session:
-    """A connection inside a transaction."""
+    """A connection inside a transaction. An exchange with the server is what a call waits for, so statements whose
+    answers nobody needs yet go together: in order, and none after one that failed."""
 
     def __init__(self, connection: Any) -> None:
+        self._connection = connection
         self._cursor = connection.cursor()
+        self._waiting: list[Later] = []
+        self._waiting_characters = 0
 
     def rows(self, statement: str, parameters: Sequence[Any] | None = None) -> Sequence[tuple[Any, ...]]:
         """The rows that a statement answers."""
-        self._cursor.execute(statement, parameters)
-        found: Sequence[tuple[Any, ...]] = self._cursor.fetchall()
-        return found
+        return self.later(statement, parameters).answered()[0]
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> int:
         """Runs a statement; how many rows it changed."""
-        return int(self._cursor.execute(statement, parameters))
+        return self.later(statement, parameters).answered()[1]
+
+    def later(self, statement: str, parameters: Sequence[Any] | None = None) -> Later:
+        """Puts a statement off until the next one whose answer is wanted, or the commit."""
+        later = Later(self, self._cursor.mogrify(statement, parameters))
+        if self._waiting_characters + len(later.text) > TOGETHER_CHARACTERS:
+            self.send()
+        self._waiting.append(later)
+        self._waiting_characters += len(later.text)
+        return later
+
+    def send(self) -> None:
+        """Sends what waits, and takes in its answers."""
+        sent, self._waiting, self._waiting_characters = self._waiting, [], 0
+        for at, later in enumerate(sent):
+            if at:
+                self._cursor.nextset()
+            else:
+                self._cursor.execute(";".join(each.text for each in sent))
+            later.answer = self._cursor.fetchall(), self._cursor.rowcount
+
+    def commit(self) -> None:
+        """Commits, with what waits in the same exchange. Raises NotCommitted where the server refused that."""
+        if not self._waiting:
+            self._connection.commit()
+            return
+        last = self._waiting[-1]
+        try:
+            self.execute("COMMIT")
+        except pymysql.MySQLError as error:
+            if last.answer is None and not is_lost(error):
+                raise NotCommitted(error) from error
+            raise
+
+
+class NotCommitted(Exception):
+    """The server refused a statement ahead of the commit, which it therefore did not come to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _Call:
@@ -115,6 +175,11 @@ class _Call:
         with self._deciding:
             self._commits = not self.given_up.is_set()
             return self._commits
+
+    def not_committed(self) -> None:
+        """It came to no commit: it is as it was before."""
+        with self._deciding:
+            self._commits = False
 
     def give_up(self) -> bool:
         """Ends it, as far as that is still possible. Answers whether surely nothing happened."""
@@ -188,6 +253,7 @@ class Connections:
             database=at.database,
             charset="utf8mb4",
             autocommit=None,
+            client_flag=CLIENT.MULTI_STATEMENTS,
             connect_timeout=max(1.0, min(5.0, at.timeout_ms / 1000)),
             read_timeout=max(1.0, at.timeout_ms / 1000),
             write_timeout=max(1.0, at.timeout_ms / 1000),
@@ -227,7 +293,8 @@ class Connections:
                     fresh = True
                     connection = self._mine.connection = self._connect()
                 call.connection = connection
-                result = act(Session(connection))
+                session = Session(connection)
+                result = act(session)
             except (pymysql.MySQLError, OSError) as error:
                 self._after(error, call, fresh, tried)
                 continue
@@ -235,7 +302,12 @@ class Connections:
                 if not self._rolled_back():
                     self._discard()
                 raise
-            return self._committed(connection, result, call)
+            try:
+                self._commit(session, call)
+            except NotCommitted as refused:
+                self._after(refused.error, call, fresh, tried)
+                continue
+            return result
         raise AssertionError("the last try returns or raises")
 
     def _after(self, error: Exception, call: _Call, fresh: bool, tried: int) -> None:
@@ -251,17 +323,19 @@ class Connections:
         if not lost:
             call.given_up.wait(0.001 * 2**tried * (1 + secrets.randbelow(1000) / 1000))
 
-    def _committed(self, connection: Any, result: Result, call: _Call) -> Result:
-        """Commits, unless nobody waits for it any more."""
+    def _commit(self, session: Session, call: _Call) -> None:
+        """Commits, unless nobody waits for it any more. Raises NotCommitted where it surely did not come to that."""
         if not call.may_commit():
             self._discard()
             raise StoreUnavailable(f"{self._location.shown}: given up before it was committed")
         try:
-            connection.commit()
+            session.commit()
+        except NotCommitted:
+            call.not_committed()
+            raise
         except (pymysql.MySQLError, OSError) as error:
             self._discard()
             raise StoreUnknown(f"{self._location.shown}: the commit's answer was lost: {error}") from error
-        return result
 
     def _rolled_back(self) -> bool:
         """Whether the connection is as good as new."""

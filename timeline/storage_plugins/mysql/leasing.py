@@ -11,8 +11,9 @@ from timeline.columns import Int64, UInt32
 from timeline.model import Rows, Topic
 from timeline.storage_plugins.contract import Grant, Leased
 from timeline.storage_plugins.mysql import statements
-from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.connections import Later, Session
 from timeline.storage_plugins.mysql.messages import Changes
+from timeline.storage_plugins.mysql.statements import Reading
 from timeline.storage_plugins.sql.dealing import MANY_GRANTS, lease
 from timeline.storage_plugins.sql.rows import Part
 from timeline.storage_plugins.sql.search import Search
@@ -23,19 +24,29 @@ def lease_due(
     grants: Sequence[Grant], overdue_ms: int,
 ) -> Leased | None:  # fmt: skip
     """`Store.lease_due`; None where the topic was dropped."""
-    free, held, stands = statements.first_dues(session, key, -1, buckets)
+    wanted = sum(grant.count for grant in grants)
+    search = _Search(Changes(session, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
+    first = partial(statements.first_dues, session, key, -1, buckets)
+    asked = first()
+    search.begin(wanted)
+    (free, held, stands), *_ = asked.answered()[0]
     if not stands:
         return None
-    search = _Search(Changes(session, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
-    search.first_free_ms, search.first_held = free, held
-    wanted = sum(grant.count for grant in grants)
+    search.first_held = held
     eligible = search.first(wanted)
-    leased = lease(
-        eligible, grants, now_ms, partial(_write, session, now_ms, grants), partial(statements.contents, session)
-    )
+    left: list[Later] = []
+
+    def write(turns: UInt32, numbers: list[int], due_ms: Int64) -> None:
+        _write(session, now_ms, grants, turns, numbers, due_ms)
+        if not overdue_ms:
+            left.append(first())  # In one exchange with the leases ahead of it and the contents behind it.
+
+    leased = lease(eligible, grants, now_ms, write, partial(statements.contents, session))
     if not overdue_ms:
-        if len(leased.rows) or search.expired or search.buried:
-            free, held, _ = statements.first_dues(session, key, -1, buckets)
+        if not left and (search.expired or search.buried):
+            left.append(first())
+        if left:
+            (free, held, _), *_ = left[0].answered()[0]
         if held is not None:
             held += topic.settings.redelivery_backoff_ms
         leased.next_due_ms = min((time for time in (free, held) if time is not None), default=None)
@@ -52,15 +63,23 @@ class _Search(Search[Changes]):
     """The search for what may be leased, along this store's index."""
 
     at_once = statements.LEASED_AT_ONCE
-    first_free_ms: int | None = None
     first_held: int | None = None
+    _begun: Reading | None = None
+
+    def begin(self, wanted: int) -> None:
+        """Asks for what is looked for first, in one exchange with whatever else is asked."""
+        if wanted:
+            self._begun = self._asked(False, self.free_until_ms, None, min(wanted, self.at_once))
 
     def look(self, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int) -> Part:
-        changes = self.changes
-        if not held and (self.first_free_ms is None or self.first_free_ms > until_ms):
-            return Part.concat([])
-        found = statements.timeline_part(changes.session, changes.key, held, until_ms, after, limit, self.buckets)
-        return Part.of(found)
+        if held or after is not None or self._begun is None:
+            return Part.of(self._asked(held, until_ms, after, limit)())
+        begun, self._begun = self._begun, None
+        return Part.of(begun())
+
+    def _asked(self, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int) -> Reading:
+        session, key = self.changes.session, self.changes.key
+        return statements.timeline_part(session, key, held, until_ms, after, limit, self.buckets)
 
     def first_held_ms(self) -> int | None:
         return self.first_held

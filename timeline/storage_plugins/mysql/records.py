@@ -11,7 +11,7 @@ import pymysql
 from timeline.model import Topic
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.mysql.connections import Session, code_of, is_lost
+from timeline.storage_plugins.mysql.connections import Later, Session, code_of, is_lost
 from timeline.storage_plugins.mysql.schema import ddl
 from timeline.storage_plugins.records import check_update, same_settings
 from timeline.storage_plugins.sql import settings_text, topic_of
@@ -153,10 +153,10 @@ def reserve(session: Session, count: int) -> int:
 _RECORD = "SELECT uid, name, settings, revision, created_ms FROM topic"
 
 
-def key_of(session: Session, topic: Topic, lock: bool = False) -> int | None:
-    """The number by which rows name the topic; None when it does not stand. `lock`: nobody drops it meanwhile."""
-    found = session.rows(f"SELECT `key` FROM topic WHERE uid = {topic.uid}{' LOCK IN SHARE MODE' if lock else ''}")
-    return int(found[0][0]) if found else None
+def key_of(session: Session, topic: Topic, lock: bool = False) -> Later:
+    """The number by which rows name the topic, a row of one; none when it does not stand. `lock`: nobody drops it
+    meanwhile."""
+    return session.later(f"SELECT `key` FROM topic WHERE uid = {topic.uid}{' LOCK IN SHARE MODE' if lock else ''}")
 
 
 def all_topics(session: Session) -> list[Topic]:

@@ -11,7 +11,7 @@ driver's processor time as rows, 0.4 ms as the row that `Aggregate` asks for, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ import numpy as np
 from timeline.columns import Ragged
 from timeline.leases import Message
 from timeline.storage_plugins.contract import StoreUnavailable
-from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.connections import Later, Session
 from timeline.storage_plugins.mysql.schema import DEAD, FREE, HELD
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
 from timeline.storage_plugins.sql.rows import CHANGING, Columns
 
+Reading = Callable[[], Columns]
+"""Reads what was asked, when it is needed."""
 AT_ONCE = 2000
 """Rows of one statement that writes or looks up."""
 LEASED_AT_ONCE = 4000
@@ -61,7 +63,11 @@ class Aggregate:
 
     def read(self, session: Session, statement: str, parameters: Sequence[Any] | None = None) -> Columns:
         """Runs a statement made by `over` or `first`."""
-        row = session.rows(statement, parameters)[0]
+        return self.columns(session.later(statement, parameters))
+
+    def columns(self, asked: Later) -> Columns:
+        """What such a statement answers."""
+        row = asked.answered()[0][0]
         listed = len(self.numbers) + len(self._strings)
         lists: list[list[int]] = json.loads(f"[{','.join(f'[{text or str()}]' for text in map(_text, row[:listed]))}]")
         strings: dict[str, Ragged] = {}
@@ -126,10 +132,10 @@ def mark(session: Session, key: int, rows: Sequence[tuple[Any, ...]]) -> None:
     """Notes in the tables beside `message` what new ones have: row, bucket, id, expires_ms, tag."""
     for part in parts([row for row in rows if row[4]]):
         values = ",".join(f"({key},x'{tag.hex()}',{bucket},x'{id.hex()}',{row})" for row, bucket, id, _, tag in part)
-        session.execute(f"INSERT INTO tagged (topic, tag, bucket, id, `row`) VALUES {values}")
+        session.later(f"INSERT INTO tagged (topic, tag, bucket, id, `row`) VALUES {values}")
     for part in parts([row for row in rows if row[3]]):
         values = ",".join(f"({key},{expires_ms},{row})" for row, _, _, expires_ms, _ in part)
-        session.execute(f"INSERT INTO expiring (topic, expires_ms, `row`) VALUES {values}")
+        session.later(f"INSERT INTO expiring (topic, expires_ms, `row`) VALUES {values}")
 
 
 def insert_payloads(session: Session, rows: Sequence[tuple[int, bytes, bytes]]) -> None:
@@ -140,7 +146,7 @@ def insert_payloads(session: Session, rows: Sequence[tuple[int, bytes, bytes]]) 
         values.append(f"({row},x'{payload.hex()}',x'{headers.hex()}')")
         room -= len(payload) + len(headers)
         if room <= 0 or at == len(rows):
-            session.execute(f"INSERT INTO payload (`row`, payload, headers) VALUES {','.join(values)}")
+            session.later(f"INSERT INTO payload (`row`, payload, headers) VALUES {','.join(values)}")
             values, room = [], CONTENT_BYTES_AT_ONCE
 
 
@@ -153,7 +159,7 @@ def update_messages(session: Session, changed: Sequence[tuple[int, Message]]) ->
     """Sets the changing columns of messages by row."""
     for part in parts(changed):
         rows = [[row, *(_value(message, name) for name in CHANGING)] for row, message in part]
-        session.execute(
+        session.later(
             f"UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$[0]', {_CHANGED})) AS a "
             f"STRAIGHT_JOIN message AS m ON m.`row` = a.r SET {_SET}",
             (json.dumps(rows),),
@@ -180,16 +186,16 @@ def delete(session: Session, rows: Sequence[int], marked: bool = True) -> None:
     for part in parts(sorted(rows)):
         if marked:
             chosen = f"IN ({listed(part)})"
-            session.execute(
+            session.later(
                 "DELETE t FROM message AS m STRAIGHT_JOIN tagged AS t ON t.topic = m.topic AND t.tag = m.tag "
                 f"AND t.bucket = m.bucket AND t.id = m.id WHERE m.`row` {chosen} AND m.tag <> x''"
             )
-            session.execute(
+            session.later(
                 "DELETE e FROM message AS m STRAIGHT_JOIN expiring AS e ON e.topic = m.topic "
                 f"AND e.expires_ms = m.expires_ms AND e.`row` = m.`row` WHERE m.`row` {chosen} AND m.expires_ms > 0"
             )
         for table in ("message", "payload"):
-            session.execute(_DELETE.format(table=table), (json.dumps(part),))
+            session.later(_DELETE.format(table=table), (json.dumps(part),))
 
 
 def remember(session: Session, key: int, now_ms: int, left: Sequence[tuple[bytes, Message]]) -> None:
@@ -200,7 +206,7 @@ def remember(session: Session, key: int, now_ms: int, left: Sequence[tuple[bytes
             f"{signed_one(old.last_op)},{now_ms})"
             for id, old in part
         )
-        session.execute(
+        session.later(
             f"REPLACE INTO remembered (topic, id, birth, version, payload_sum, last_op, settled_ms) VALUES {values}"
         )
 
@@ -208,7 +214,7 @@ def remember(session: Session, key: int, now_ms: int, left: Sequence[tuple[bytes
 def lease(session: Session, rows: Sequence[int], now_ms: int, lease_ms: int, holder: bytes) -> None:
     """Writes leases."""
     for part in parts(rows):
-        session.execute(
+        session.later(
             f"UPDATE message SET due_ms = GREATEST({now_ms}, due_ms) + {lease_ms}, holder = {hexed(holder)}, "
             f"version = version + 1, deliveries = deliveries + 1 WHERE `row` IN ({listed(part)})"
         )
@@ -224,7 +230,7 @@ _LEASE_EACH = (
 def lease_each(session: Session, leases: Sequence[tuple[int, int, bytes]]) -> None:
     """Writes leases: row, due_ms, holder."""
     for part in parts(leases):
-        session.execute(_LEASE_EACH, (json.dumps([(row, due_ms, holder.hex()) for row, due_ms, holder in part]),))
+        session.later(_LEASE_EACH, (json.dumps([(row, due_ms, holder.hex()) for row, due_ms, holder in part]),))
 
 
 _EXTEND = (
@@ -236,7 +242,7 @@ _EXTEND = (
 def extend(session: Session, until: Sequence[tuple[int, int]]) -> None:
     """Sets the ends of leases: row, due_ms."""
     for part in parts(until):
-        session.execute(_EXTEND, (json.dumps(part),))
+        session.later(_EXTEND, (json.dumps(part),))
 
 
 # ── reading ──
@@ -287,7 +293,7 @@ def in_buckets(buckets: Sequence[int] | None) -> str:
 def timeline_part(
     session: Session, key: int, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int,
     buckets: Sequence[int] | None,
-) -> Columns:  # fmt: skip
+) -> Reading:  # fmt: skip
     """The first `limit` messages by (due, id) beyond `after`, up to due `until_ms`, locked: those nobody holds, or
     those with a holder. What others lease or settle just now is passed over."""
     beyond = ""
@@ -299,25 +305,28 @@ def timeline_part(
         f"AND m.kind = {HELD if held else FREE} AND m.place_ms <= {until_ms}{beyond}{in_buckets(buckets)} "
         f"ORDER BY m.place_ms, m.id LIMIT {limit} FOR UPDATE SKIP LOCKED"
     )
-    found = columns.read(session, columns.first(source))
-    if not held:
-        nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
-        found.numbers["died_ms"] = [0] * found.count
-        found.strings |= {"holder": nothing, "dead": nothing}
-    return found
+    asked = session.later(columns.first(source))
+
+    def read() -> Columns:
+        found = columns.columns(asked)
+        if not held:
+            nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
+            found.numbers["died_ms"] = [0] * found.count
+            found.strings |= {"holder": nothing, "dead": nothing}
+        return found
+
+    return read
 
 
-def first_dues(
-    session: Session, key: int, after_ms: int, buckets: Sequence[int] | None
-) -> tuple[int | None, int | None, bool]:
-    """The earliest due > `after_ms` of messages nobody holds, and of those with a holder; whether the topic stands."""
+def first_dues(session: Session, key: int, after_ms: int, buckets: Sequence[int] | None) -> Later:
+    """The earliest due > `after_ms` of messages nobody holds, and of those with a holder; whether the topic stands:
+    one row."""
     asked = ", ".join(
         f"(SELECT m.place_ms FROM message AS m FORCE INDEX (message_due) WHERE m.topic = {key} AND m.kind = {kind} "
         f"AND m.place_ms > {after_ms}{in_buckets(buckets)} ORDER BY m.place_ms LIMIT 1)"
         for kind in (FREE, HELD)
     )
-    free, held, stands = session.rows(f"SELECT {asked}, {standing(key)}")[0]
-    return free, held, bool(stands)
+    return session.later(f"SELECT {asked}, {standing(key)}")
 
 
 def standing(key: int) -> str:

@@ -30,7 +30,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.mysql import leasing, messages, reading, records, statements, sweeping
-from timeline.storage_plugins.mysql.connections import Connections, Session
+from timeline.storage_plugins.mysql.connections import Connections, Later, Session
 from timeline.storage_plugins.mysql.location import Location
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.calls import cut, joined, whole
@@ -46,6 +46,10 @@ ROWS_RESERVED = 100_000
 PACKET_SLACK_BYTES = 1024 * 1024
 """Of a packet, beside the content, which travels as hexadecimal text."""
 SMALLEST_PACKET_BYTES = 16 * 1024 * 1024
+
+
+class _Dropped(Exception):
+    """The topic of a call does not stand."""
 
 
 class MysqlStore(Store):
@@ -128,16 +132,30 @@ class MysqlStore(Store):
     async def _on(
         self, topic: Topic, act: Callable[[Session, int], Result], gone: Callable[[], Result], lock: bool = False
     ) -> Result:
-        """Runs `act(session, key)` where the topic stands; else answers `gone()`."""
+        """Runs `act(session, key)` where the topic stands; else answers `gone()`. Where its key is known, whether it
+        stands is asked in one exchange with the first that `act` asks, all of which is undone where it does not."""
 
         def keyed(session: Session) -> Result:
-            key = records.key_of(session, topic, lock)
+            asked, key = records.key_of(session, topic, lock), self._keys.get(topic.uid)
             if key is None:
-                return gone()
-            self._keys[topic.uid] = key
-            return act(session, key)
+                key = self._told(topic, asked)
+            result = act(session, key)
+            self._told(topic, asked)
+            return result
 
-        return await self._transact(keyed)
+        try:
+            return await self._transact(keyed)
+        except _Dropped:
+            return gone()
+
+    def _told(self, topic: Topic, asked: Later) -> int:
+        """The topic's key, as it was `asked` for, from now on known. Raises _Dropped."""
+        found, _ = asked.answered()
+        if not found:
+            self._keys.pop(topic.uid, None)
+            raise _Dropped
+        self._keys[topic.uid] = key = int(found[0][0])
+        return key
 
     async def _on_known(
         self, topic: Topic, act: Callable[[Session, int], Result | None], gone: Callable[[], Result]
@@ -147,12 +165,13 @@ class MysqlStore(Store):
 
         def keyed(session: Session) -> Result:
             key = self._keys.get(topic.uid)
-            if key is None and (key := records.key_of(session, topic)) is not None:
-                self._keys[topic.uid] = key
-            done = None if key is None else act(session, key)
+            done = act(session, self._told(topic, records.key_of(session, topic)) if key is None else key)
             return gone() if done is None else done
 
-        return await self._transact(keyed)
+        try:
+            return await self._transact(keyed)
+        except _Dropped:
+            return gone()
 
     async def _rows(self, count: int) -> int:
         """The first of the row numbers that a put of `count` may take (each id may be tried twice), reserved in a
@@ -279,7 +298,7 @@ class MysqlStore(Store):
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         def act(session: Session, key: int) -> int | None:
-            times = statements.first_dues(session, key, after_ms, buckets)[:2]
+            times = statements.first_dues(session, key, after_ms, buckets).answered()[0][0][:2]
             return min((time for time in times if time is not None), default=None)
 
         return await self._on(topic, act, lambda: None)

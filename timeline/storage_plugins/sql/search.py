@@ -38,6 +38,12 @@ class Search(ABC, Generic[C]):
         self.expired = 0
         self.buried: list[Rows] = []
 
+    @property
+    def free_until_ms(self) -> int:
+        """Up to which due a message that nobody holds may be leased."""
+        now_ms = self.changes.now_ms
+        return now_ms - self._overdue_ms if self._overdue_ms else max(now_ms, self._due_before_ms)
+
     @abstractmethod
     def look(self, held: bool, until_ms: int, after: tuple[int, bytes] | None, limit: int) -> Part:
         """The first `limit` messages by (due, id) beyond `after`, up to due `until_ms`: those nobody holds, or those
@@ -53,10 +59,9 @@ class Search(ABC, Generic[C]):
         changes, settings = self.changes, self.changes.topic.settings
         if not wanted:
             return Part.concat([])
-        now_ms = changes.now_ms
         until: tuple[tuple[bool, int], ...] = (
-            (False, now_ms - self._overdue_ms if self._overdue_ms else max(now_ms, self._due_before_ms)),
-            (True, now_ms - max(settings.redelivery_backoff_ms, self._overdue_ms)),
+            (False, self.free_until_ms),
+            (True, changes.now_ms - max(settings.redelivery_backoff_ms, self._overdue_ms)),
         )
         ran_out_ms = self.first_held_ms()
         if ran_out_ms is None or ran_out_ms > until[1][1]:
