@@ -104,7 +104,7 @@ class Session:
 
     async def _stay_connected(self) -> None:
         link = self._link
-        while not self.closing or self.desk.line.waiting:
+        while not self.closing or self.desk.line.waiting or self.desk.line.resting:
             try:
                 opened = await link.channel.open("Consume", Deadline.after(link.clock, link.timeout_ms))
             except Unavailable:
@@ -147,7 +147,7 @@ class Session:
             return not line.aboard
         # What the broker had sent before it heard of our leaving has arrived once it says so.
         parted = stream.leaving is not None
-        return self.closing and parted and not (line.aboard or line.waiting or self.desk.gathering)
+        return self.closing and parted and not (line.aboard or line.waiting or line.resting or self.desk.gathering)
 
     def _awaits_parting(self, stream: ConsumeStream) -> bool:
         """Whether the broker said that it goes, or has yet to say that it heard that we do."""
