@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -24,7 +25,8 @@ def main() -> int:
 
 def _open_standard_streams() -> None:
     """Where a standard stream was closed (`<&-`), the null device stands in for it: else its number goes to the next
-    file or connection, into which whoever means standard error would write."""
+    file or connection, into which whoever means standard error would write. What the terminal's encoding does not have
+    is spelt out on standard output, as it is on standard error: others' ids are in any script."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -33,6 +35,8 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             mode = "w" if number else "r"
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _main() -> int:

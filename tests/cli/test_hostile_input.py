@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import IO
@@ -34,6 +35,26 @@ def test_others_texts_are_shown_spelt_out(topic: str, tell: Call, address: str) 
     for text in said:
         assert SPELT in text
         assert all(line.isprintable() for line in text.splitlines()), text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_outputs_encoding_lacks_is_spelt_out(
+    topic: str, tell: Call, address: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    assert tell("produce", topic, "東京", "--in", "1h", "--id", "🛫").code == 0
+
+    def said(*arguments: str) -> bytes:
+        started = start(*arguments, address=address)
+        out, errors = started.communicate(timeout=30)
+        assert (started.returncode, errors) == (0, b"")
+        return out
+
+    assert rb"\U0001f6eb" in said("ls", topic)
+    assert json.loads(said("ls", topic, "--json"))["id"] == "🛫"
+    assert b"1" in said("forecast", topic)
+    assert topic.encode() in said("top", "--once")
 
 
 @pytest.mark.processes

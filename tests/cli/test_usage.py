@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+import timeline
 from tests.cli.conftest import Call, plain_environment, start
 from timeline.cli import meant
 from timeline.cli.app import COMMANDS, cli, package_version
@@ -362,6 +364,19 @@ def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=30)
     assert first.returncode == 0
+
+
+@pytest.mark.processes
+async def test_a_broker_whose_client_hangs_ends_without_a_traceback() -> None:
+    broker = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", "--store", "memory://")
+    assert broker.stdout is not None
+    address = json.loads(broker.stdout.readline())["listen"]
+    async with timeline.connect(address, timeout="10s") as tl:
+        await tl.create_topic("t")
+        await tl.producer("t").produce(b"", in_="1h")
+        broker.send_signal(signal.SIGTERM)
+        _, said = broker.communicate(timeout=30)  # the client's loop stands still: it reads nothing
+    assert broker.returncode == 0 and said.endswith(b"stopped\n") and b"Traceback" not in said, said.decode()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

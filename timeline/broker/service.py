@@ -71,6 +71,7 @@ FEW_FILES = 1024
 UNARY_A_CONNECTION = 1000
 """Calls besides streams that one connection may have open; what is more waits in its client."""
 RETRY_OPEN_S = 1.0
+CALLS_END_S = 1.0
 QUIET_TRIES = 30
 """So many tries at most are without a word."""
 LOOK_AT_URL = "if it is up, look at host and port in --store"
@@ -169,6 +170,7 @@ async def serve(
         if worker is not None:
             await worker.start(stopping.set)
         probes_at = probes.start()
+        ours = asyncio.all_tasks()
         await server.start()
 
         def opened() -> None:
@@ -195,6 +197,7 @@ async def serve(
             for task in watching:
                 task.cancel()
             await server.stop(1.0)
+            await _calls_ended(ours)
     finally:
         probes.stop()
         if worker is not None:
@@ -202,6 +205,13 @@ async def serve(
         if pipe is not None:
             await pipe.close(config.grace_ms / 1000.0)
     log.info("stopped")
+
+
+async def _calls_ended(ours: set[asyncio.Task[Any]]) -> None:
+    """Returns when nothing runs but `ours`. Calls whose peer does not read have some turns of the loop to go once the
+    server has stopped; of each that its loop's end cuts off, gRPC would print a traceback."""
+    if calls := asyncio.all_tasks() - ours:
+        await asyncio.wait(calls, timeout=CALLS_END_S)
 
 
 def _store_for(config: ServeConfig) -> Store:

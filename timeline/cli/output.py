@@ -34,8 +34,14 @@ def confirm(question: str) -> None:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object on a line of its own, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """One object on a line of its own, at once. Where the output's encoding lacks a character of it, JSON's own escapes
+    stand in: those of standard output are none of JSON's."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, separators=(",", ":"))
+    click.echo(text)
     sys.stdout.flush()
 
 

@@ -135,13 +135,25 @@ class _Crew:
             await self._failed(delivery, "CancelledError: what it waited for was cancelled", cancelled)
         except Retry as again:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
-                await self._settle(delivery, delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason)))
+                await self._again(delivery, again)
         except Bury as bury:
             await self._settle(delivery, delivery.bury(_short(bury.reason) or "buried by its handler"))
         except Exception as error:
-            await self._failed(delivery, f"{type(error).__name__}: {error}", error)
+            await self._failed(delivery, _words(error), error)
         else:
             await self._settle(delivery, delivery.ack())
+
+    async def _again(self, delivery: Delivery, again: Retry) -> None:
+        """Back until when the handler said. A time that cannot be is a failure of the handler like any other: else the
+        message would lie there until its lease ends."""
+        if self._settled(delivery):
+            return
+        try:
+            await delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason))
+        except Invalid as bad:
+            await self._failed(delivery, f"Retry: {bad.reason}", bad)
+        except TimelineError as error:
+            self.consumer.settle_failed(delivery, error)
 
     async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
         """Once more after the backoff, where the topic permits another delivery."""
@@ -217,13 +229,17 @@ class _Crew:
 
     async def _settle(self, delivery: Delivery, asked: Coroutine[Any, Any, None]) -> None:
         """Settles what a handler left; when it settled the message itself, that stands."""
-        if not self.consumer.holds(delivery) and not delivery.lost:
+        if self._settled(delivery):
             asked.close()
             return
         try:
             await asked
         except TimelineError as error:
             self.consumer.settle_failed(delivery, error)
+
+    def _settled(self, delivery: Delivery) -> bool:
+        """Whether the handler did it itself."""
+        return not self.consumer.holds(delivery) and not delivery.lost
 
     async def keep(self) -> None:
         """Extends what handlers have at a third of the lease; cancels a handler whose lease is lost."""
@@ -249,6 +265,14 @@ def _ends(task: asyncio.Task[Any] | None) -> bool:
 
 async def _pause(wait_s: float) -> None:
     await asyncio.sleep(wait_s)
+
+
+def _words(error: Exception) -> str:
+    """What an exception says; its own code may fail at that, too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot say why"
 
 
 def _short(reason: str) -> str:

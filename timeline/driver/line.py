@@ -48,6 +48,11 @@ class Line:
         """Whether something waits to be sent."""
         return bool(self._waiting or self._forming)
 
+    @property
+    def resting(self) -> bool:
+        """Whether something was refused for the moment, and goes again by and by."""
+        return bool(self._resting)
+
     def can_go(self, form: bool) -> bool:
         """Whether `next` would find something; single calls that gathered count when they may `form` a parcel."""
         return bool(self._waiting or (form and self._forming))
