@@ -1,4 +1,4 @@
-"""Producers that nobody closed and nobody holds any more: they end without a word, and lose nothing."""
+"""Producers and consumers that nobody closed and nobody holds any more: they end without a word, and lose nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -75,3 +76,57 @@ async def test_a_call_under_way_outlives_whoever_let_its_producer_go(broker: Bro
     gc.collect()
     go.set()
     assert (await call).ok
+
+
+async def _take_and_let_go(tl: timeline.Timeline, count: int) -> None:
+    async for d in tl.consumer("t", credit=20):
+        d.ack_soon()
+        count -= 1
+        if not count:
+            break
+
+
+async def test_what_an_abandoned_consumer_had_waiting_goes_back(
+    tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would be extended for nobody, as long as the client lives."""
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"", in_=0, id=f"m{n:02}") for n in range(20)])
+    await _take_and_let_go(tl, 3)
+    gc.collect()
+    async with asyncio.timeout(20), tl.consumer("t", credit=1) as c:
+        seen = [(d.id, d.deliveries) async for d in _acked(c, 17)]
+    assert sorted(seen) == [(f"m{n:02}", 1) for n in range(3, 20)]
+    assert _complaints(caplog) == []
+
+
+async def _acked(c: timeline.Consumer, count: int) -> AsyncIterator[timeline.Delivery]:
+    async for d in c:
+        await d.ack()
+        yield d
+        count -= 1
+        if not count:
+            return
+
+
+async def test_closing_the_client_waits_for_an_abandoned_consumer(broker: Broker) -> None:
+    """Its acks still gather when the client is closed, at once."""
+    async with timeline.connect(broker.address) as tl:
+        await tl.create_topic("t", lease="60s")
+        async with tl.producer("t") as p:
+            await p.produce_many([timeline.Message(b"", in_=0) for _ in range(20)])
+        await _take_and_let_go(tl, 20)
+        gc.collect()
+    async with timeline.connect(broker.address) as tl:
+        assert [m.id async for m in tl.scan("t")] == []
+
+
+async def test_a_delivery_in_hand_keeps_its_consumer(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce(b"", in_=0, id="m")
+    d = await tl.consumer("t").take()
+    gc.collect()
+    assert d is not None
+    await d.extend("1m")
+    await d.ack()
+    assert await tl.get("t", "m") is None

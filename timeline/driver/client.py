@@ -16,7 +16,8 @@ from timeline.driver import relay
 from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.channel import Channel, TransportFactory
 from timeline.driver.companion import all_of
-from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer, check_credit
+from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
+from timeline.driver.credit import check_credit
 from timeline.driver.holding import Holding
 from timeline.driver.ids import Randomness
 from timeline.driver.link import Link
@@ -108,7 +109,7 @@ class Timeline(Reading, Overview, TopicCalls):
         if self._link.closed:
             return
         try:
-            await all_of(*(child.aclose() for child in list(self._children)))
+            await all_of(*(child.aclose() for child in list(self._children)), self._link.parted())
         finally:
             self._link.closed = True
             await self._link.channel.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -16,16 +17,15 @@ from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.hand import HANDED, Hand, Load, Stats
 from timeline.driver.ids import Randomness
 from timeline.driver.link import Link
-from timeline.driver.message import encode_text
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
 from timeline.driver.session import Session
-from timeline.driver.settling import AT, SettleDesk
+from timeline.driver.settling import SettleDesk, bury_reason, release_reason, release_time
 from timeline.driver.stream import Wish
-from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
-from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
-from timeline.model import MAX_BATCH, MAX_REASON_BYTES, Operation
+from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.errors import Closed, LeaseLost, TimelineError
+from timeline.model import MAX_BATCH, Operation
 
 if TYPE_CHECKING:
     from timeline.driver.handlers import Backoff, Handler
@@ -81,7 +81,7 @@ class Consumer:
         link = self._link
         clock = BrokerClock()
         self._hand = Hand(credit, self._credit_bytes)
-        self._desk = SettleDesk(link, self._hand, clock, self._settle_failed)
+        self._desk = SettleDesk(link, self._hand, clock, _weakly(self._settle_failed))
         wish = Wish(self.topic, self.id, link.ids.number(), self._lease_ms)
         self._session = Session(link, wish, self._hand, self._desk, clock)
         self._session.arrived = self._event.set
@@ -117,6 +117,12 @@ class Consumer:
         self._event.set()
         if self._epoch == self._link.epoch:
             await self._session.stop(self._link.timeout_ms)
+
+    def __del__(self) -> None:
+        """One that was never closed and that nobody holds any more, nor anything that it delivered: what it would keep
+        and extend for nobody goes back."""
+        if not self.closed and self._epoch == self._link.epoch and self._link.here:
+            self._link.part(self._session)
 
     def open(self, credit: int | None = None) -> None:
         """Connects in the background, as the first use does. `credit`: what to use when none was asked for."""
@@ -288,12 +294,12 @@ class Consumer:
         self, d: Delivered, in_: Duration | None, at: When | None, reason: str, timeout: Duration | None
     ) -> None:
         """See Delivery.release."""
-        time_ms, flags = _release_time(in_, at)
-        await self._one(d, Operation.RELEASE, time_ms, flags, _reason(reason), timeout)
+        time_ms, flags = release_time(in_, at)
+        await self._one(d, Operation.RELEASE, time_ms, flags, release_reason(reason), timeout)
 
     async def bury_one(self, d: Delivered, reason: str, timeout: Duration | None) -> None:
         """See Delivery.bury."""
-        await self._one(d, Operation.BURY, 0, 0, _bury_reason(reason), timeout)
+        await self._one(d, Operation.BURY, 0, 0, bury_reason(reason), timeout)
 
     def ack_soon(self, load: Load, index: int) -> None:
         """See Delivery.ack_soon."""
@@ -339,12 +345,12 @@ class Consumer:
         timeout: Duration | None,
     ) -> Receipts:
         """See DeliveryBatch.release."""
-        time_ms, flags = _release_time(in_, when)
-        return await self._many(load, at, Operation.RELEASE, time_ms, flags, _reason(reason), timeout)
+        time_ms, flags = release_time(in_, when)
+        return await self._many(load, at, Operation.RELEASE, time_ms, flags, release_reason(reason), timeout)
 
     async def bury_many(self, load: Load, at: Indexes, reason: str, timeout: Duration | None) -> Receipts:
         """See DeliveryBatch.bury."""
-        return await self._many(load, at, Operation.BURY, 0, 0, _bury_reason(reason), timeout)
+        return await self._many(load, at, Operation.BURY, 0, 0, bury_reason(reason), timeout)
 
     def _more_ms(self, more: Duration | None) -> int:
         return int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
@@ -370,24 +376,12 @@ class Consumer:
         return d._load.state[d._index] == HANDED
 
 
-def check_credit(credit: Any, name: str, most: int) -> int:
-    """`credit` when it is a whole number from 1, else Invalid."""
-    if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= most:
-        raise Invalid(f"{name} must be a whole number from 1 to {most}, not {credit!r}")
-    return credit
+def _weakly(tell: Callable[[Load, int, TimelineError], None]) -> Callable[[Load, int, TimelineError], None]:
+    """The same for one who must not hold the consumer whose method it is."""
+    method = weakref.WeakMethod(tell)
 
+    def told(load: Load, index: int, error: TimelineError) -> None:
+        if (there := method()) is not None:
+            there(load, index, error)
 
-def _release_time(in_: Duration | None, at: When | None) -> tuple[int, int]:
-    if in_ is not None and at is not None:
-        raise Invalid("say in_= or at=, or neither to release it at once; not both")
-    if at is not None:
-        return instant_ms(at), AT
-    return (0 if in_ is None else duration_ms(in_)), 0
-
-
-def _reason(reason: str) -> bytes:
-    return encode_text(reason, "a reason", MAX_REASON_BYTES, least_bytes=0).encode()
-
-
-def _bury_reason(reason: str) -> bytes:
-    return encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode()
+    return told

@@ -7,11 +7,12 @@ A message's credit rides once, with the first settle of it that is sent, and whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from timeline.columns import Indexes, Int64
+from timeline.errors import Invalid
 
 if TYPE_CHECKING:
     from timeline.driver.hand import Load
@@ -164,3 +165,10 @@ class Credit:
 def distinct(at: Indexes) -> Indexes:
     """Each index once: a caller may name a message twice."""
     return at if len(at) < 2 or bool((at[1:] > at[:-1]).all()) else np.unique(at)
+
+
+def check_credit(credit: Any, name: str, most: int) -> int:
+    """`credit` when it is a whole number from 1, else Invalid."""
+    if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= most:
+        raise Invalid(f"{name} must be a whole number from 1 to {most}, not {credit!r}")
+    return credit

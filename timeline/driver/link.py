@@ -4,15 +4,24 @@ lives in."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
+from typing import Protocol
 
 from timeline.clock import Clock
 from timeline.driver.channel import Channel, Deadline
+from timeline.driver.companion import all_of, hold
 from timeline.driver.ids import Ids, Randomness
 from timeline.driver.offset import Drift
 from timeline.driver.times import Duration, duration_ms
 from timeline.errors import Closed, Invalid
+
+
+class Parts(Protocol):
+    """What can leave its broker in order."""
+
+    async def stop(self, timeout_ms: float) -> None: ...
 
 
 class Link:
@@ -31,6 +40,7 @@ class Link:
         self.drift = Drift()
         self.epoch = 0
         self.closed = False
+        self._parting: set[Parts] = set()
         self._pid = os.getpid()
         self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,7 +60,8 @@ class Link:
                     "or use timeline.connect_sync, which serves all threads"
                 )
             if pid != self._pid:
-                self.leave_behind(self.channel.transports)
+                self.leave_behind(self.channel.transports, self._parting)
+            self._parting = set()
             self.channel.abandon()
             self.epoch += 1
             self._forked = self._forked or pid != self._pid
@@ -60,6 +71,29 @@ class Link:
     def here(self) -> bool:
         """Whether this is the process that it was last used in, and no child of it."""
         return os.getpid() == self._pid
+
+    def part(self, session: Parts) -> None:
+        """`session` goes in order, though nobody holds its consumer any more; closing the client waits for it. From
+        whatever thread."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        self._parting.add(session)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._begin_parting, session)
+
+    def _begin_parting(self, session: Parts) -> None:
+        hold(self._leave(session), "a consumer that nobody holds leaves")
+
+    async def _leave(self, session: Parts) -> None:
+        try:
+            await session.stop(self.timeout_ms)
+        finally:
+            self._parting.discard(session)
+
+    async def parted(self) -> None:
+        """Returns once all that was to part has gone."""
+        await all_of(*(self._leave(session) for session in list(self._parting)))
 
     def trouble(self) -> str:
         """Why nothing can be sent."""

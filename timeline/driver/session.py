@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from timeline.driver.channel import REFUSALS, Deadline, refusal
-from timeline.driver.companion import beside, end
+from timeline.driver.companion import beside, end, hold
 from timeline.driver.hand import Hand, Load
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
@@ -83,7 +83,7 @@ class Session:
         if self._task is None:
             self.failure = None
             self._since_ms = self._link.clock.monotonic_ms()
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"consuming {self.wish.topic}")
+            self._task = hold(self._run(), f"consuming {self.wish.topic}")
 
     async def _run(self) -> None:
         try:

@@ -14,10 +14,12 @@ from timeline.driver.gathering import Gathering
 from timeline.driver.hand import DONE, WAITING, Hand, Load
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
+from timeline.driver.message import encode_text
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, Columns, Many, Parcel, error_of, pick
-from timeline.errors import TimelineError
-from timeline.model import Answers, Operation, Status
+from timeline.driver.times import Duration, When, duration_ms, instant_ms
+from timeline.errors import Invalid, TimelineError
+from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status
 from timeline.wire.crediting import credit_counts, still_held
 from timeline.wire.frames import Settle, Settled, SettleFlag
 
@@ -346,3 +348,22 @@ def _build(entries: Sequence[Any]) -> tuple[Columns, Any, int]:
 
 UNSEEN = int(SettleFlag.UNSEEN)
 AT = int(SettleFlag.AT)
+
+
+def release_time(in_: Duration | None, at: When | None) -> tuple[int, int]:
+    """When a release makes a message due again, and as what kind of time the broker is to read it."""
+    if in_ is not None and at is not None:
+        raise Invalid("say in_= or at=, or neither to release it at once; not both")
+    if at is not None:
+        return instant_ms(at), AT
+    return (0 if in_ is None else duration_ms(in_)), 0
+
+
+def release_reason(reason: str) -> bytes:
+    """The reason of a release, as it is sent. Raises Invalid."""
+    return encode_text(reason, "a reason", MAX_REASON_BYTES, least_bytes=0).encode()
+
+
+def bury_reason(reason: str) -> bytes:
+    """The same of a bury, which needs one."""
+    return encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode()
