@@ -196,6 +196,19 @@ def test_hindrances_name_the_cause_that_covered_most():
     assert hindrances.why(np.array([1_380]), 1_500)[0].tolist() == [Cause.NO_CREDIT]
 
 
+def test_what_is_not_delivered_is_kept_by_what_hinders_now():
+    hindrances = Hindrances(started_ms=0)
+    hindrances.now(Cause.PAUSED, 0)
+    hindrances.now(Cause.NO_CONSUMER, 10_000)
+    assert hindrances.still(100, 10_001) is Cause.NO_CONSUMER
+    hindrances.now(None, 11_000)
+    assert hindrances.still(100, 11_001) is Cause.PAUSED  # nothing hinders any more: it goes at once
+    restarted = Hindrances(started_ms=60_000)
+    restarted.now(Cause.NO_CONSUMER, 60_000)
+    assert restarted.still(100, 61_000) is Cause.BROKER_DOWN
+    assert restarted.still(100, 66_000) is Cause.NO_CONSUMER
+
+
 def test_a_flickering_hindrance_does_not_push_out_the_past():
     hindrances = Hindrances(started_ms=0)
     hindrances.span(Cause.STORE_SLOW, 0, 1_000)

@@ -189,8 +189,8 @@ def test_findings_of_a_broker(
     ("load", "settings", "said"),
     [
         ({}, {}, []),
-        ({"available": 3, "credit": 0}, {}, ["all consumers of t are full, 3 are due"]),
-        ({"available": 3, "consumers": 0, "credit": 0}, {}, ["nobody consumes t, where 3 are due"]),
+        ({"available": 3, "credit": 0}, {}, ["all consumers of t are full, with 3 due"]),
+        ({"available": 3, "consumers": 0, "credit": 0}, {}, ["nobody consumes t, with 3 due"]),
         ({"available": 3}, {"paused": True}, ["t is paused, 3 due"]),
     ],
 )

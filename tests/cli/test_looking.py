@@ -14,7 +14,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.cli.causes import ADVICE, HAPPENED, LEARNT
 from timeline.cli.follow import changes, follow
 from timeline.cli.read import LIMIT
 from timeline.model import State
@@ -63,7 +63,7 @@ def test_late_says_what_was_late_and_why(tell: Call, topic: str) -> None:
     assert {row["consumer"] for row in told.values()} == {"worker-1"}
     text = tell("late", topic).out
     assert text.count(HAPPENED[Cause.PRODUCED_LATE]) == 3  # two lines, one sum
-    assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]} → {ADVICE[Cause.PRODUCED_LATE]}" in text
+    assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]} → {LEARNT[Cause.PRODUCED_LATE]}" in text
     assert len(tell("late", "--limit", 1, "--json").json) == 1
     newest = tell("late", topic, "--limit", 1)
     assert f"2 × {HAPPENED[Cause.PRODUCED_LATE]}" in newest.out
@@ -72,7 +72,7 @@ def test_late_says_what_was_late_and_why(tell: Call, topic: str) -> None:
 
 
 def test_every_cause_is_put_in_words() -> None:
-    assert HAPPENED.keys() == ADVICE.keys() == set(Cause)
+    assert HAPPENED.keys() == ADVICE.keys() == LEARNT.keys() == set(Cause)
 
 
 def test_follow_tells_each_change(tell: Call, topic: str, address: str) -> None:

@@ -88,4 +88,4 @@ def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -
                 text=True,
                 check=True,
             )
-            assert "delivered to me" in why.stdout and "no consumer was connected" in why.stdout
+            assert "delivered to consumer-" in why.stdout and "no consumer was connected" in why.stdout

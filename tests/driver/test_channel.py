@@ -73,6 +73,17 @@ def test_nothing_is_suggested_that_is_no_address_either(written: str) -> None:
     assert "Did you mean" not in str(refused.value)
 
 
+async def test_with_in_place_of_async_with_and_the_other_way_round_is_told() -> None:
+    with (
+        pytest.raises(TypeError, match=r"timeline\.connect_sync makes the one for `with`"),
+        timeline.connect("localhost:9000"),
+    ):
+        raise AssertionError("it was entered")
+    with pytest.raises(TypeError, match=r"timeline\.connect makes the one for `async with`"):
+        async with timeline.connect_sync("localhost:9000"):
+            raise AssertionError("it was entered")
+
+
 def test_no_address_at_all_is_refused() -> None:
     with pytest.raises(Invalid, match="no address is given"):
         timeline.connect([])

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("timeline.broker")
 Token = tuple[bytes, int, int]
+SUPERSEDED = (
+    "another session connected under this consumer id: give each consumer an id of its own, or none, and they share "
+    "the messages"
+)
 
 
 class ConsumeStream:
@@ -152,7 +156,7 @@ class ConsumeStream:
             unsent = before.leave(LeavingReason.STALLED, "this session connected again")
         else:
             log.info("consumer %r was taken over by another session from %s", consumer.id.decode(), self._peer)
-            unsent = before.leave(LeavingReason.SUPERSEDED, "another session connected under this consumer id")
+            unsent = before.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
         dealer.part_with(before, unsent)
 
     async def _resume(self, hello: Hello, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:

@@ -87,6 +87,15 @@ class Hindrances:
             causes[down], most[down] = Cause.BROKER_DOWN, back_ms - due_ms[down]
         return causes, most
 
+    def still(self, due_ms: int, now_ms: int) -> Cause:
+        """What keeps a message that came due at `due_ms` and is not delivered yet: what hinders now, though something
+        else may have kept it for longer; else what did."""
+        back = due_ms >= self._started_ms or self._back_ms is not None or now_ms >= self._started_ms + COMING_BACK_MS
+        if back and self._cause is not None:
+            return self._cause
+        causes, _ = self.why(np.array([due_ms], dtype=np.int64), now_ms)
+        return Cause(int(causes[0]))
+
 
 class Lateness:
     """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
@@ -134,8 +143,7 @@ class Lateness:
 
     def still(self, due_ms: int, now_ms: int) -> Cause:
         """What keeps a message that came due at `due_ms` and is not delivered yet."""
-        causes, _ = self._hindrances.why(np.array([due_ms], dtype=np.int64), now_ms)
-        return Cause(int(causes[0]))
+        return self._hindrances.still(due_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ ADVICE: dict[Cause, str] = {
 }
 """What to do about it."""
 
+LEARNT: dict[Cause, str] = ADVICE | {Cause.PAUSED: "it was delivered once the topic was resumed"}
+"""The same of a delivery that is over."""
+
 KEEPS: dict[Cause, str] = HAPPENED | {
     Cause.UNEXPLAINED: "nothing that the broker knows of keeps it; it should go at once",
     Cause.NO_CONSUMER: "no consumer is connected",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
+import subprocess
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, awaited, complain, explain
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, plain, print_json, shown_payload
@@ -20,6 +22,8 @@ from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
+QUIET_S = 0.5
+_PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 PARTING_S = 1.0
 """How long a consumer with nothing in hand may take to end in order after a signal."""
 
@@ -62,6 +66,8 @@ def consume(
     """
     if release is not None and command is not None:
         raise Invalid("--release puts every message back, --exec decides by the exit code: give one of the two")
+    if command is not None:
+        _check_command(command)
     taker = Taker(
         as_json=as_json,
         release_s=None if release is None else duration_ms(release, "--release") / 1000,
@@ -84,6 +90,14 @@ def consume(
     return awaited(work())
 
 
+def _check_command(command: str) -> None:
+    """Raises Failed where the shell that is to run CMD knows no such program: else each message would be put back, and
+    count as delivered, for a word that is misspelt. What is more than a program's name is the shell's to judge."""
+    named = _PROGRAM.match(command)
+    if named and subprocess.run(["/bin/sh", "-c", f"command -v {named[1]}"], stdout=subprocess.DEVNULL).returncode:
+        raise Failed(USAGE, f"the shell finds no program {named[1]!r}: give --exec its path, or one that is there")
+
+
 async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
     """Takes until all is done or a signal comes; the exit code. The first signal ends in order, another at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -101,18 +115,21 @@ async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, tell, number)
+    quiet = loop.call_later(QUIET_S, taker.say_it_waits, consumer.topic)
     try:
         code = await taker.take(consumer)
     except asyncio.CancelledError:
         if not told:
             raise
         code = SOME_FAILED if taker.busy else DONE
+    finally:
+        quiet.cancel()
     return INTERRUPTED if signal.SIGINT in told else code
 
 
 class Taker:
-    """Takes deliveries one after the other and settles each as was asked. `failed` counts what was not acked; `busy`:
-    one is in hand."""
+    """Takes deliveries one after the other and settles each as was asked. `taken` counts them, `failed` what was not
+    acked; `busy`: one is in hand."""
 
     def __init__(
         self,
@@ -128,13 +145,17 @@ class Taker:
         self.command = command
         self.wait_s = wait_s
         self.count = count
-        self.failed = 0
+        self.taken = self.failed = 0
         self.busy = False
+
+    def say_it_waits(self, topic: str) -> None:
+        """That it goes on, where it does so until told and nothing has shown that yet."""
+        if not (self.taken or self.as_json or self.count or self.wait_s is not None):
+            complain(f"waiting for messages of {topic}; Ctrl-C ends it")
 
     async def take(self, consumer: timeline.Consumer) -> int:
         """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more. The exit code."""
-        taken = 0
-        while taken != self.count:
+        while self.taken != self.count:
             try:
                 async with asyncio.timeout(self.wait_s):
                     delivery = await consumer.take()
@@ -142,7 +163,7 @@ class Taker:
                 break
             if delivery is None:
                 break
-            taken += 1
+            self.taken += 1
             self.busy = True
             await self._settle(delivery, consumer.lease_ms / 1000)
             self.busy = False

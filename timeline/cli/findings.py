@@ -181,10 +181,10 @@ def of_topics(standings: Standings, settings: Mapping[str, TopicSettings]) -> li
             found.append(Finding("topic", WARNING, f"{name} is paused, {waiting:,} due", advice))
         elif waiting and not consumers[name]:
             advice = f"start one: 'timeline consume {name}' takes and prints them"
-            found.append(Finding("consumers", WARNING, f"nobody consumes {name}, where {waiting:,} are due", advice))
+            found.append(Finding("consumers", WARNING, f"nobody consumes {name}, with {waiting:,} due", advice))
         elif waiting and not credit[name]:
             advice = "start more, give them more credit, or let handlers take less time"
-            full = f"all consumers of {name} are full, {waiting:,} are due"
+            full = f"all consumers of {name} are full, with {waiting:,} due"
             found.append(Finding("consumers", WARNING, full, advice))
     for consumer in (consumer for one in standings.brokers for consumer in one.consumers):
         if consumer.health is not Health.HEALTHY:

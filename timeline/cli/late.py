@@ -9,7 +9,7 @@ import click
 
 from timeline.cli.app import DONE, SOME_FAILED, awaited, complain
 from timeline.cli.asking import check_topic, client_command, topic_names
-from timeline.cli.causes import ADVICE, HAPPENED
+from timeline.cli.causes import HAPPENED, LEARNT
 from timeline.cli.identity import connected
 from timeline.cli.output import print_json, print_table
 from timeline.cli.values import DURATION, iso, shown_lateness, shown_time, zone_of
@@ -75,7 +75,7 @@ def _sum_up(found: tuple[LateDelivery, ...]) -> None:
     if found:
         click.echo()
     for cause, count in Counter(one.cause for one in found).most_common():
-        click.echo(f"{count:>6} × {HAPPENED[cause]} → {ADVICE[cause]}")
+        click.echo(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}")
 
 
 def late_json(one: LateDelivery) -> dict[str, Any]:

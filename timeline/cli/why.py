@@ -10,7 +10,7 @@ import click
 import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain
 from timeline.cli.asking import check_topic, client_command, topic_names
-from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
+from timeline.cli.causes import ADVICE, HAPPENED, KEEPS, LEARNT
 from timeline.cli.identity import connected
 from timeline.cli.late import late_json
 from timeline.cli.output import print_json
@@ -83,11 +83,11 @@ def story(
         late = shown_lateness(one.delivered_ms - one.due_ms)
         when = shown_time(one.delivered_ms, zone)
         lines.append(f"{when}  delivered to {one.consumer}, {late} late: {HAPPENED[one.cause]}")
-        lines.append(f"  → {_advice(one, topic)}")
+        lines.append(f"  → {LEARNT[one.cause].replace('TOPIC', topic)}")
     if kept is not None:
         since = shown_lateness(kept.delivered_ms - kept.due_ms)
         lines.append(f"now  due since {since}, and nobody has it: {KEEPS[kept.cause]}")
-        lines.append(f"  → {_advice(kept, topic)}")
+        lines.append(f"  → {ADVICE[kept.cause].replace('TOPIC', topic)}")
     elif entry is not None:
         if not delivered:
             lines.append("no late delivery of it is remembered")
@@ -97,10 +97,6 @@ def story(
             f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired (which one is not kept)"
         )
     return lines
-
-
-def _advice(one: LateDelivery, topic: str) -> str:
-    return ADVICE[one.cause].replace("TOPIC", topic)
 
 
 def _state(topic: str, id: str, entry: timeline.StoredMessage, zone: ZoneInfo | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import NoReturn, Self, TypeAlias
 
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
@@ -103,6 +103,12 @@ class Timeline(Reading, Overview, TopicCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this client is for `async with`; timeline.connect_sync makes the one for `with`")
+
+    def __exit__(self, *_: object) -> None:
+        """There for `__enter__`, which tells."""
 
     async def aclose(self) -> None:
         """Closes its producers and consumers, which flush, all at once; then all connections."""

@@ -56,6 +56,9 @@ class Consumer:
     `on_settle_error(delivery, error)` is called for what `ack_soon` could not settle. `stats` counts.
     """
 
+    closed = True
+    """Until it is made: one that could not be has nothing to end."""
+
     def __init__(
         self,
         link: Link,

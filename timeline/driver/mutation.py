@@ -47,6 +47,9 @@ class TagProgress:
 class Mutations:
     """The part of a producer that changes messages that are there. See `Producer`."""
 
+    closed = True
+    """Until it is made: one that could not be has nothing to end."""
+
     def __init__(self, link: Link, topic: str, group: str) -> None:
         self.topic, self.group = topic, group
         self.closed = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from timeline.credentials import credentials_of
 from timeline.driver.addresses import DEFAULT_ADDRESS
@@ -154,6 +154,12 @@ class SyncTimeline(Closing):
     ) -> None:
         self._client = Timeline(addresses, timeout, **seams)
         self._background = Background()
+
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError("this client is for `with`; timeline.connect makes the one for `async with`")
+
+    async def __aexit__(self, *_: object) -> None:
+        """There for `__aenter__`, which tells."""
 
     def close(self) -> None:
         """Closes its producers and consumers, which flush; then all connections, and the thread."""
