@@ -293,3 +293,19 @@ def test_an_ack_sent_again_may_meet_the_second_life_of_its_birth(scene: StoreSce
     assert scene.broken() == {"S16"}
     ack.result["repeated"] = True
     assert scene.broken() == set()
+
+
+def test_a_delivery_under_way_may_meet_the_first_lifes_ack_sent_again(scene: StoreScene) -> None:
+    """Both lives have one token: what ended the second one's lease is nothing that whoever hands it out could know."""
+    _leased(scene)
+    ack = scene.settle("ack")
+    scene.commit("ack", 2, at=scene.at - 1)
+    scene.commit("put", 1)
+    scene.events[0].returned = scene.at
+    scene.events[0].result["repeated"] = True
+    due = scene.at + LEASE_MS
+    scene.commit("lease", 2, due=due)
+    scene.commit("ack", 2)
+    ack.returned, ack.result["repeated"] = scene.at, True
+    scene.receive(until=due)
+    assert scene.broken() == set()

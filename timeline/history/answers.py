@@ -304,15 +304,19 @@ def _granted(story: Story, course: Course, receive: Event) -> Iterator[Violation
 
 def _over_before(course: Course, token: tuple[int, int, str], receive: Event) -> Event | None:
     """What ended the lease of `token` for certain before it was received: it was handed back, acknowledged or buried by
-    whoever had it. A cancel may meet a delivery under way; a lease that ran out is a matter of time (see `timing`)."""
+    whoever had it. A cancel may meet a delivery under way, and so may the ack of a first life that is sent again and
+    meets the second one of the same birth; a lease that ran out is a matter of time (see `timing`)."""
     over: Event | None = None
+    acked = False
     for stretch, by in zip(course.stretches, [*(after.by for after in course.stretches[1:]), None], strict=True):
         if stretch.since >= receive.invoked:
             break
         one = stretch.standing
         if one is not None and not one.dead and (one.birth, one.version, one.holder) == token:
             ended = by is not None and by.returned < receive.invoked and by.arguments["kind"] in ENDED
-            over = by if ended else None
+            ack = by is not None and by.arguments["kind"] == "ack"
+            over = by if ended and not (ack and acked and course.births(token[0]) > 1) else None
+            acked |= ack
     return over
 
 
