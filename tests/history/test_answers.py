@@ -18,6 +18,13 @@ def scene() -> StoreScene:
     return made
 
 
+def _put_again(scene: StoreScene) -> None:
+    """The put, sent again, stores a second life of the same birth."""
+    scene.commit("put", 1)
+    scene.events[0].returned = scene.at
+    scene.events[0].result["repeated"] = True
+
+
 def _leased(scene: StoreScene, version: int = 2, **more: Any) -> None:
     scene.commit("lease", version, due=scene.at + LEASE_MS)
     scene.receive(version=version, until=scene.at + LEASE_MS, **more)
@@ -213,9 +220,7 @@ def test_handed_out_under_the_lease_of_a_second_life_with_the_same_token(scene: 
     _leased(scene)
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
-    scene.commit("put", 1)
-    scene.events[0].returned = scene.at
-    scene.events[0].result["repeated"] = True
+    _put_again(scene)
     _leased(scene)
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
@@ -271,9 +276,7 @@ def test_two_lives_of_one_birth_are_each_acknowledged(scene: StoreScene) -> None
     _leased(scene)
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
-    scene.commit("put", 1)
-    scene.events[0].returned = scene.at
-    scene.events[0].result["repeated"] = True
+    _put_again(scene)
     _leased(scene)
     scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
@@ -284,9 +287,7 @@ def test_an_ack_sent_again_may_meet_the_second_life_of_its_birth(scene: StoreSce
     _leased(scene)
     ack = scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
-    scene.commit("put", 1)
-    scene.events[0].returned = scene.at
-    scene.events[0].result["repeated"] = True
+    _put_again(scene)
     _leased(scene)
     scene.commit("ack", 2)
     ack.returned = scene.at
@@ -300,9 +301,7 @@ def test_a_delivery_under_way_may_meet_the_first_lifes_ack_sent_again(scene: Sto
     _leased(scene)
     ack = scene.settle("ack")
     scene.commit("ack", 2, at=scene.at - 1)
-    scene.commit("put", 1)
-    scene.events[0].returned = scene.at
-    scene.events[0].result["repeated"] = True
+    _put_again(scene)
     due = scene.at + LEASE_MS
     scene.commit("lease", 2, due=due)
     scene.commit("ack", 2)
