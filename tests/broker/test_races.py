@@ -213,7 +213,7 @@ async def test_what_was_leased_ahead_goes_out_though_a_lease_call_hangs():
 
 async def test_what_a_lease_call_brings_while_draining_goes_back():
     store = SlowStore()
-    async with broker(store, Limits(drain_streams_ms=60_000)) as link:
+    async with broker(store, Limits(hand_back_ms=10, drain_streams_ms=60_000)) as link:
         consumer = await link.consume()
         while not store.calls["lease_due"]:  # what the dealer asks for on its own
             await asyncio.sleep(0)

@@ -381,6 +381,11 @@ class Dealer:
             consumer.refund(parcel)
             self.back.unseen([parcel])
 
+    def withdraw(self) -> None:
+        """Nothing more is pushed to any consumer of the topic: what was not pushed goes back."""
+        for consumer in list(self.roster.consumers.values()):
+            self.back.unseen(self._held.of(consumer) + consumer.withdraw())
+
     def dismiss(self, reason: LeavingReason, text: str) -> None:
         """Tells every consumer of the topic to leave and hands back what was not pushed."""
         for consumer in list(self.roster.consumers.values()):

@@ -102,6 +102,9 @@ class Limits:
     peers: int = 256
     """Connections to other brokers."""
     check_every_ms: int = 1_000
+    hand_back_ms: int = 2_000
+    """How long a broker that deals no more waits until what it did not push is back, before it tells consumers to
+    leave."""
     drain_streams_ms: int = 2_000
     """How long a draining broker goes on reading settles from streams that were told to leave."""
 

@@ -21,8 +21,8 @@ from timeline.broker.late import LateRing
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.neighbours import Neighbours
+from timeline.broker.parting import part, stand_back
 from timeline.broker.peers import PeerFactory
-from timeline.broker.producing import ProduceStream
 from timeline.broker.quarantine import watched
 from timeline.broker.roster import Health, Outboxes
 from timeline.broker.settling import Settling
@@ -160,15 +160,9 @@ class Node:
         await self.stop(finish=finish)
 
     async def _drain(self) -> None:
-        self.recount()  # first of all: others deal its buckets from now on
-        dealers = list(self._dealers.values())
-        for dealer in dealers:
-            dealer.stop_leasing()
-            dealer.dismiss(LeavingReason.DRAINING, DRAINING)
-        for stream in self.service.streams.of(ProduceStream):
-            # Not waited for: who does not read holds up nobody.
-            self.tasks.spawn(stream.leave(DRAINING), "parting with a producer")
-        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
+        stand_back(self)
+        await part(self, LeavingReason.DRAINING, DRAINING)
+        await asyncio.gather(*(dealer.quiet() for dealer in self.dealers))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
         while len(self.service.streams) and loop.time() < until_s:
@@ -177,7 +171,7 @@ class Node:
         await self.intake.idle()
         await self.settling.idle()
         # A consumer that was just coming back has been given what it held: that goes back, too.
-        await asyncio.gather(*(dealer.quiet() for dealer in dealers))
+        await asyncio.gather(*(dealer.quiet() for dealer in self.dealers))
 
     async def stop(self, *, finish: bool = True) -> None:
         """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from timeline.broker.clocks import Clocks
-from timeline.broker.producing import ProduceStream
+from timeline.broker.parting import part, stand_back
 from timeline.broker.roster import Consumer
 from timeline.storage_plugins.contract import Store
 from timeline.wire.frames import Cause, LeavingReason
@@ -37,13 +37,8 @@ def watched(node: Node, store: Store) -> Clocks:
 
 def _stand_aside(node: Node) -> None:
     """Leases nothing; its buckets and whoever is connected go to others."""
-    why = node.clocks.quarantined
-    node.recount()  # first of all: others deal its buckets from now on
-    for dealer in node.dealers:
-        dealer.stop_leasing(Cause.CLOCK)
-        dealer.dismiss(LeavingReason.QUARANTINED, why)
-    for stream in node.service.streams.of(ProduceStream):
-        node.tasks.spawn(stream.leave(why, LeavingReason.QUARANTINED), "parting with a producer")
+    stand_back(node, Cause.CLOCK)
+    node.tasks.spawn(part(node, LeavingReason.QUARANTINED, node.clocks.quarantined), "parting")
     node.readiness.set()
 
 

@@ -109,6 +109,9 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         guard.check(end)
         if end["batch"] <= start["batch"]:
             return []
+        if guard.has_open(start):
+            # What Spark reads on from is done; a query that ended just then could not say so, and nobody else will.
+            guard.commit(start)
         return guard.shares(start, end)
 
     def commit(self, end: Offset) -> None:
