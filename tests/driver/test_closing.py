@@ -1,4 +1,4 @@
-"""A consumer that closes while a settle of it rests: the broker said that the store is away for a moment."""
+"""Settles when one side goes: the consumer while a settle of it rests, or the broker while acks of it gather."""
 
 from __future__ import annotations
 
@@ -38,4 +38,26 @@ async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> Non
         await awaited
         assert not told
         assert [m.id async for m in tl.scan("t")] == []
+    await broker.stop()
+
+
+async def test_acks_that_gather_when_the_broker_drains_still_reach_it() -> None:
+    """Another broker, or the same one started again, may come too late for them."""
+    store = SlowStore()
+    broker = Broker(store)
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        topic = await tl.create_topic("t")
+        async with tl.producer("t") as p:
+            await p.produce_many([timeline.Message(b"", in_=0, id=f"m{n}") for n in range(4)])
+        c = tl.consumer("t", id="w")
+        deliveries = [await anext(aiter(c)) for _ in range(4)]
+        draining = asyncio.ensure_future(broker.drain_streams())
+        for d in deliveries:
+            d.ack_soon()
+        await draining
+        assert store.calls["settle"] == 1
+        await broker.start()
+        assert [m.id async for m in tl.scan(topic.name)] == []
+        await c.aclose()
     await broker.stop()

@@ -143,7 +143,7 @@ class Session:
     def _parted(self, stream: ConsumeStream) -> bool:
         """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
         line = self.desk.line
-        if stream.leaving is not None and not stream.farewell:
+        if stream.dismissed:
             return not line.aboard
         # What the broker had sent before it heard of our leaving has arrived once it says so.
         parted = stream.leaving is not None
@@ -179,18 +179,18 @@ class Session:
         )
 
     async def _send_all(self, stream: ConsumeStream) -> None:
-        if stream.welcome is None or (stream.leaving is not None and not stream.farewell):
+        if not stream.hears():
             return
-        now_ms = self._link.clock.monotonic_ms()
+        now_ms, last = self._link.clock.monotonic_ms(), stream.dismissed
         # Before what goes back: it would be dealt to us again.
-        if not self.taking and not stream.farewell:
+        if not (self.taking or stream.farewell or last):
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         line = self.desk.line
         while not stream.over and line.aboard < FRAMES_ABOARD:
             form = line.aboard < SINGLES_ABOARD
-            self.desk.gather(QUIET_TIMEOUT_MS, at_once=line.can_go(form) or not self.taking)
+            self.desk.gather(QUIET_TIMEOUT_MS, at_once=line.can_go(form) or not self.taking or last)
             taken = line.next(form=form)
             if taken is None:
                 break
@@ -201,9 +201,9 @@ class Session:
                 self.desk.unsent(request, Status.INVALID, bad.reason)
                 continue
             await stream.stream.send(data)
-        if self._hand.credit.owed and self.taking:
+        if self._hand.credit.owed and self.taking and not last:
             await stream.stream.send(encode(Credit(*self._hand.credit.take_owed())))
-        if now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
+        if stream.welcome is not None and now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
             await self._beat(stream, now_ms)
 
     async def _beat(self, stream: ConsumeStream, now_ms: float) -> None:
@@ -252,7 +252,7 @@ class Session:
             stream.over = True
             return
         wait_ms = min(left_ms, self._rhythm_ms)
-        if stream.welcome is not None and (stream.leaving is None or stream.farewell):
+        if stream.welcome is not None and not stream.dismissed:
             beat_at_ms = stream.beat_ms + stream.welcome.heartbeat_ms * BEAT_SHARE
             wait_ms = min(wait_ms, max(LEAST_RHYTHM_MS, beat_at_ms - now_ms))
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.desk.line.work.set)
