@@ -49,11 +49,11 @@ from timeline.errors import (
 )
 
 if TYPE_CHECKING:
+    from timeline.driver.backoff import Backoff, Bury, Retry
     from timeline.driver.batch import Batch
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
-    from timeline.driver.handlers import Backoff, Bury, Retry
     from timeline.driver.message import Message
     from timeline.driver.mutation import TagProgress
     from timeline.driver.producer import Producer
@@ -77,7 +77,7 @@ _HOMES = {
     "timeline.driver.client": ("Timeline", "connect"),
     "timeline.driver.consumer": ("Consumer",),
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
-    "timeline.driver.handlers": ("Backoff", "Bury", "Retry"),
+    "timeline.driver.backoff": ("Backoff", "Bury", "Retry"),
     "timeline.driver.message": ("Message",),
     "timeline.driver.mutation": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),

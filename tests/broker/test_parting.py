@@ -149,16 +149,47 @@ async def test_a_store_that_does_not_answer_keeps_nobody(
         await ended
 
 
-async def test_nothing_is_pushed_while_what_goes_back_is_waited_for() -> None:
+async def test_one_that_was_just_coming_back_is_told_when_what_it_was_given_is_free_again() -> None:
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        first = await link.consume()
+        await link.put(["a"])
+        await first.down(Deliver)
+        first.cancel()
+        (dealer,) = link.node.dealers
+        while dealer.roster.consumers:
+            await asyncio.sleep(0)
+        store.hold("settle")
+        again = await link.consume()
+        await store.arrived("settle")  # what it held is leased to it again, and the answer on its way
+        draining = drains(link)
+        assert [type(frame) for frame in await _what_comes(again, store)] == [Leaving]
+        assert await _held(link) == []
+        await again.close()
+        await draining
+
+
+async def test_consumers_of_a_topic_are_not_kept_by_what_another_has_to_hand_back() -> None:
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        await link.topic(TopicAction.CREATE, "other")
+        kept, free = await _leased_ahead(link), await link.consume("o", topic="other")
+        store.hold("settle")
+        draining = drains(link)
+        assert isinstance(await free.down(), Leaving)
+        assert kept.from_broker.empty()
+        store.release("settle")
+        assert isinstance(await kept.down(), Leaving)
+        await kept.close()
+        await free.close()
+        await draining
+
+
+async def test_a_grace_that_is_short_leaves_time_to_tell_consumers() -> None:
     store = SlowStore()
     async with broker(store, PATIENT) as link:
         consumer = await _leased_ahead(link)
         store.hold("settle")
-        draining = drains(link)
-        await store.arrived("settle")
-        (dealer,) = link.node.dealers
-        assert all(one.gone for one in dealer.roster.consumers.values())
-        store.release("settle")
+        draining = asyncio.ensure_future(link.node.drain(200))
         assert isinstance(await consumer.down(), Leaving)
-        await consumer.close()
         await draining

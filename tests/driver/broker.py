@@ -68,7 +68,7 @@ class Broker:
         assert self.node is not None
         node, self.node = self.node, None
         node._state = "draining"
-        await node._drain()
+        await node._drain(node.limits.hand_back_ms)
         await self._server.stop(1.0)
         await node.tasks.cancel()
 

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 import timeline
 from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
+from timeline.driver import gathering
+from timeline.driver.channel import Opened
+from timeline.driver.session import SINGLES_ABOARD, Session
+from timeline.driver.stream import ConsumeStream
+from timeline.wire import Frame, Leaving, LeavingReason, Welcome
+
+
+async def _in_hand(tl: timeline.Timeline, count: int) -> tuple[timeline.Consumer, list[timeline.Delivery]]:
+    """A consumer of a new topic, and what it was given."""
+    await tl.create_topic("t")
+    async with tl.producer("t") as p:
+        await p.produce_many([timeline.Message(b"", in_=0, id=f"m{n}") for n in range(count)])
+    c = tl.consumer("t", id="w")
+    return c, [await anext(aiter(c)) for _ in range(count)]
 
 
 async def _after_a_refusal(store: SlowStore) -> None:
@@ -41,23 +57,95 @@ async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> Non
     await broker.stop()
 
 
-async def test_acks_that_gather_when_the_broker_drains_still_reach_it() -> None:
+async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another broker, or the same one started again, may come too late for them."""
+    monkeypatch.setattr(gathering, "GATHER_MS", 3_600_000.0)
     store = SlowStore()
     broker = Broker(store)
     await broker.start()
     async with timeline.connect(broker.address, timeout="10s") as tl:
-        topic = await tl.create_topic("t")
-        async with tl.producer("t") as p:
-            await p.produce_many([timeline.Message(b"", in_=0, id=f"m{n}") for n in range(4)])
-        c = tl.consumer("t", id="w")
-        deliveries = [await anext(aiter(c)) for _ in range(4)]
+        c, deliveries = await _in_hand(tl, 4)
         draining = asyncio.ensure_future(broker.drain_streams())
         for d in deliveries:
             d.ack_soon()
         await draining
         assert store.calls["settle"] == 1
         await broker.start()
-        assert [m.id async for m in tl.scan(topic.name)] == []
+        assert [m.id async for m in tl.scan("t")] == []
         await c.aclose()
     await broker.stop()
+
+
+async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than are sent one by one, so that some gather behind the first."""
+    told, take = asyncio.Event(), Session._take
+
+    def listening(session: Session, stream: ConsumeStream, frame: Frame) -> None:
+        take(session, stream, frame)
+        if stream.leaving is not None:
+            told.set()
+
+    monkeypatch.setattr(Session, "_take", listening)
+    store = SlowStore()
+    broker = Broker(store)
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        c, deliveries = await _in_hand(tl, 6)
+        store.hold("settle")
+        acks = []
+        for number, d in enumerate(deliveries):
+            acks.append(asyncio.ensure_future(d.ack()))
+            while c._desk.line.aboard < min(number + 1, SINGLES_ABOARD):
+                await asyncio.sleep(0)
+        draining = asyncio.ensure_future(broker.drain_streams())
+        await told.wait()
+        store.release("settle")
+        await draining
+        await asyncio.gather(*acks)  # by nobody else: no broker is there
+        await broker.start()
+        await c.aclose()
+    await broker.stop()
+
+
+async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gathers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "GATHER_MS", 3_600_000.0)
+    beating, beat = asyncio.Event(), Session._beat
+
+    async def long(session: Session, stream: ConsumeStream, now_ms: float) -> None:
+        await beat(session, stream, now_ms)
+        beating.set()
+        while stream.leaving is None and not stream.over:
+            await asyncio.sleep(0)
+
+    store = SlowStore()
+    broker = Broker(store)
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        c, deliveries = await _in_hand(tl, 4)
+        monkeypatch.setattr(Session, "_beat", long)
+        await beating.wait()
+        draining = asyncio.ensure_future(broker.drain_streams())
+        for d in deliveries:
+            d.ack_soon()
+        await draining
+        assert store.calls["settle"] == 1
+        monkeypatch.undo()
+        await broker.start()
+        await c.aclose()
+    await broker.stop()
+
+
+@pytest.mark.parametrize("reason", LeavingReason)
+def test_only_a_broker_that_drains_hears_more_and_that_once(reason: LeavingReason) -> None:
+    stream = ConsumeStream(Opened("a", None), 0.0)  # type: ignore[arg-type]
+    assert not stream.hears
+    stream.welcome = Welcome("b", 0, 1, 1, 1, 1)
+    assert stream.hears
+    stream.leaving = Leaving(reason, "")
+    assert stream.hears is (reason is LeavingReason.DRAINING)
+    stream.heard_out = True
+    assert not stream.hears
+    stream.farewell = True  # it answers what this side said, and reads on
+    assert stream.hears

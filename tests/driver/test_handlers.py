@@ -283,10 +283,10 @@ async def test_a_settle_on_its_way_is_not_broken_off_when_the_lease_ends(
         await go.wait()
         return await settle(*asked)
 
-    async def counted(wait_s: float) -> None:
+    async def counted(*asked: Any) -> None:
         nonlocal rounds
         rounds += 1
-        await pause(wait_s)
+        await pause(*asked)
 
     async def handler(d: timeline.Delivery) -> None:
         taken.append(d)
@@ -367,10 +367,10 @@ async def test_a_consumer_that_is_closed_under_its_handlers_ends_their_run_witho
     started, go, rounds = asyncio.Event(), asyncio.Event(), 0
     pause = handlers._pause
 
-    async def counted(wait_s: float) -> None:
+    async def counted(*asked: Any) -> None:
         nonlocal rounds
         rounds += 1
-        await pause(wait_s)
+        await pause(*asked)
 
     async def handler(d: timeline.Delivery) -> None:
         started.set()

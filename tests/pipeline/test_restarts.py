@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import timeline
 from tests.driver.broker import Broker
+from timeline.pipeline import holders
 from timeline.pipeline.options import Options
 from timeline.pipeline.schema import read_schema
 from timeline.pipeline.streaming import TimelineStreamReader
@@ -40,7 +41,10 @@ async def broker() -> AsyncIterator[Broker]:
     await one.stop()
 
 
-async def test_what_was_done_when_a_query_ended_is_acknowledged_by_the_next(broker: Broker) -> None:
+async def test_what_was_done_when_a_query_ended_is_acknowledged_by_the_next(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "MORE_MS", 60_000.0)  # what is due is there: each batch is full before that
     ids = {f"m{at:02d}" for at in range(30)}
     async with timeline.connect(broker.address) as tl:
         await tl.create_topic("t")

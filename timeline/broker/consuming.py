@@ -95,7 +95,8 @@ class ConsumeStream:
             if before is not None:
                 self._take_over(before, consumer, dealer)
             consumer.push(self._welcome(consumer, topic))
-            await self._resume(hello, consumer, dealer, topic)
+            with dealer.coming_back:
+                await self._resume(hello, consumer, dealer, topic)
             del data, hello  # what was in hand then may be much, and is not asked for again
             dealer.admit(consumer)
             await self._receive_all(consumer, dealer, topic)
@@ -172,6 +173,8 @@ class ConsumeStream:
                 sizes = content_sizes(rows)[missing]
                 room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
                 await consumer.room_for_parcels()
+                if consumer.gone:
+                    return  # it is for the broker that it goes to
                 if len(room):
                     # A store may walk leases by their end: what is let again here lies ahead on the same walk.
                     in_hand |= await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)

@@ -23,7 +23,7 @@ from timeline.broker.parcel import Parcel, ran_out, unsound_rows
 from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Outboxes, Roster, grants_for
 from timeline.broker.settling import Settling
-from timeline.broker.tasks import Tasks
+from timeline.broker.tasks import Tasks, Underway
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
@@ -78,6 +78,8 @@ class Dealer:
         self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
+        self.coming_back = Underway()
+        """Consumers that are being given what they hold."""
         self._between_rounds = asyncio.Event()
         self._between_rounds.set()
 
@@ -354,6 +356,7 @@ class Dealer:
     async def quiet(self) -> None:
         """Returns when no lease call is under way and what was to go back has gone back."""
         await self._between_rounds.wait()
+        await self.coming_back.none.wait()
         await self.back.settled.wait()
 
     def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from timeline.broker.parcel import Parcel
 from timeline.broker.settling import Settling
-from timeline.broker.tasks import Tasks
+from timeline.broker.tasks import Tasks, Underway
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles
 
@@ -27,9 +27,8 @@ class HandBack:
         self, settling: Settling, tasks: Tasks, random_bits: Callable[[int], int], topic: Callable[[], Topic]
     ) -> None:
         self._settling, self._tasks, self._random_bits, self._topic = settling, tasks, random_bits, topic
-        self._under_way = 0
-        self.settled = asyncio.Event()
-        self.settled.set()
+        self._under_way = Underway()
+        self.settled = self._under_way.none
 
     def unseen(self, parcels: list[Parcel]) -> None:
         """Returns leases that no person's code has seen."""
@@ -42,8 +41,7 @@ class HandBack:
         self._begin(parcel.settles(Operation.BURY, self._random_bits, reason=reason), "burying")
 
     def _begin(self, settles: Settles, why: str) -> None:
-        self._under_way += 1
-        self.settled.clear()
+        self._under_way.begin()
         self._tasks.spawn(self._settle(settles), why)
 
     async def _settle(self, settles: Settles) -> None:
@@ -58,6 +56,4 @@ class HandBack:
                 await asyncio.sleep(wait_ms / 1000.0)
                 wait_ms *= WAIT_FACTOR
         finally:
-            self._under_way -= 1
-            if self._under_way == 0:
-                self.settled.set()
+            self._under_way.end()

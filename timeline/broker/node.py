@@ -153,15 +153,15 @@ class Node:
         self._say(DRAINING)
         finish = True
         try:
-            await asyncio.wait_for(self._drain(), grace_ms / 1000.0)
+            await asyncio.wait_for(self._drain(min(self.limits.hand_back_ms, grace_ms / 4)), grace_ms / 1000.0)
         except TimeoutError:
             log.warning("did not drain within %d ms: closing all the same", grace_ms)
             finish = False
         await self.stop(finish=finish)
 
-    async def _drain(self) -> None:
+    async def _drain(self, hand_back_ms: float) -> None:
         stand_back(self)
-        await part(self, LeavingReason.DRAINING, DRAINING)
+        await part(self, LeavingReason.DRAINING, DRAINING, hand_back_ms)
         await asyncio.gather(*(dealer.quiet() for dealer in self.dealers))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0

@@ -38,7 +38,8 @@ def watched(node: Node, store: Store) -> Clocks:
 def _stand_aside(node: Node) -> None:
     """Leases nothing; its buckets and whoever is connected go to others."""
     stand_back(node, Cause.CLOCK)
-    node.tasks.spawn(part(node, LeavingReason.QUARANTINED, node.clocks.quarantined), "parting")
+    leaving = part(node, LeavingReason.QUARANTINED, node.clocks.quarantined, node.limits.hand_back_ms)
+    node.tasks.spawn(leaving, "parting")
     node.readiness.set()
 
 

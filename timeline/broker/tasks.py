@@ -10,6 +10,32 @@ log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
 
 
+class Underway:
+    """Counts what is under way, by `begin` and `end` or as a context; `none` is set while nothing is."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.none = asyncio.Event()
+        self.none.set()
+
+    def begin(self) -> None:
+        """One more."""
+        self._count += 1
+        self.none.clear()
+
+    def end(self) -> None:
+        """One less."""
+        self._count -= 1
+        if self._count == 0:
+            self.none.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 class Tasks:
     """A set of running tasks. One that ends with an exception is logged and reported to `on_crash`."""
 

@@ -52,7 +52,8 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
                 (shown_time(one.delivered_ms, zone), shown_lateness(one.delivered_ms - one.due_ms), *_told(one))
                 for one in found
             ]
-            empty = f"nothing{f' on {topic}' if topic else ''} was more than 50 ms late in the last {since}"
+            where = f" on {topic}" if topic else ""
+            empty = f"nothing{where} was more than 50 ms late in the last {since}, or since the brokers started"
             print_table(("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY"), rows, ("LATE BY",), empty=empty)
             _sum_up(report.deliveries)
         if len(report.deliveries) > len(found):

@@ -53,7 +53,7 @@ def why(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json
             raise Failed(
                 REFUSED,
                 f"NOT_FOUND: no message {id!r} is on {topic}, and no late delivery of it is remembered: it was on "
-                "time, or longer ago than the broker is up, or never put",
+                "time, cancelled, or late longer ago than the broker is up, or never put",
             )
         if as_json:
             print_json(_json(topic, id, delivered, kept, entry))

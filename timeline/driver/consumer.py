@@ -28,7 +28,8 @@ from timeline.errors import Closed, LeaseLost, TimelineError
 from timeline.model import MAX_BATCH, Operation
 
 if TYPE_CHECKING:
-    from timeline.driver.handlers import Backoff, Handler
+    from timeline.driver.backoff import Backoff
+    from timeline.driver.handlers import Handler
 
 log = logging.getLogger("timeline.driver")
 
@@ -249,7 +250,7 @@ class Consumer:
     def settle_failed(self, delivery: Delivery, error: TimelineError) -> None:
         """Counts and tells a settle that nobody waited for."""
         self.stats.settle_errors += 1
-        log.info("%r was not settled: %s", delivery.id, error)
+        log.warning("%r was not settled: %s", delivery.id, error)
         self._settle_failed(delivery._load, delivery._index, error)
 
     def _settle_failed(self, load: Load, index: int, error: TimelineError) -> None:
@@ -369,6 +370,12 @@ class Consumer:
         at = np.array([d._index])
         lease_ms = int(self.lease_ms)
         self._desk.quietly([(d._load, at)], Operation.EXTEND, lease_ms, timeout_ms=lease_ms / 2, told=False)
+
+    def patience_s(self, d: Delivered) -> float:
+        """How long a settle is worth trying that no person's code waits for: while its lease lasts, and at least as
+        long as the client's timeout."""
+        left_ms = float(d._load.end_ms[d._index]) - self.monotonic_ms()
+        return max(self._link.timeout_ms, left_ms) / 1000.0
 
     def holds_or_lost(self, d: Delivered) -> bool:
         """Whether no settle of it is on its way, or done by this code."""

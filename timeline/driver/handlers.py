@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
@@ -11,13 +12,14 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from timeline import tracing
+from timeline.driver.backoff import Backoff, Bury, Retry
 from timeline.driver.delivery import Delivery
-from timeline.driver.ids import Randomness
 from timeline.driver.sync_delivery import SyncDelivery
-from timeline.driver.times import Duration, When, duration_ms
+from timeline.driver.times import Duration, duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_duration
@@ -32,52 +34,6 @@ Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDel
 T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """How long a message whose handler failed waits: `first`, then `factor` times as long with each delivery, at most
-    `cap`, give or take the share `jitter`. Raises Invalid for what cannot be meant."""
-
-    first: Duration = "1s"
-    factor: float = 2.0
-    cap: Duration = "1h"
-    jitter: float = 0.2
-
-    def __post_init__(self) -> None:
-        duration_ms(self.first, "first")
-        duration_ms(self.cap, "cap")
-        if not _is_number(self.factor) or not 1.0 <= self.factor <= 1_000.0:
-            raise Invalid(f"factor must be from 1 to 1000, not {self.factor!r}")
-        if not _is_number(self.jitter) or not 0.0 <= self.jitter <= 1.0:
-            raise Invalid(f"jitter must be from 0 to 1, not {self.jitter!r}")
-
-    def delay_ms(self, deliveries: int, random: Randomness) -> int:
-        """The wait in ms after the `deliveries`-th delivery failed."""
-        first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
-        # Beyond 2^64 times the first wait every cap is reached; larger powers would only overflow.
-        grown = min(float(cap_ms), first_ms * min(self.factor ** min(deliveries - 1, 64), 2.0**64))
-        return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-class Retry(Exception):
-    """Raised by a handler: not now, again `in_` a while or `at` a time (at once when neither is given)."""
-
-    def __init__(self, in_: Duration | None = None, at: When | None = None, reason: str = "") -> None:
-        self.in_, self.at, self.reason = in_, at, str(reason)  # often the exception itself
-        super().__init__(self.reason or "retry")
-
-
-class Bury(Exception):
-    """Raised by a handler: this message can never be handled; make it a dead letter with this reason."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = str(reason)  # often the exception itself
-        super().__init__(self.reason)
 
 
 @dataclass(eq=False, slots=True)
@@ -106,12 +62,18 @@ class _Crew:
         )
         self.pool = None if self.is_async else ThreadPoolExecutor(concurrency, "timeline-handler")
         self.loop = asyncio.get_running_loop()
+        self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
+        self._kept_ms = 0.0
+        """What leases last by which `keep` sleeps now."""
+        self._shorter = asyncio.Event()
 
     async def work(self) -> None:
         """One worker: takes and handles until nothing more comes."""
         task = asyncio.current_task()
         while (delivery := await self.consumer.take()) is not None:
             lease_ms = self.consumer.lease_ms
+            if lease_ms < self._kept_ms:  # it was not connected yet, or to a broker that knew another lease
+                self._shorter.set()
             job = _Job(delivery, self.consumer.monotonic_ms() + lease_ms / 3, task if self.is_async else None)
             self.jobs.add(job)
             try:
@@ -125,11 +87,11 @@ class _Crew:
             await self._call(job)
         except asyncio.CancelledError as cancelled:
             if _ends(asyncio.current_task()):
-                await self._settle(delivery, delivery.release(reason="the consumer shut down"))
+                await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
                 delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
-                log.warning("the lease of %r was lost: its handler was cancelled", delivery.id)
+                log.warning("the lease of %r %s: its handler was cancelled", delivery.id, self._how_lost(delivery))
                 return
             # What the handler waited for was cancelled by somebody else: it failed, and the others go on.
             await self._failed(delivery, "CancelledError: what it waited for was cancelled", cancelled)
@@ -137,11 +99,15 @@ class _Crew:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
                 await self._again(delivery, again)
         except Bury as bury:
-            await self._settle(delivery, delivery.bury(_short(bury.reason) or "buried by its handler"))
+            await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
         except Exception as error:
             await self._failed(delivery, _words(error), error)
         else:
-            await self._settle(delivery, delivery.ack())
+            await self._settle(delivery, delivery.ack)
+
+    def _how_lost(self, delivery: Delivery) -> str:
+        ended = float(delivery._load.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
+        return "ended, since no broker extended it" if ended else "is lost (it was cancelled, or another has it)"
 
     async def _again(self, delivery: Delivery, again: Retry) -> None:
         """Back until when the handler said. A time that cannot be is a failure of the handler like any other: else the
@@ -149,7 +115,8 @@ class _Crew:
         if self._settled(delivery):
             return
         try:
-            await delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason))
+            patience_s = self.consumer.patience_s(delivery)
+            await delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason), timeout=patience_s)
         except Invalid as bad:
             await self._failed(delivery, f"Retry: {bad.reason}", bad)
         except TimelineError as error:
@@ -161,7 +128,7 @@ class _Crew:
             return
         wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
         log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
-        await self._settle(delivery, delivery.release(in_=wait_ms / 1000.0, reason=_short(reason)))
+        await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
 
     async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
         """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
@@ -172,7 +139,7 @@ class _Crew:
         log.error(
             "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
         )
-        await self._settle(delivery, delivery.bury(_short(f"{DELIVERED_OUT.decode()}: {reason}")))
+        await self._settle(delivery, partial(delivery.bury, _short(f"{DELIVERED_OUT.decode()}: {reason}")))
         return True
 
     async def _call(self, job: _Job) -> None:
@@ -198,8 +165,13 @@ class _Crew:
         if self.timeout_ms is None:
             await handler(delivery)
         else:
-            async with asyncio.timeout(self.timeout_ms / 1000.0):
-                await handler(delivery)
+            try:
+                async with asyncio.timeout(self.timeout_ms / 1000.0) as limit:
+                    await handler(delivery)
+            except TimeoutError as over:
+                if limit.expired():
+                    raise TimeoutError(self._too_long) from over
+                raise
 
     async def _call_in_thread(self, delivery: Delivery) -> None:
         assert self.pool is not None
@@ -208,7 +180,7 @@ class _Crew:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
                 # A thread cannot be stopped: its message goes back now, and the worker waits for it to end.
-                await self._failed(delivery, f"the handler took longer than {shown_duration(self.timeout_ms)}")
+                await self._failed(delivery, self._too_long)
                 await asyncio.wait({future})
                 return
         result = await asyncio.shield(future)
@@ -227,13 +199,13 @@ class _Crew:
     def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
-    async def _settle(self, delivery: Delivery, asked: Coroutine[Any, Any, None]) -> None:
-        """Settles what a handler left; when it settled the message itself, that stands."""
+    async def _settle(self, delivery: Delivery, ask: Callable[..., Awaitable[None]], *, ends: bool = False) -> None:
+        """Settles what a handler left; when it settled the message itself, that stands. Where no broker is there, it
+        waits for one as long as the lease lasts, unless all `ends`: what was done is else done again."""
         if self._settled(delivery):
-            asked.close()
             return
         try:
-            await asked
+            await ask(timeout=None if ends else self.consumer.patience_s(delivery))
         except TimelineError as error:
             self.consumer.settle_failed(delivery, error)
 
@@ -244,9 +216,9 @@ class _Crew:
     async def keep(self) -> None:
         """Extends what handlers have at a third of the lease; cancels a handler whose lease is lost."""
         while True:
-            lease_ms = self.consumer.lease_ms
-            await _pause(max(0.005, lease_ms / 12_000.0))
-            now_ms = self.consumer.monotonic_ms()
+            self._kept_ms = self.consumer.lease_ms
+            await _pause(max(0.005, self._kept_ms / 12_000.0), self._shorter)
+            now_ms, lease_ms = self.consumer.monotonic_ms(), self.consumer.lease_ms
             for job in list(self.jobs):
                 if job.delivery.lost:
                     task = job.task if job.handling and not job.cancelled else None
@@ -263,8 +235,12 @@ def _ends(task: asyncio.Task[Any] | None) -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _pause(wait_s: float) -> None:
-    await asyncio.sleep(wait_s)
+async def _pause(wait_s: float, over: asyncio.Event) -> None:
+    """Until `over` is set, but no longer than `wait_s`; it is not set then."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await over.wait()
+    over.clear()
 
 
 def _words(error: Exception) -> str:

@@ -144,7 +144,7 @@ class Session:
         """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
         line = self.desk.line
         if stream.dismissed:
-            return not line.aboard
+            return not (line.aboard or stream.hears)
         # What the broker had sent before it heard of our leaving has arrived once it says so.
         parted = stream.leaving is not None
         return self.closing and parted and not (line.aboard or line.waiting or line.resting or self.desk.gathering)
@@ -179,18 +179,19 @@ class Session:
         )
 
     async def _send_all(self, stream: ConsumeStream) -> None:
-        if not stream.hears():
+        if not stream.hears:
             return
         now_ms, last = self._link.clock.monotonic_ms(), stream.dismissed
+        stream.heard_out = last
         # Before what goes back: it would be dealt to us again.
         if not (self.taking or stream.farewell or last):
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
-        line = self.desk.line
+        line, patience_ms = self.desk.line, max(QUIET_TIMEOUT_MS, self.lease_ms)
         while not stream.over and line.aboard < FRAMES_ABOARD:
-            form = line.aboard < SINGLES_ABOARD
-            self.desk.gather(QUIET_TIMEOUT_MS, at_once=line.can_go(form) or not self.taking or last)
+            form = last or line.aboard < SINGLES_ABOARD
+            self.desk.gather(patience_ms, at_once=line.can_go(form) or not self.taking or last)
             taken = line.next(form=form)
             if taken is None:
                 break
@@ -235,7 +236,7 @@ class Session:
 
     @property
     def _rhythm_ms(self) -> float:
-        heartbeat_ms = self.welcome.heartbeat_ms if self.welcome is not None else 1_000
+        heartbeat_ms = self.welcome.heartbeat_ms if self.welcome is not None else 100
         return max(LEAST_RHYTHM_MS, min(heartbeat_ms / 2, self.lease_ms / 10))
 
     async def _wait(self, stream: ConsumeStream) -> None:

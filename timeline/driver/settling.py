@@ -296,11 +296,14 @@ class SettleDesk:
             self.hand.lose(load, gone)
 
     def _tell(self, load: Load, at: Indexes, operation: Operation, answers: Answers) -> None:
-        for place in np.flatnonzero(answers.status != OK).tolist():
+        failed = np.flatnonzero(answers.status != OK).tolist()
+        for place in failed:
             self.hand.stats.settle_errors += 1
             id = load.frame.ids[int(at[place])].decode()
             error = error_of(int(answers.status[place]), id, answers.details.get(place, ""))
-            log.info("%s of %r was not taken: %s", operation.name.lower(), id, error)
+            if place == failed[0]:
+                more = f", nor of {len(failed) - 1} more" if len(failed) > 1 else ""
+                log.warning("%s of %r was not taken%s: %s", operation.name.lower(), id, more, error)
             self._on_error(load, int(at[place]), error)
 
 

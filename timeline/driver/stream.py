@@ -32,17 +32,18 @@ class ConsumeStream:
         self.echoes: dict[int, float] = {}
         self.farewell = False
         """Whether the broker was told that nothing more is taken."""
-        self._heard_out = False
+        self.heard_out = False
+        """Whether a broker that drains was sent what had gathered when it said so."""
 
     @property
     def dismissed(self) -> bool:
         """Whether the broker said, of its own accord, that this stream ends."""
         return self.leaving is not None and not self.farewell
 
+    @property
     def hears(self) -> bool:
         """Whether the broker takes what is sent now. One that drains still reads what had gathered when it said so, and
         that once: any other could take it only after this one has gone, perhaps after this process has."""
         if self.welcome is None or self.leaving is None or self.farewell:
             return self.welcome is not None
-        once, self._heard_out = not self._heard_out, True
-        return once and self.leaving.reason is LeavingReason.DRAINING
+        return not self.heard_out and self.leaving.reason is LeavingReason.DRAINING

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 from timeline.credentials import credentials_of
 from timeline.driver.addresses import DEFAULT_ADDRESS
 from timeline.driver.background import Background, Closing, iterate
+from timeline.driver.backoff import Backoff
 from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats
-from timeline.driver.handlers import Backoff, Handler
+from timeline.driver.handlers import Handler
 from timeline.driver.reading import LateReport, Outlook, PingAnswer, StoredMessage
 from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 import timeline
 from timeline.clock import Clock
-from timeline.driver.handlers import Backoff
+from timeline.driver.backoff import Backoff
 from timeline.errors import Closed, Invalid, TimelineError, TooLarge
 from timeline.model import Status
 from timeline.outbox.database import Outbox, reason_of

@@ -1,0 +1,103 @@
+"""How long the driver keeps what it has in hand: from its first moment, and while no broker is there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import timeline
+from tests.broker.slow import SlowStore
+from tests.driver.broker import Broker
+from timeline.driver import session
+
+
+async def _away(tl: timeline.Timeline) -> None:
+    """Returns once calls of the client have been given up, one after the other: what was as patient as they is, too."""
+    for _ in range(3):
+        with pytest.raises(timeline.TimelineError):
+            await tl.get("t", "m")
+
+
+@pytest.mark.parametrize("lease", ["150ms", "600ms", "2s"])
+async def test_the_first_handler_keeps_its_message_on_a_topic_of_short_leases(lease: str) -> None:
+    """The consumer knows how long they last only once it is connected."""
+    broker = Broker()
+    await broker.start()
+    async with timeline.connect(broker.address) as tl:
+        await tl.create_topic("t", lease=lease)
+
+        async def works(d: timeline.Delivery) -> None:
+            ends = {d.lease_until_ms}
+            while len(ends) < 4:
+                await asyncio.sleep(0)
+                ends.add(d.lease_until_ms)
+            c.stop_taking()
+
+        async with tl.producer("t") as p, tl.consumer("t") as c:
+            await p.produce(b"", in_=0, id="m")
+            await c.run(works)
+            assert (c.stats.delivered, c.stats.lost) == (1, 0)
+        assert await tl.get("t", "m") is None
+    await broker.stop()
+
+
+async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_longer_than_calls_wait() -> None:
+    broker = Broker(SlowStore())
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="100ms") as tl:
+        await tl.create_topic("t")
+        working, done = asyncio.Event(), asyncio.Event()
+
+        async def works(d: timeline.Delivery) -> None:
+            working.set()
+            await done.wait()
+
+        async with tl.producer("t") as p, tl.consumer("t", lease="1h") as c:
+            await p.produce(b"", in_=0, id="m")
+            running = asyncio.ensure_future(c.run(works, grace="1h"))
+            await working.wait()
+            await broker.drain_streams()
+            done.set()
+            await _away(tl)
+            await broker.start()
+            c.stop_taking()
+            await running
+            assert c.stats.settle_errors == 0
+    async with timeline.connect(broker.address) as tl:
+        assert await tl.get("t", "m") is None
+    await broker.stop()
+
+
+async def test_acks_that_nobody_waits_for_are_tried_as_long_as_the_lease_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "QUIET_TIMEOUT_MS", 1.0)
+    store = SlowStore()
+    broker = Broker(store)
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="100ms") as tl:
+        await tl.create_topic("t", lease="1h")
+        async with tl.producer("t") as p, tl.consumer("t") as c:
+            await p.produce(b"", in_=0, id="m")
+            d = await anext(aiter(c))
+            store.refuse = {"settle"}
+            d.ack_soon()
+            while not store.calls["settle"]:
+                await asyncio.sleep(0)
+            await broker.drain_streams()
+            await _away(tl)
+            store.refuse = set()
+            await broker.start()
+            while (await _found(tl)) is not None:
+                await asyncio.sleep(0)
+            assert c.stats.settle_errors == 0
+    await broker.stop()
+
+
+async def _found(tl: timeline.Timeline) -> object:
+    """The message; itself a reason to look again while the broker cannot be asked."""
+    try:
+        return await tl.get("t", "m")
+    except timeline.Unavailable as away:
+        return away
