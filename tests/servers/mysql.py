@@ -43,13 +43,15 @@ class MysqlServer(Server):
         program = shutil.which("mariadbd", path="/usr/sbin:/usr/bin") or "mariadbd"
         plain = ("--no-defaults", f"--datadir={self.data}", f"--socket={self.socket}", f"--port={self.port}")
         bound = ("--bind-address=127.0.0.1", "--skip-networking=0", "--skip-name-resolve", "--max-allowed-packet=192M")
-        # A place of its own for temporary tables: a server that starts removes what others have in the machine's.
+        # A place of its own for temporary tables: a server that starts removes what others, and those that are being
+        # installed, have in the machine's.
         small = ("--innodb-buffer-pool-size=128M", f"--pid-file={self.folder / 'pid'}", f"--tmpdir={self.folder}")
         return [program, *plain, *bound, *small, *self.settings]
 
     def prepare(self) -> None:
         kind = "--auth-root-authentication-method=normal"
-        self.run("mariadb-install-db", "--no-defaults", f"--datadir={self.data}", kind, "--skip-test-db")
+        places = (f"--datadir={self.data}", f"--tmpdir={self.folder}")
+        self.run("mariadb-install-db", "--no-defaults", *places, kind, "--skip-test-db")
 
     def ready(self) -> bool:
         return self.socket.exists() and self.accepts() and self._made_user()
