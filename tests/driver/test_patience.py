@@ -69,6 +69,34 @@ async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_long
     await broker.stop()
 
 
+async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_settled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker(SlowStore())
+    await broker.start()
+    async with timeline.connect(broker.address, timeout="100ms") as tl:
+        await tl.create_topic("t")
+        working, done = asyncio.Event(), asyncio.Event()
+
+        async def works(d: timeline.Delivery) -> None:
+            working.set()
+            await done.wait()
+
+        async with tl.producer("t") as p, tl.consumer("t", lease="1h") as c:
+            await p.produce(b"", in_=0, id="m")
+            running = asyncio.ensure_future(c.run(works, grace="1ms"))
+            await working.wait()
+            await broker.stop()
+            done.set()
+            await _away(tl)
+            c.stop_taking()
+            await running
+            assert c.stats.settle_errors == 1
+    said = [record.message for record in caplog.records]
+    assert "'m' was not settled: UNKNOWN 'm': the consumer ended before a broker answered" in said
+    assert not [line for line in said if "did not finish" in line]
+
+
 async def test_acks_that_nobody_waits_for_are_tried_as_long_as_the_lease_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

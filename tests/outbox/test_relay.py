@@ -224,7 +224,6 @@ async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_
     shop.add("a")
     async with relaying(shop, tl, batch=2) as heard:
         await until(lambda: heard.statuses.get(Status.OK) == 1)
-        # Not the only trouble, where a disk makes the database wait.
         assert any(trouble.startswith("there is no topic 'later'") for trouble in heard.troubles)
         await tl.create_topic("later")
         await until(lambda: heard.statuses.get(Status.OK) == 6)

@@ -165,14 +165,14 @@ class Taker:
                 break
             self.taken += 1
             self.busy = True
-            await self._settle(delivery, consumer.lease_ms / 1000)
+            await self._settle(delivery, consumer)
             self.busy = False
         return SOME_FAILED if self.failed else DONE
 
-    async def _settle(self, delivery: timeline.Delivery, lease_s: float) -> None:
+    async def _settle(self, delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
         try:
             if self.command is not None:
-                await self._run(delivery, self.command, lease_s)
+                await self._run(delivery, self.command, consumer)
             elif self.release_s is not None:
                 self._print(delivery, "released")
                 await delivery.release(in_=self.release_s)
@@ -187,8 +187,9 @@ class Taker:
             self.failed += 1
             complain(explain(error))
 
-    async def _run(self, delivery: timeline.Delivery, command: str, lease_s: float) -> None:
-        """Runs the command for a delivery, extending the lease meanwhile; acks or releases by its exit code."""
+    async def _run(self, delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> None:
+        """Runs the command for a delivery, extending the lease meanwhile; acks or releases by its exit code, also when
+        the broker is away for a while: what was done is else done again."""
         environment = {
             **os.environ,
             "TIMELINE_ID": delivery.id,
@@ -200,7 +201,7 @@ class Taker:
         process = await asyncio.create_subprocess_shell(
             command, stdin=asyncio.subprocess.PIPE, env=environment, process_group=0
         )
-        extending = asyncio.ensure_future(_keep(delivery, lease_s))
+        extending = asyncio.ensure_future(_keep(delivery, consumer.lease_ms / 1000))
         try:
             await process.communicate(delivery.payload)
         finally:
@@ -213,12 +214,13 @@ class Taker:
                 await process.wait()
         if process.returncode == 0:
             self._print(delivery, "exit 0")
-            await delivery.ack()
+            await delivery.ack(timeout=consumer.patience_s(delivery))
             return
         self.failed += 1
         back_s = min(BACKOFF_FIRST_S * 2.0 ** min(delivery.deliveries - 1, 30), BACKOFF_CAP_S)
         self._print(delivery, f"exit {process.returncode}, again in {back_s:g}s")
-        await delivery.release(in_=back_s, reason=f"exit {process.returncode}")
+        patience_s = consumer.patience_s(delivery)
+        await delivery.release(in_=back_s, reason=f"exit {process.returncode}", timeout=patience_s)
 
     def _print(self, delivery: timeline.Delivery, done: str) -> None:
         late_ms = delivery.lateness.total_seconds() * 1000

@@ -52,8 +52,8 @@ def why(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json
         if entry is None and not delivered:
             raise Failed(
                 REFUSED,
-                f"NOT_FOUND: no message {id!r} is on {topic}, and no late delivery of it is remembered: it was on "
-                "time, cancelled, or late longer ago than the broker is up, or never put",
+                f"NOT_FOUND: no message {id!r} is on {topic}, and no late delivery of it is remembered: it was "
+                "delivered in time, cancelled, never put, or late longer ago than the broker is up",
             )
         if as_json:
             print_json(_json(topic, id, delivered, kept, entry))

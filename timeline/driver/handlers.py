@@ -20,7 +20,7 @@ from timeline.driver.backoff import Backoff, Bury, Retry
 from timeline.driver.delivery import Delivery
 from timeline.driver.sync_delivery import SyncDelivery
 from timeline.driver.times import Duration, duration_ms
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_duration
 
@@ -208,6 +208,11 @@ class _Crew:
             await ask(timeout=None if ends else self.consumer.patience_s(delivery))
         except TimelineError as error:
             self.consumer.settle_failed(delivery, error)
+        except asyncio.CancelledError:
+            self.consumer.settle_failed(
+                delivery, Unknown("the consumer ended before a broker answered", id=delivery.id)
+            )
+            raise
 
     def _settled(self, delivery: Delivery) -> bool:
         """Whether the handler did it itself."""
@@ -280,7 +285,7 @@ async def run_handlers(
     keeper = asyncio.create_task(crew.keep(), name="extending leases")
     uninstall = _on_sigterm(consumer.stop_taking)
     try:
-        failed = await _until_done(workers, keeper, consumer, grace_ms, threads=crew.pool is not None)
+        failed = await _until_done(workers, keeper, crew, grace_ms)
     finally:
         uninstall()
         for task in (keeper, *workers):
@@ -293,9 +298,10 @@ async def run_handlers(
 
 
 async def _until_done(
-    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], consumer: Consumer, grace_ms: float, *, threads: bool
+    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], crew: _Crew, grace_ms: float
 ) -> BaseException | None:
     """Until workers have ended; once no more is taken they get the grace. Answers why one, or their keeper, failed."""
+    consumer = crew.consumer
     try:
         await consumer.stopped_taking({*workers, keeper})
     except asyncio.CancelledError:
@@ -306,9 +312,9 @@ async def _until_done(
     failed = next((error for error in errors if error is not None), None)
     if (failed is None or keeper.done()) and not consumer.closed:
         consumer.stop_taking()
-    _, late = await asyncio.wait(workers, timeout=grace_ms / 1000.0)
-    if late:
-        log.warning("%s", unfinished(len(late), threads))
+    await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+    if late := sum(job.handling for job in crew.jobs):
+        log.warning("%s", unfinished(late, threads=crew.pool is not None))
     return failed
 
 

@@ -2840,8 +2840,8 @@ def BeatAddEcho(builder, echo): builder.PrependUint64Slot(1, echo, 0)
 def BeatEnd(builder): return builder.EndObject()
 
 
-# Last frame down Consume or Produce before the broker ends the stream. Up Consume, with DRAINING: the consumer takes
-# nothing more; see STREAMS.
+# Last frame down Consume or Produce before the broker ends the stream, but for answers to what was asked: see STREAMS.
+# Up Consume, with DRAINING: the consumer takes nothing more.
 class Leaving(object):
     __slots__ = ['_tab']
 
