@@ -59,7 +59,7 @@ async def test_a_scan_that_a_broker_ends_in_its_middle_is_never_taken_for_whole(
                 await p.produce_many([timeline.Message(b"x", in_="1h", id=f"m{at:04}") for at in range(1_500)])
             assert len({m.id async for m in tl.scan("t")}) == 1_500  # it goes on where it was
             store.times = 1 << 30
-            with pytest.raises(timeline.Unavailable, match="the connection to the store broke"):
+            with pytest.raises(timeline.Unavailable, match="broke"):  # the scan, or the store under it
                 async for _ in tl.scan("t", timeout="150ms"):
                     pass
     finally:
