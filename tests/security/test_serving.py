@@ -21,7 +21,7 @@ from timeline.cli.app import run
 from timeline.cli.serve import exposure
 from timeline.config import ServeConfig, load
 from timeline.driver import handshake
-from timeline.errors import STAYS, Forbidden, Invalid
+from timeline.errors import STAYS, Forbidden, Invalid, Unknown
 
 CERTIFIED = {"tls_cert": "c.pem", "tls_key": "c.key"}
 
@@ -155,6 +155,8 @@ def test_tokens_created_and_revoked_while_it_runs(
                 assert p.produce(b"y", in_="1h").status == "OK"
                 assert call("token", "revoke", "web", *tokens)[0] == 0
                 _until_forbidden(tl, True)
+                with pytest.raises((Forbidden, Unknown)):  # sent before it was heard that the stream has ended
+                    p.produce(b"y", in_="1h")
                 with pytest.raises(Forbidden):
                     p.produce(b"y", in_="1h")
         broker.send_signal(signal.SIGTERM)
