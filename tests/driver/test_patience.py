@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,10 +22,8 @@ async def _away(tl: timeline.Timeline) -> None:
 
 
 @pytest.mark.parametrize("lease", ["150ms", "600ms", "2s"])
-async def test_the_first_handler_keeps_its_message_on_a_topic_of_short_leases(lease: str) -> None:
+async def test_the_first_handler_keeps_its_message_on_a_topic_of_short_leases(broker: Broker, lease: str) -> None:
     """The consumer knows how long they last only once it is connected."""
-    broker = Broker()
-    await broker.start()
     async with timeline.connect(broker.address) as tl:
         await tl.create_topic("t", lease=lease)
 
@@ -39,59 +39,51 @@ async def test_the_first_handler_keeps_its_message_on_a_topic_of_short_leases(le
             await c.run(works)
             assert (c.stats.delivered, c.stats.lost) == (1, 0)
         assert await tl.get("t", "m") is None
-    await broker.stop()
+
+
+@asynccontextmanager
+async def _at_work(tl: timeline.Timeline, grace: str) -> AsyncIterator[tuple[timeline.Consumer, asyncio.Event]]:
+    """A consumer whose handler has a message for an hour, and works until the event is set; `run` has ended behind."""
+    await tl.create_topic("t")
+    working, done = asyncio.Event(), asyncio.Event()
+
+    async def works(d: timeline.Delivery) -> None:
+        working.set()
+        await done.wait()
+
+    async with tl.producer("t") as p, tl.consumer("t", lease="1h") as c:
+        await p.produce(b"", in_=0, id="m")
+        running = asyncio.ensure_future(c.run(works, grace=grace))
+        await working.wait()
+        yield c, done
+        c.stop_taking()
+        await running
 
 
 async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_longer_than_calls_wait() -> None:
-    broker = Broker(SlowStore())
+    broker = Broker(SlowStore())  # a store that outlasts it
     await broker.start()
     async with timeline.connect(broker.address, timeout="100ms") as tl:
-        await tl.create_topic("t")
-        working, done = asyncio.Event(), asyncio.Event()
-
-        async def works(d: timeline.Delivery) -> None:
-            working.set()
-            await done.wait()
-
-        async with tl.producer("t") as p, tl.consumer("t", lease="1h") as c:
-            await p.produce(b"", in_=0, id="m")
-            running = asyncio.ensure_future(c.run(works, grace="1h"))
-            await working.wait()
+        async with _at_work(tl, grace="1h") as (c, done):
             await broker.drain_streams()
             done.set()
             await _away(tl)
             await broker.start()
-            c.stop_taking()
-            await running
-            assert c.stats.settle_errors == 0
+        assert c.stats.settle_errors == 0
     async with timeline.connect(broker.address) as tl:
         assert await tl.get("t", "m") is None
     await broker.stop()
 
 
 async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_settled(
-    caplog: pytest.LogCaptureFixture,
+    broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker(SlowStore())
-    await broker.start()
     async with timeline.connect(broker.address, timeout="100ms") as tl:
-        await tl.create_topic("t")
-        working, done = asyncio.Event(), asyncio.Event()
-
-        async def works(d: timeline.Delivery) -> None:
-            working.set()
-            await done.wait()
-
-        async with tl.producer("t") as p, tl.consumer("t", lease="1h") as c:
-            await p.produce(b"", in_=0, id="m")
-            running = asyncio.ensure_future(c.run(works, grace="1ms"))
-            await working.wait()
-            await broker.stop()
+        async with _at_work(tl, grace="1ms") as (c, done):
+            await broker.drain_streams()
             done.set()
             await _away(tl)
-            c.stop_taking()
-            await running
-            assert c.stats.settle_errors == 1
+        assert c.stats.settle_errors == 1
     said = [record.message for record in caplog.records]
     assert "'m' was not settled: UNKNOWN 'm': the consumer ended before a broker answered" in said
     assert not [line for line in said if "did not finish" in line]

@@ -162,7 +162,6 @@ class Node:
     async def _drain(self, hand_back_ms: float) -> None:
         stand_back(self)
         await part(self, LeavingReason.DRAINING, DRAINING, hand_back_ms)
-        await asyncio.gather(*(dealer.quiet() for dealer in self.dealers))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
         while len(self.service.streams) and loop.time() < until_s:
