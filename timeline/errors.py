@@ -10,6 +10,9 @@ from __future__ import annotations
 STAYS = "the same call fails again until that is mended"
 """Ends the reason of an error that is retryable by its kind and not by its cause: instead of advice to try again."""
 
+FIXED_LIMIT = "no setting raises this limit: make it smaller"
+"""What to do about what is too large for every topic."""
+
 
 class TimelineError(Exception):
     """Base of all errors of this package.

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -100,11 +101,13 @@ async def serving(cwd: Path, *flags: str) -> AsyncIterator[Broker]:
         await process.wait()
 
 
+@pytest.mark.parametrize("shared", [True, False])
 async def test_a_store_that_does_not_answer_is_told_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Away(MemoryStore):
         tries, announced = 0, 0
+        capabilities = replace(MemoryStore.capabilities, shared=shared)
 
         async def open(self) -> Opened:
             self.tries += 1
@@ -126,7 +129,8 @@ async def test_a_store_that_does_not_answer_is_told_ever_more_rarely(
     assert not await service._open(node, stopping, announce)
     told = [record.getMessage() for record in caplog.records]
     assert [int(re.findall(r"try (\d+)", text)[0]) for text in told] == [1, 2, 4, 8, 16, 32, 62, 92, 122]
-    assert all(text.startswith("not ready yet: the store cannot be reached: ") and "--store" in text for text in told)
+    assert all(text.startswith("not ready yet: the store cannot be used: ") for text in told)
+    assert all(("--store" in text) is shared for text in told)  # a file has no host and port to look at
     assert (store.tries, store.announced) == (130, 1)
 
 

@@ -53,6 +53,13 @@ def start(
     )
 
 
+def reads_a_pipe(pid: int) -> bool:
+    """Whether a process sleeps until its input comes; where the kernel does not say for what: whether it sleeps."""
+    waits_in = Path(f"/proc/{pid}/wchan").read_text()
+    asleep = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "S"
+    return asleep and ("pipe" in waits_in or waits_in == "0")
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker that this module has to itself; it must end in order on SIGTERM."""

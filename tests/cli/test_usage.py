@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -71,6 +70,10 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("produce t x --delay 5s", "Did you mean --in?"),
         ("produce t x --when now", "Did you mean --at?"),
         ("serve --port 9100", "there is no option --port. Did you mean --listen?"),
+        ("produce t x --bogus", "there is no option --bogus. See 'timeline produce --help'"),
+        ("produce t x --in", "See 'timeline produce --help'"),
+        ("topic create t --lease", "See 'timeline topic create --help'"),
+        ("produce t x --json=3", "does not take a value. See 'timeline produce --help'"),
         ("ls t --port 9100", "Did you mean --address?"),
         ("ls t -n 5", "Did you mean --limit?"),
         ("publish t x --in 5s", "there is no command 'publish'. Did you mean produce?"),
@@ -115,7 +118,18 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("move t a --tag b --in 1s", "one of the two"),
         ("move t a --by 1h", "--by shifts all messages of a --tag"),
         ("move t --tag x --by 1h --in 1s", "goes without --to and --in"),
-        ("move t --tag x --by never", "by must be"),
+        ("move t --tag x --by never", "--by must be"),
+        ("move t --tag x --by 0s", "timeline: --by must shift by at least 1 ms"),
+        ("produce t x --at 9999-12-31T23:59:59-12:00", "timeline: --at must be at most"),
+        ("produce t x --in 1h --expires 9999-12-31T23:59:59-12:00", "timeline: --expires must be at most"),
+        (
+            "topic update t --buckets 5",
+            "A topic's buckets are fixed when it is created: 'timeline topic create NAME --b",
+        ),
+        ("topic update t --kind timeline", "A topic's kind is fixed when it is created"),
+        ("topic update t --paused", "'timeline topic pause NAME' pauses a topic"),
+        ("topic create t --paused", "no option --paused. 'timeline topic pause NAME' pauses a topic that is there"),
+        ("topic create t --kind timeline", "'timeline' is the only kind of topic"),
         ("move t a b --in 1s --if-version 1", "--if-version goes with one ID"),
         ("move t a --in 1s --dry-run", "--dry-run goes with --tag"),
         ("cancel t", "either one or more IDs, or --tag"),
@@ -290,17 +304,6 @@ def test_version(call: Call) -> None:
 
 def test_default_address_is_the_brokers_default_port() -> None:
     assert DEFAULT_ADDRESS.rpartition(":")[2] == ServeConfig().listen.rpartition(":")[2]
-
-
-def test_output_that_nobody_reads_ends_quietly() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb") as closed:
-        done = subprocess.run(
-            [sys.executable, "-m", "timeline", "check-store", "--list"],
-            stdout=closed, stderr=subprocess.PIPE, env=plain_environment(),
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from timeline.errors import Invalid
         ("2026-03-29T09:00+02:00", None, Time(at_ms=1_774_767_600_000)),
         ("2026-03-29T07:00:00Z", None, Time(at_ms=1_774_767_600_000)),
         ("2026-03-29T09:00", "Europe/Berlin", Time(at_ms=1_774_767_600_000)),
+        ("1774767600000", None, Time(at_ms=1_774_767_600_000)),
+        ("1795123100000", "Europe/Berlin", Time(at_ms=1_795_123_100_000)),  # ISO 8601 could read a year of it
+        ("20260329", "Europe/Berlin", Time(at_ms=1_774_738_800_000)),
         ("2026-03-29 02:30", "Europe/Berlin", Time(at_ms=1_774_747_800_000)),  # skipped by the clocks: an hour later
     ],
 )
@@ -37,7 +40,9 @@ def test_times(text: str, zone: str | None, time: Time) -> None:
         ("now+" + "9" * 5_000 + "s", None, "--at must be numbers with a unit"),
         ("now*2", None, "is no time"),
         ("", None, "is no time"),
-        ("1774767600", None, "is no time"),
+        ("1774767600", None, "--at '1774767600' looks like seconds: it takes milliseconds since 1970 UTC"),
+        ("-1774767600000", None, "--at must be milliseconds since 1970 UTC, not negative"),
+        ("9" * 30, None, "(the year 9999)"),
     ],
 )
 def test_no_times(text: str, zone: str | None, said: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +92,13 @@ def test_times_of_a_batch() -> None:
     assert batch.time_ms.tolist() == [1_000, 2_000]
     assert batch.flags.tolist() == [PutFlag.IN | PutFlag.EXPIRES_IN, PutFlag.IN]
     assert Batch([b"", b""], in_=np.array([0.5, 1.0])).time_ms.tolist() == [500, 1_000]
+    # Seconds that 32 bits hold exactly; their microseconds they do not.
+    assert Batch([b""], in_=np.array([10_000_019], np.float32)).time_ms.tolist() == [10_000_019_000]
+    assert Batch([b""], in_=np.array([3], np.float16)).time_ms.tolist() == [3_000]
+    past = pa.array([-(2**60), 1], pa.timestamp("ns", "UTC"))
+    assert Batch([b"", b""], at=past).time_ms.tolist() == [1, 1]
+    chunks = pa.chunked_array([[WHEN], [WHEN]], pa.int64())
+    assert Batch([b"", b""], at=chunks).time_ms.tolist() == [WHEN, WHEN]
 
 
 def test_an_object_batch_is_the_same_as_columns() -> None:
@@ -115,6 +123,22 @@ def test_an_object_batch_is_the_same_as_columns() -> None:
         ({"at": np.array([WHEN, 5])}, r"at\[1\].*seconds"),
         ({"at": np.array([1.5, 2.5])}, "integer milliseconds"),
         ({"at": pa.array([WHEN, WHEN], pa.timestamp("ms"))}, "time zone"),
+        # In milliseconds 64 bits do not hold these: they would wrap to the start of 1970, and to some other year.
+        ({"at": pa.array([WHEN // 1000, 2**62], pa.timestamp("s", "UTC"))}, r"at\[1\].*year 9999"),
+        ({"at": pa.array([18_446_745_869_176_929] * 2, pa.timestamp("s", "UTC"))}, r"at\[0\].*year 9999"),
+        ({"at": pa.array([WHEN // 1000] * 2, pa.int64()).cast(pa.decimal128(38, 0))}, "Arrow array of timestamps"),
+        ({"at": pa.array([20_000] * 2, pa.date32())}, "Arrow array of timestamps"),
+        ({"at": pa.array(["x", "y"])}, "Arrow array of timestamps"),
+        ({"at": pa.array([True, True])}, "Arrow array of timestamps"),
+        ({"at": [datetime.max.replace(tzinfo=timezone(-timedelta(hours=12)))] * 2}, r"at\[0\].*year 9999"),
+        ({"at": pa.array([253_402_300_799_999_001] * 2, pa.timestamp("us", "UTC"))}, r"at\[0\].*year 9999"),
+        ({"at": np.full((2, 2), WHEN)}, "at must be one-dimensional"),
+        ({"expires": np.full((2, 1), WHEN)}, "expires must be one-dimensional"),
+        ({"at": None, "in_": np.full((2, 2), 1.0)}, "in_ must be one-dimensional"),
+        ({"tags": 5}, "tags must be texts"),
+        ({"ids": 5}, "ids must be texts"),
+        ({"headers": 5}, "headers must be one mapping for all"),
+        ({"headers": (one for one in ())}, "headers must be one mapping for all"),
         ({"at": pa.array([WHEN, None])}, "null"),
         ({"at": None}, "either at="),
         ({"ids": "m"}, "one id each"),
@@ -135,6 +159,40 @@ def test_a_batch_that_cannot_be_put_is_refused(arguments: dict[str, object], men
     given: dict[str, object] = {"payloads": [b"a", b"b"], "at": WHEN, **arguments}
     with pytest.raises(Invalid, match=mends):
         Batch(**given)  # type: ignore[arg-type]
+
+
+class _Series:
+    """As a column of a data frame: it iterates, and has `to_numpy`, without being Arrow's."""
+
+    def __init__(self, values: list[str]) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def to_numpy(self) -> object:
+        return np.array(self._values, dtype=object)
+
+
+def test_texts_may_be_a_column_of_a_data_frame() -> None:
+    batch = Batch([b"a", b"b"], at=WHEN, ids=_Series(["x", "y"]), tags=_Series(["s", "t"]))
+    assert batch.ids is not None and batch.ids.tolist() == [b"x", b"y"]
+    assert batch.tags is not None and batch.tags.tolist() == [b"s", b"t"]
+
+
+def test_headers_may_be_a_column_of_a_data_frame() -> None:
+    class Series(_Series):
+        def __len__(self) -> int:
+            return 2
+
+    batch = Batch([b"a", b"b"], at=WHEN, headers=Series([{"k": "v"}, None]))  # type: ignore[arg-type]
+    assert batch.headers is not None and batch.headers[1] == b"" != batch.headers[0]
+
+
+@pytest.mark.parametrize("many", [Message(b"", in_=0), None, 5])
+def test_what_is_no_column_of_messages_is_refused(many: object) -> None:
+    with pytest.raises(Invalid, match=r"a Batch or an iterable of timeline\.Message, not"):
+        Batch.of(many)  # type: ignore[arg-type]
 
 
 def test_at_or_in_but_not_both() -> None:

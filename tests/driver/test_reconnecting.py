@@ -12,7 +12,10 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Status
+from timeline.clock import Clock
 from timeline.driver.channel import Channel
+from timeline.driver.outage import Outage
+from timeline.driver.stream import Wish
 
 
 @pytest.fixture
@@ -172,6 +175,26 @@ async def test_an_outage_is_told_of_once_and_its_end_once(
     assert len(told) == 2, told
     assert told[0].startswith("consumer w of t lost its broker, and tries to reach one:") and broker.address in told[0]
     assert told[1].startswith(f"consumer w of t has a broker again, at {broker.address}, after ")
+
+
+def test_an_outage_counts_from_when_the_draining_broker_ended_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 100.0
+    outage = Outage(Wish("t", "w", 1, 0), Clock(monotonic_s=lambda: now_s))
+    outage.dismissed()
+    outage.over("b1")
+    assert caplog.records == []  # another one took it: no outage
+    outage.dismissed()
+    now_s += 5.0
+    outage.begins("b1: refused")
+    now_s += 1.0
+    outage.begins("b1: refused")
+    outage.over("b1")
+    outage.over("b1")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "consumer w of t lost its broker, and tries to reach one: b1: refused",
+        "consumer w of t has a broker again, at b1, after 6.0 s",
+    ]
 
 
 async def _acked(consumer: timeline.Consumer) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.driver.broker import Broker
-from timeline.driver.relay import RelayTransport
+from timeline.credentials import PLAIN
+from timeline.driver.relay import OPENING, Kind, RelayTransport, record
+from timeline.driver.relay_process import Relay
+from timeline.driver.transport import GrpcTransport
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 
 pytestmark = pytest.mark.processes
@@ -48,3 +53,22 @@ async def test_a_relay_that_dies_ends_its_calls_and_the_next_starts_another(rela
     assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
     stream.cancel()  # the old one's number is not the new one's
     assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+
+
+async def test_a_relay_whose_parent_has_ended_says_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    ours, its = os.pipe()
+    os.close(ours)
+    loop, heard = asyncio.get_running_loop(), asyncio.StreamReader()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(its, "wb"))
+    gone = Relay(GrpcTransport(broker.address, PLAIN), asyncio.StreamWriter(transport, protocol, None, loop))
+    running = asyncio.ensure_future(gone.run(heard))
+    method, frame = b"Ping", encode(Ping(1.5))
+    for call in range(3):
+        heard.feed_data(record(Kind.UNARY, call, OPENING.pack(20_000, len(method)) + method + frame))
+    while heard._buffer:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    while gone._tasks:
+        await asyncio.sleep(0)
+    heard.feed_eof()
+    await running
+    assert caplog.records == []

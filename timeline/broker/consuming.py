@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("timeline.broker")
 Token = tuple[bytes, int, int]
 SUPERSEDED = (
-    "another session connected under this consumer id: give each consumer an id of its own, or none, and they share "
-    "the messages"
+    "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
+    "none, and they share the messages"
 )
 
 

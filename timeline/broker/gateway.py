@@ -17,6 +17,7 @@ import numpy as np
 from timeline.broker.access import ANYBODY, Caller, Deed
 from timeline.broker.admission import admit_mutations, beyond_horizon, forbidden, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
+from timeline.broker.cursors import Walk, opened, sealed
 from timeline.broker.late import LateOne, late_list
 from timeline.broker.owners import note_operator, owners
 from timeline.broker.producing import ProduceStream
@@ -199,6 +200,8 @@ class Gateway:
                 yield encode(page)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
+        except Invalid as bad:
+            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from None
         finally:
             self._scans.remove(peer, 1, 0)
 
@@ -270,9 +273,8 @@ class Gateway:
             dry_run=asked.dry_run,
         )
         limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
-        step = await node.store.call(
-            "mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, asked.cursor, limit)
-        )
+        cursor = opened(topic, Walk.TAG, asked.cursor)
+        step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
         if step.earliest_due_ms is not None:
             node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)
         if not asked.dry_run:
@@ -281,7 +283,7 @@ class Gateway:
             node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
             if node.store.journal is not None:
                 node.store.journal.mutated_tag(topic, mutation, step)
-        return TagMutated(step.counts, step.cursor or b"", mutation.started_ms, at_ms)
+        return TagMutated(step.counts, sealed(topic, Walk.TAG, step.cursor), mutation.started_ms, at_ms)
 
     async def _late(self, asked: Late, caller: Caller) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from timeline.broker.cursors import Walk, opened, sealed
 from timeline.model import Rows, Topic, buckets_of
 from timeline.storage_plugins.contract import ScanFilter
 from timeline.wire import Scan, ScanPage
@@ -19,8 +20,9 @@ PAGE_ROWS = 1_000
 
 async def pages(node: Node, topic: Topic, asked: Scan) -> AsyncGenerator[ScanPage, None]:
     """The pages of a scan of `topic`, of at most `PAGE_ROWS` rows each; the last one, which may be empty, has no cursor
-    unless `asked.limit` ended it. Raises StoreError."""
-    cursor, left = asked.cursor, asked.limit
+    unless `asked.limit` ended it. Raises StoreError, Invalid for a cursor that is none of its own."""
+    walk = Walk.HELD if asked.holder else Walk.SCAN
+    cursor, left = opened(topic, walk, asked.cursor), asked.limit
     if not cursor and asked.bucket_from:
         cursor = asked.bucket_from.to_bytes(4, "big")
     while True:
@@ -28,7 +30,7 @@ async def pages(node: Node, topic: Topic, asked: Scan) -> AsyncGenerator[ScanPag
         most = min(PAGE_ROWS, left) if left else PAGE_ROWS
         rows, cursor = await _page(node.store, topic, now_ms, asked, cursor, most)
         if len(rows) or not cursor:
-            yield ScanPage(rows, now_ms, cursor)
+            yield ScanPage(rows, now_ms, sealed(topic, walk, cursor))
         if asked.limit:
             left -= len(rows)
         if not cursor or (asked.limit and left <= 0):

@@ -289,7 +289,8 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
             if tries >= next_word:  # the 1st, 2nd, 4th, 8th …: it is tried each second, and said ever more rarely
                 next_word = tries + min(tries, QUIET_TRIES)
                 why = trouble.reason or trouble.advice
-                log.warning("not ready yet: the store cannot be reached: %s. It is tried again; %s", why, LOOK_AT_URL)
+                hint = f"; {LOOK_AT_URL}" if node.store.store.capabilities.shared else ""
+                log.warning("not ready yet: the store cannot be used: %s. It is tried again%s", why, hint)
             if not said:
                 said = True
                 announce()
@@ -299,6 +300,7 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
             except TimeoutError:
                 continue
         else:
+            node.store.down = ""
             if await _join(node, opened, stopping, announce if not said else None):
                 return True
             break

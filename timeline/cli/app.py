@@ -18,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from timeline.cli import meant
+from timeline.cli.standard_output import Unwritten, told_apart
 from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
@@ -64,6 +65,17 @@ class Failed(Exception):
 
 class Suggesting(click.Group):
     """A group that names the nearest command when one is mistyped."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except click.UsageError as bad:
+            # Click says of an option without its value, or with one too many, no command that it belongs to.
+            name = context.invoked_subcommand
+            command = None if bad.ctx is not None or name is None else self.get_command(context, name)
+            if command is not None:
+                bad.ctx = click.Context(command, parent=context, info_name=name)
+            raise
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -192,6 +204,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
     listed = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in listed
     try:
+        with told_apart():
+            return _answer(listed, debug)
+    except Unwritten as cannot:
+        if debug:
+            raise
+        # Not as something refused: a script would repeat what may have been done.
+        complain(
+            f"standard output cannot be written: {cannot.strerror}. What was asked for may have been done all "
+            "the same: look before you repeat it"
+        )
+        return SOME_FAILED
+
+
+def _answer(listed: list[str], debug: bool) -> int:
+    """Runs a command and says what there is to say of its errors; the exit code. Raises Unwritten."""
+    try:
         # When nobody reads the output any more (`timeline ls t | head`), click ends the process quietly, with 1.
         answer = cli.main(listed, prog_name="timeline", standalone_mode=False)
         if answer == INTERRUPTED:
@@ -220,7 +248,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         complain(INTERRUPTED_SAID)
         return INTERRUPTED
     except OSError as error:
-        if debug:
+        if debug or isinstance(error, Unwritten):
             raise
         complain(str(error) or type(error).__name__)
         return UNREACHABLE if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else REFUSED
@@ -233,7 +261,8 @@ def _usage(bad: click.ClickException) -> str:
     if isinstance(bad, click.NoSuchOption) and context is not None:
         known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         group = isinstance(context.command, click.Group)
-        hint = meant.likeliest(bad.option_name, [*known, "--help"], meant.OPTIONS, 0.7 if group else 0.5)
+        hint = meant.instead(where, bad.option_name)
+        hint = hint or meant.likeliest(bad.option_name, [*known, "--help"], meant.OPTIONS, 0.7 if group else 0.5)
         if not hint and group:
             hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
         said = f"there is no option {bad.option_name}.{hint}"

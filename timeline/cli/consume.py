@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import socket
-import subprocess
+from collections.abc import Awaitable
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, awaited, complain, explain
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
 from timeline.cli.asking import client_command, topic_names
+from timeline.cli.execution import ANSWER_S, check_command, execute, shown_ending
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, plain, print_json, shown_payload
 from timeline.cli.values import DURATION, iso, shown_lateness, shown_time
+from timeline.driver.companion import end
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
 QUIET_S = 0.5
-_PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 PARTING_S = 1.0
-"""How long a consumer with nothing in hand may take to end in order after a signal."""
+"""How long a consumer with nothing in hand may take to end in order after a signal: without a broker there is nothing
+to end in order, but a long time to wait."""
 
 
 @click.command()
@@ -56,8 +57,11 @@ def consume(
     With --exec, a shell runs CMD for one message after the other: exit code 0 acks it, any other puts it back with a
     wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs; CMD finds TIMELINE_ID,
     TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES in its environment. Several that consume one topic share its
-    messages: each message goes to one of them. SIGTERM and Ctrl-C (exit code 130) end in order: what nobody saw goes
-    back at once; a second Ctrl-C does not wait for CMD.
+    messages: each message goes to one of them.
+
+    SIGTERM and Ctrl-C (exit code 130) end in order: what nobody saw goes back at once, a CMD that runs may finish. A
+    second one, at any moment, ends CMD and all that it started, with SIGTERM and 2s later with SIGKILL; its message
+    goes back at once.
 
     \b
     Example:
@@ -67,7 +71,7 @@ def consume(
     if release is not None and command is not None:
         raise Invalid("--release puts every message back, --exec decides by the exit code: give one of the two")
     if command is not None:
-        _check_command(command)
+        check_command(command)
     taker = Taker(
         as_json=as_json,
         release_s=None if release is None else duration_ms(release, "--release") / 1000,
@@ -81,55 +85,51 @@ def consume(
     settings["credit"] = min(credit, count) if count else credit
 
     async def work() -> int:
-        async with (
-            connected(address, timeout) as tl,
-            tl.consumer(topic, **settings) as consumer,
-        ):
-            return await _until_told(consumer, taker)
+        async with connected(address, timeout) as tl:
+            return await _until_told(tl.consumer(topic, **settings), taker)
 
     return awaited(work())
 
 
-def _check_command(command: str) -> None:
-    """Raises Failed where the shell that is to run CMD knows no such program: else each message would be put back, and
-    count as delivered, for a word that is misspelt. What is more than a program's name is the shell's to judge."""
-    named = _PROGRAM.match(command)
-    if named and subprocess.run(["/bin/sh", "-c", f"command -v {named[1]}"], stdout=subprocess.DEVNULL).returncode:
-        raise Failed(USAGE, f"the shell finds no program {named[1]!r}: give --exec its path, or one that is there")
-
-
 async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
-    """Takes until all is done or a signal comes; the exit code. The first signal ends in order, another at once."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    """Takes until all is done or a signal comes; the exit code. The first signal ends in order, the second one also
+    what is in hand; what that takes is bounded, so that a third one need not do anything."""
+    loop, taking = asyncio.get_running_loop(), asyncio.ensure_future(taker.take(consumer))
     told: list[signal.Signals] = []
-
-    def at_once() -> None:
-        if task is not None and (len(told) > 1 or not taker.busy):
-            task.cancel()
+    heard = asyncio.Event()
 
     def tell(number: signal.Signals) -> None:
         told.append(number)
+        heard.set()
         consumer.stop_taking()
-        # Without a broker there is nothing to end in order, but a long time to wait.
-        loop.call_later(0 if len(told) > 1 else PARTING_S, at_once)
+        if len(told) == 2:
+            taking.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, tell, number)
     quiet = loop.call_later(QUIET_S, taker.say_it_waits, consumer.topic)
     try:
-        code = await taker.take(consumer)
-    except asyncio.CancelledError:
-        if not told:
-            raise
-        code = SOME_FAILED if taker.busy else DONE
+        await asyncio.wait({taking})
+        code = taker.code if taking.cancelled() else taking.result()
     finally:
         quiet.cancel()
+        taking.cancel()
+        await _close(consumer, heard)
     return INTERRUPTED if signal.SIGINT in told else code
+
+
+async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
+    """In order, but no longer than PARTING_S once a person or a supervisor wants it to end."""
+    closing, hearing = asyncio.ensure_future(consumer.aclose()), asyncio.ensure_future(told.wait())
+    await asyncio.wait({closing, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({closing}, timeout=PARTING_S)
+    await end(closing)
+    await end(hearing)
 
 
 class Taker:
     """Takes deliveries one after the other and settles each as was asked. `taken` counts them, `failed` what was not
-    acked; `busy`: one is in hand."""
+    acked."""
 
     def __init__(
         self,
@@ -146,7 +146,6 @@ class Taker:
         self.wait_s = wait_s
         self.count = count
         self.taken = self.failed = 0
-        self.busy = False
 
     def say_it_waits(self, topic: str) -> None:
         """That it goes on, where it does so until told and nothing has shown that yet."""
@@ -164,9 +163,12 @@ class Taker:
             if delivery is None:
                 break
             self.taken += 1
-            self.busy = True
             await self._settle(delivery, consumer)
-            self.busy = False
+        return self.code
+
+    @property
+    def code(self) -> int:
+        """The exit code, as far as it has come."""
         return SOME_FAILED if self.failed else DONE
 
     async def _settle(self, delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
@@ -175,52 +177,41 @@ class Taker:
                 await self._run(delivery, self.command, consumer)
             elif self.release_s is not None:
                 self._print(delivery, "released")
-                await delivery.release(in_=self.release_s)
+                await _answered(delivery, delivery.release(in_=self.release_s))
             else:
                 try:
                     self._print(delivery, "")
                 except OSError:  # nobody reads it any more: whoever comes next does
                     await delivery.release(in_=0, reason="its consumer could not print it")
                     raise
-                await delivery.ack()
+                await _answered(delivery, delivery.ack())
         except TimelineError as error:
             self.failed += 1
             complain(explain(error))
+        except asyncio.CancelledError:  # told twice, with this one in hand
+            self.failed += 1
+            raise
 
     async def _run(self, delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> None:
-        """Runs the command for a delivery, extending the lease meanwhile; acks or releases by its exit code, also when
-        the broker is away for a while: what was done is else done again."""
-        environment = {
-            **os.environ,
-            "TIMELINE_ID": delivery.id,
-            "TIMELINE_TAG": delivery.tag or "",
-            "TIMELINE_DUE": iso(delivery.scheduled_ms) or "",
-            "TIMELINE_DELIVERIES": str(delivery.deliveries),
-        }
-        # In a group of its own: a Ctrl-C typed at the terminal is meant for this command, which lets CMD end.
-        process = await asyncio.create_subprocess_shell(
-            command, stdin=asyncio.subprocess.PIPE, env=environment, process_group=0
-        )
-        extending = asyncio.ensure_future(_keep(delivery, consumer.lease_ms / 1000))
+        """Runs the command for a delivery and acks or releases by its exit code, also when the broker is away for a
+        while: what was done is else done again. Prints it once that is answered, so that nothing looks done that is
+        another's by now."""
+        code, hurried = await execute(delivery, command, consumer)
+        said, then = shown_ending(code), ""
+        patience_s = ANSWER_S if hurried else consumer.patience_s(delivery)
+        if code == 0:
+            settling, what = delivery.ack(timeout=patience_s), "ack"
+        else:
+            self.failed += 1
+            back_s = min(BACKOFF_FIRST_S * 2.0 ** min(delivery.deliveries - 1, 30), BACKOFF_CAP_S)
+            settling, what = delivery.release(in_=back_s, reason=said, timeout=patience_s), "release"
+            then = f", again in {back_s:g}s"
         try:
-            await process.communicate(delivery.payload)
-        finally:
-            extending.cancel()
-            if process.returncode is None:
-                try:
-                    os.killpg(process.pid, signal.SIGTERM)
-                except ProcessLookupError:
-                    pass  # it has ended this moment
-                await process.wait()
-        if process.returncode == 0:
-            self._print(delivery, "exit 0")
-            await delivery.ack(timeout=consumer.patience_s(delivery))
-            return
-        self.failed += 1
-        back_s = min(BACKOFF_FIRST_S * 2.0 ** min(delivery.deliveries - 1, 30), BACKOFF_CAP_S)
-        self._print(delivery, f"exit {process.returncode}, again in {back_s:g}s")
-        patience_s = consumer.patience_s(delivery)
-        await delivery.release(in_=back_s, reason=f"exit {process.returncode}", timeout=patience_s)
+            await _answered(delivery, settling)
+        except TimelineError as error:
+            self._print(delivery, f"{said}, but its {what} failed: {error.code}")
+            raise
+        self._print(delivery, said + then)
 
     def _print(self, delivery: timeline.Delivery, done: str) -> None:
         late_ms = delivery.lateness.total_seconds() * 1000
@@ -234,15 +225,13 @@ class Taker:
         click.echo(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 
 
-async def _keep(delivery: timeline.Delivery, lease_s: float) -> None:
-    """Extends a lease at each third of it, as long as that works."""
-    while True:
-        await asyncio.sleep(lease_s / 3)
-        try:
-            await delivery.extend(lease_s)
-        except TimelineError as lost:
-            complain(explain(lost))
-            return
+async def _answered(delivery: timeline.Delivery, settling: Awaitable[None]) -> None:
+    """Waits for the answer to a settle; says what is not known when it may not wait any longer."""
+    try:
+        await settling
+    except asyncio.CancelledError:
+        complain(f"no broker has answered what became of {delivery.id!r}: it may come again when its lease ends")
+        raise
 
 
 def delivery_json(delivery: timeline.Delivery) -> dict[str, Any]:

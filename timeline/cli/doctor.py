@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from importlib.metadata import PackageNotFoundError, version
 
 import click
@@ -59,9 +60,11 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
     async def work() -> int:
         worst = GOOD
         _tell(_asked(address, source), as_json)
-        async for finding in _look(address, timeout, file, source is ParameterSource.COMMANDLINE):
-            worst = max(worst, finding.verdict)
-            _tell(finding, as_json)
+        # It holds a client, which is to be closed here even when nobody reads on (`| head`).
+        async with aclosing(_look(address, timeout, file, source is ParameterSource.COMMANDLINE)) as findings:
+            async for finding in findings:
+                worst = max(worst, finding.verdict)
+                _tell(finding, as_json)
         return SOME_FAILED if worst == BAD else DONE
 
     return awaited(work())
@@ -86,7 +89,7 @@ def _tell(finding: Finding, as_json: bool) -> None:
     console().print(line, soft_wrap=True)
 
 
-async def _look(address: str, timeout: str, file: str | None, named: bool) -> AsyncIterator[Finding]:
+async def _look(address: str, timeout: str, file: str | None, named: bool) -> AsyncGenerator[Finding, None]:
     """One thing after the other: what is here, then what a broker says, or where none does, what one would need.
     `named`: it is a broker of this very address that is asked for."""
     yield _versions()

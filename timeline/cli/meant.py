@@ -115,17 +115,42 @@ COMMANDS = {
 }
 """The same of commands."""
 
+_ONLY_KIND = "'timeline' is the only kind of topic there is"
+_PAUSE = "'timeline topic pause NAME' pauses a topic that is there, 'topic resume' ends it"
+INSTEAD = {
+    "timeline topic create": {"--kind": _ONLY_KIND, "--paused": _PAUSE},
+    "timeline topic update": {
+        "--buckets": "a topic's buckets are fixed when it is created: 'timeline topic create NAME --buckets N'",
+        "--kind": f"a topic's kind is fixed when it is created, and {_ONLY_KIND}",
+        "--paused": _PAUSE,
+    },
+}
+"""Command → option that one may expect of it, and what there is instead: no other option of it would do."""
+
+
+def instead(command: str, option: str) -> str:
+    """The sentence on an option that `command` does not have for a reason, or nothing."""
+    said = INSTEAD.get(command, {}).get(option, "")
+    return f" {said[0].upper()}{said[1:]}" if said else ""
+
 
 def nearest(word: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """` Did you mean …?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]}?" if near else ""
+    near = _close(word, known, cutoff)
+    return f" Did you mean {near}?" if near else ""
+
+
+def _close(word: str, known: Sequence[str], cutoff: float) -> str | None:
+    """The nearest of `known`, their leading hyphens apart: those alone would make any two options alike."""
+    bare = {one.lstrip("-"): one for one in known}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=cutoff)
+    return bare[near[0]] if near else None
 
 
 def likeliest(word: str, known: Sequence[str], elsewhere: dict[str, tuple[str, ...]], cutoff: float = 0.5) -> str:
     """The same, with another program's word for it, unless `word` is all but one of ours."""
     others: Collection[str] = elsewhere.get(word, ())
     meant = next((one for one in others if one in known), None)
-    if meant is None or difflib.get_close_matches(word, known, n=1, cutoff=0.9):
+    if meant is None or _close(word, known, 0.9):
         return nearest(word, known, cutoff)
     return f" Did you mean {meant}?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from timeline.cli.receipts import receipt_json, refusal, speaking, tell_receipts
 from timeline.cli.values import DURATION, Time, due_of, parse_headers, parse_time
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
-from timeline.errors import Forbidden, Invalid, TimelineError, TooLarge
+from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, TimelineError, TooLarge, Unknown
 from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
@@ -96,7 +97,7 @@ def produce(
         return code
 
     async def many() -> int:
-        failed = 0
+        failed = sent = 0
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             # Else each line would be refused by itself, with the same words.
             await check_topic(tl, topic)
@@ -104,12 +105,16 @@ def produce(
                 try:
                     async for some, part in _stdin_lines():
                         batch = timeline.Batch(payloads=some, tags=tag, **shared)
+                        sent += len(some)
                         receipts = await producer.produce_many(batch, if_exists=if_exists)
-                        failed += _tell(receipts, as_json, progress)
+                        failed += _tell(receipts, topic, as_json, progress)
                         progress.add(len(some), part)
-                except TimelineError:
+                except TimelineError as error:
                     progress.clear()
-                    complain(f"broke off after {progress.done:,} lines")
+                    stored = f"{progress.done - failed:,} are known to be stored"
+                    complain(f"broke off after {progress.done:,} lines, of which {stored}")
+                    if isinstance(error, Unknown):
+                        error.advice = _in_doubt(progress.done + 1, sent, topic, tag)
                     raise
                 rate = progress.rate_per_s
         if not as_json:
@@ -132,7 +137,10 @@ def _stdin_whole() -> bytes:
     """Standard input as one payload. Raises TooLarge before it takes more memory than a payload may."""
     content = sys.stdin.buffer.read(MAX_PAYLOAD_BYTES + 1)
     if len(content) > MAX_PAYLOAD_BYTES:
-        raise TooLarge(f"standard input has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes as one payload")
+        raise TooLarge(
+            f"standard input has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes as one payload",
+            advice=FIXED_LIMIT,
+        )
     return content
 
 
@@ -147,7 +155,17 @@ def _expires(text: str | None, zone: str | None) -> Any:
         return when.at_ms if when.at_ms is not None else max(0, when.in_ms or 0) / 1000
 
 
-def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int:
+def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
+    """What to do about lines that nobody answered for. To repeat them would put them twice: their ids are made anew."""
+    lines = f"line {first:,} is" if first == last else f"lines {first:,} to {last:,} are"
+    of_tag = f" --tag {shlex.quote(tag)}" if tag else ""
+    return (
+        f"{lines} in doubt, no line after {last:,} was sent; before you put them again, look at what is there: "
+        f"timeline ls {shlex.quote(topic)}{of_tag} --all --payload"
+    )
+
+
+def _tell(receipts: timeline.Receipts, topic: str, as_json: bool, progress: Progress) -> int:
     """Says of each line what became of it, to people only where it was refused; how many were."""
     failed = receipts.failed
     if failed and not as_json:
@@ -159,6 +177,8 @@ def _tell(receipts: timeline.Receipts, as_json: bool, progress: Progress) -> int
         else:
             error = refusal(receipt, denied)
             denied = error.reason if isinstance(error, Forbidden) else denied
+            if isinstance(error, Unknown):
+                error.advice = f"it may be stored or not, see: timeline show {shlex.quote(topic)} {receipt.id}"
             complain(explain(error))
     return len(failed)
 
@@ -177,7 +197,7 @@ async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
         rest.append(first)
         rest_bytes += len(first)
         if rest_bytes > MAX_PAYLOAD_BYTES + len(b"\r"):
-            raise TooLarge(f"a line has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes")
+            raise TooLarge(f"a line has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes", advice=FIXED_LIMIT)
         if more:
             *whole, last = b"".join(rest), *more
             rest, rest_bytes = [last], len(last)

@@ -16,10 +16,12 @@ from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, 
 from timeline.errors import Invalid
 
 FORMS = (
-    "a time is ISO 8601 with its offset (2026-03-29T09:00+02:00, …Z), now, now+15m, now-1h, or a local time "
-    "(2026-03-29T09:00) with --tz Europe/Berlin"
+    "a time is ISO 8601 with its offset (2026-03-29T09:00+02:00, …Z), now, now+15m, now-1h, a local time "
+    "(2026-03-29T09:00) with --tz Europe/Berlin, or milliseconds since 1970 UTC"
 )
 _BARE = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
+_MILLIS = re.compile(r"-?[0-9]{9,30}")
+"""More digits than a date written without hyphens has."""
 _NOW = re.compile(r"now(?:\s*([+-])\s*(\S+))?")
 
 
@@ -64,6 +66,10 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
             return Time(in_ms=0)
         length_ms = duration_ms(with_unit(match[2]), option)
         return Time(in_ms=length_ms if match[1] == "+" else -length_ms)
+    if _MILLIS.fullmatch(said):
+        if abs(int(said)) < LOOKS_LIKE_SECONDS:
+            raise Invalid(f"{option} {text!r:.60} looks like seconds: it takes milliseconds since 1970 UTC; {FORMS}")
+        return Time(at_ms=instant_ms(int(said), option))
     try:
         when = datetime.fromisoformat(said)
     except ValueError:

@@ -78,8 +78,10 @@ class Background:
             pass  # raised in a handler: whoever waits for that is told Closed, in a thread that may leave
         finally:
             with self._lock:
-                self._closed = True  # nothing is asked any more that nobody would answer
-            loop.run_until_complete(asyncio.sleep(0))  # what was asked just now becomes a task
+                self._closed, self._loop = True, None  # nothing is asked any more that nobody would answer
+            # What was asked just now becomes a task; a stop that came too late is heard now, and not amid the rest.
+            loop.call_soon(loop.stop)
+            loop.run_forever()
             rest = asyncio.all_tasks(loop)
             for task in rest:
                 task.cancel()
@@ -93,11 +95,11 @@ class Background:
         self._note_fork()
         with self._lock:
             self._closed = True
-            loop, thread = self._loop, self._thread
-            self._loop = None
-        if loop is not None and thread is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+            loop, self._loop = self._loop, None
+            if loop is not None:  # else it never began, or winds down already
+                loop.call_soon_threadsafe(loop.stop)
+        if self._thread is not None:
+            self._thread.join()
 
 
 def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:

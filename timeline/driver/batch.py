@@ -11,7 +11,7 @@ import numpy.typing as npt
 from timeline.columns import Int64, Ragged, UInt8, UInt64
 from timeline.driver.message import Message, check_headers, check_payload, encode_id, encode_tag
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
-from timeline.errors import Invalid, TooLarge
+from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
 from timeline.wire import PutFlag, judge_ids
 
@@ -48,7 +48,9 @@ class Batch:
         self.payloads = _bytes_column(payloads, "payloads")
         count = self._count = len(self.payloads)
         if count and int(self.payloads.sizes.max()) > MAX_PAYLOAD_BYTES:
-            raise TooLarge(f"a payload of the batch is above {MAX_PAYLOAD_BYTES} bytes, which no topic takes")
+            raise TooLarge(
+                f"a payload of the batch is above {MAX_PAYLOAD_BYTES} bytes, which no topic takes", advice=FIXED_LIMIT
+            )
         if (at is None) == (in_ is None):
             raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
         self.flags: UInt8 = np.full(count, 0 if in_ is None else PutFlag.IN, dtype=np.uint8)
@@ -76,7 +78,12 @@ class Batch:
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
         """The columns of `messages`."""
-        listed = list(messages)
+        try:
+            each = iter(messages)
+        except TypeError:
+            kind = type(messages).__name__
+            raise Invalid(f"many messages are a Batch or an iterable of timeline.Message, not {kind}") from None
+        listed = list(each)
         for place, message in enumerate(listed):
             if not isinstance(message, Message):
                 raise Invalid(f"item {place} must be a timeline.Message, not {type(message).__name__}")
@@ -102,6 +109,8 @@ def _ragged_or_none(items: list[bytes]) -> Ragged | None:
 
 
 def _check_length(items: Any, count: int, name: str) -> None:
+    if getattr(items, "ndim", 1) != 1:
+        raise Invalid(f"{name} must be one-dimensional, one item a message, not of shape {items.shape}")
     if len(items) != count:
         raise Invalid(f"{name} has {len(items)} items for {count} messages: one each, or one for all")
 
@@ -149,12 +158,14 @@ def _one(name: str, place: int, read: Any, item: Any) -> Any:
     try:
         return read(item)
     except (Invalid, TooLarge) as bad:
-        raise type(bad)(f"{name}[{place}]: {bad.reason}") from None
+        raise type(bad)(f"{name}[{place}]: {bad.reason}", advice=bad.advice) from None
 
 
 def _texts_column(items: Any, count: int, name: str, read: Any) -> Ragged:
     if not isinstance(items, Ragged):
-        if isinstance(items, np.ndarray | list | tuple) or not hasattr(items, "to_numpy"):
+        if not isinstance(items, Iterable):
+            raise Invalid(f"{name} must be texts, one each (a list, a numpy or an Arrow array), not {items!r:.60}")
+        if isinstance(items, np.ndarray) or not _is_column(items):
             listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
             _check_length(listed, count, name)
             encoded = (item.decode("utf-8", "surrogateescape") if isinstance(item, bytes) else item for item in listed)
@@ -206,6 +217,8 @@ def _headers_column(headers: Any, count: int) -> Ragged:
     if isinstance(headers, Ragged):
         _check_length(headers, count, "headers")
         return headers
+    if not isinstance(headers, Iterable) or not hasattr(headers, "__len__") or isinstance(headers, str | bytes):
+        raise Invalid(f"headers must be one mapping for all, or a list of one each, not {headers!r:.60}")
     _check_length(headers, count, "headers")
     return Ragged.of([_one("headers", place, check_headers, item) for place, item in enumerate(headers)])
 
@@ -224,9 +237,15 @@ def instants(at: Any, count: int, name: str = "at") -> Int64:
         return np.fromiter((_one(name, place, instant_ms, one) for place, one in enumerate(at)), np.int64, count)
     if not _is_column(at):
         return np.full(count, instant_ms(at, name), dtype=np.int64)
-    if not isinstance(at, np.ndarray):
-        at = _arrow_millis(at, name)
     _check_length(at, count, name)
+    if not isinstance(at, np.ndarray):
+        if at.null_count:
+            raise Invalid(f"{name} has {at.null_count} nulls: each message has one")
+        if str(at.type).startswith("timestamp["):
+            return _of_timestamps(at, name)
+        if not str(at.type).startswith(("int", "uint")):
+            raise Invalid(f"{name} must be an Arrow array of timestamps, or of milliseconds UTC, not {at.type}")
+        at = at.to_numpy()
     if at.dtype.kind not in "iu":
         raise Invalid(f"{name} must be an array of integer milliseconds UTC, not {at.dtype}")
     wrong = (at < 0) | ((at > 0) & (at < LOOKS_LIKE_SECONDS)) | (at > MAX_TIME_MS)
@@ -237,21 +256,22 @@ def instants(at: Any, count: int, name: str = "at") -> Int64:
     return read
 
 
-def _arrow_millis(at: Any, name: str) -> npt.NDArray[Any]:
-    if at.null_count:
-        raise Invalid(f"{name} has {at.null_count} nulls: each message has one")
+def _of_timestamps(at: Any, name: str) -> Int64:
+    """Arrow timestamps as milliseconds UTC, rounded up. Like a datetime, one before 1970 is long past. What lies beyond
+    the year 9999 is refused before anything is multiplied: 64 bits would wrap, to any time at all."""
     kind = str(at.type)
-    if not kind.startswith("timestamp["):
-        converted: npt.NDArray[Any] = at.to_numpy()
-        return converted
     if ", tz=" not in kind:
         raise Invalid(f"{name} is {kind} without a time zone: cast it to one with tz='UTC' if that is what it means")
     unit = kind[len("timestamp[") :].partition(",")[0]
-    ticks: npt.NDArray[Any] = at.cast("int64").to_numpy()
-    scale = {"s": 1_000, "ms": 1}.get(unit)
-    if scale is not None:
-        return ticks * scale
-    return -(-ticks // {"us": 1_000, "ns": 1_000_000}[unit])
+    ticks_each, ms_each = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}[unit]
+    ticks: Int64 = np.maximum(at.cast("int64").to_numpy(), 1)
+    beyond = ticks > MAX_TIME_MS // ms_each * ticks_each
+    if beyond.any():
+        place = int(np.flatnonzero(beyond)[0])
+        said = f"{ticks[place]} {unit}"
+        raise Invalid(f"{name}[{place}]: {name} must be at most {MAX_TIME_MS} ms (the year 9999), not {said}")
+    millis: Int64 = -(-ticks // ticks_each) * ms_each
+    return millis
 
 
 def durations(in_: Any, count: int) -> Int64:
@@ -263,7 +283,8 @@ def durations(in_: Any, count: int) -> Int64:
         _check_length(in_, count, "in_")
         if in_.dtype.kind not in "iuf" or not np.isfinite(in_).all() or (in_ < 0).any():
             raise Invalid("in_ as an array is seconds, finite and not negative")
-        if (in_ > MAX_DURATION_MS / 1000).any():
+        seconds = in_.astype(np.float64)  # a narrower type would round the microseconds below to whole seconds
+        if (seconds > MAX_DURATION_MS / 1000).any():
             raise Invalid("in_ must be at most 36600 days: it counts seconds from now; for points in time use at=")
-        return np.ceil(np.round(in_ * 1e6) / 1e3).astype(np.int64)
+        return np.ceil(np.round(seconds * 1e6) / 1e3).astype(np.int64)
     return np.full(count, duration_ms(in_), dtype=np.int64)

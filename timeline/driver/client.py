@@ -141,12 +141,10 @@ class Timeline(Reading, Overview, TopicCalls):
         long it has for each message (None: the topic's). `credit`: how many messages it may have in hand (None: 100, or
         twice the concurrency of `run`), `credit_bytes`: how many bytes of them.
         """
-        if id is None:
-            id = f"consumer-{self._link.ids.make().decode()}"
         made = Consumer(
             self._link,
             check_topic_name(topic),
-            encode_text(id, "a consumer's id", MAX_HOLDER_BYTES),
+            None if id is None else encode_text(id, "a consumer's id", MAX_HOLDER_BYTES),
             0 if lease is None else duration_ms(lease, "lease", least_ms=1),
             None if credit is None else check_credit(credit, "credit", MAX_CREDIT),
             check_credit(credit_bytes, "credit_bytes", MAX_CREDIT_BYTES),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from types import TracebackType
@@ -15,13 +14,13 @@ import numpy as np
 from timeline.columns import Indexes
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.hand import HANDED, Hand, Load, Stats
-from timeline.driver.ids import Randomness
+from timeline.driver.ids import ConsumerId, Randomness
 from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
 from timeline.driver.session import Session
-from timeline.driver.settling import SettleDesk, bury_reason, release_reason, release_time
+from timeline.driver.settling import SettleDesk, bury_reason, release_reason, release_time, weakly
 from timeline.driver.stream import Wish
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
 from timeline.errors import Closed, LeaseLost, TimelineError
@@ -64,12 +63,12 @@ class Consumer:
         self,
         link: Link,
         topic: str,
-        id: str,
+        id: str | None,
         lease_ms: int,
         credit: int | None,
         credit_bytes: int,
     ) -> None:
-        self.topic, self.id = topic, id
+        self.topic, self._id = topic, ConsumerId(id, link.ids)
         self.on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
         self.closed = False
         self._link = link
@@ -85,10 +84,15 @@ class Consumer:
         link = self._link
         clock = BrokerClock()
         self._hand = Hand(credit, self._credit_bytes)
-        self._desk = SettleDesk(link, self._hand, clock, _weakly(self._settle_failed))
+        self._desk = SettleDesk(link, self._hand, clock, weakly(self._settle_failed))
         wish = Wish(self.topic, self.id, link.ids.number(), self._lease_ms)
         self._session = Session(link, wish, self._hand, self._desk, clock)
         self._session.arrived = self._event.set
+
+    @property
+    def id(self) -> str:
+        """Its name; one that was made is another in a forked child."""
+        return self._id.text
 
     @property
     def stats(self) -> Stats:
@@ -202,7 +206,8 @@ class Consumer:
         return self._epoch == self._link.epoch
 
     async def _more(self) -> bool:
-        """Waits until something may be there; False when nothing will be. Raises why nothing will."""
+        """Waits until something may be there; False when nothing will be. Raises why nothing will. Whatever happens
+        wakes all who wait; they do not wake each other, or idle handlers would do so for ever."""
         if self.closed:
             return False
         self.open()
@@ -212,7 +217,6 @@ class Consumer:
         if not self._hand.ready and self._session.failure is None:
             self._desk.line.work.set()  # credit may have come back: let it be sent before waiting
             await self._event.wait()
-        self._event.set()  # for whoever else iterates
         if self._session.failure is not None:
             raise self._session.failure
         return not self.closed and self._session.taking
@@ -384,14 +388,3 @@ class Consumer:
     def holds(self, d: Delivered) -> bool:
         """Whether a delivery is with this code, and not settled yet."""
         return d._load.state[d._index] == HANDED
-
-
-def _weakly(tell: Callable[[Load, int, TimelineError], None]) -> Callable[[Load, int, TimelineError], None]:
-    """The same for one who must not hold the consumer whose method it is."""
-    method = weakref.WeakMethod(tell)
-
-    def told(load: Load, index: int, error: TimelineError) -> None:
-        if (there := method()) is not None:
-            there(load, index, error)
-
-    return told

@@ -14,7 +14,7 @@ import numpy as np
 
 from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
-from timeline.driver.hand import Load
+from timeline.driver.hand import DONE, Load
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime
 from timeline.errors import Invalid
@@ -122,9 +122,10 @@ class Delivered:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended, or somebody else is known to have the message: stop working on it."""
-        if self._load.lost[self._index]:
-            return True
+        """Whether the lease has ended, or somebody else is known to have the message: stop working on it. Once it is
+        settled, whether it was lost by then: there is no lease to lose any more."""
+        if self._load.lost[self._index] or self._load.state[self._index] == DONE:
+            return bool(self._load.lost[self._index])
         return bool(self._load.end_ms[self._index] <= self._consumer.monotonic_ms())
 
     def span(self, expected: tuple[type[BaseException], ...] = ()) -> AbstractContextManager[Any]:

@@ -48,6 +48,10 @@ class _Job:
     cancelled: bool = False
 
 
+class _GivenBack(TimeoutError):
+    """A plain handler has ended whose message its timeout had sent back before; says how long it may take."""
+
+
 class _Crew:
     """The workers of one `run`."""
 
@@ -95,12 +99,17 @@ class _Crew:
                 return
             # What the handler waited for was cancelled by somebody else: it failed, and the others go on.
             await self._failed(delivery, "CancelledError: what it waited for was cancelled", cancelled)
+        except _GivenBack as late:
+            if late.__cause__ is not None:
+                log.warning("the handler of %r ended at last: %s", delivery.id, _words(late.__cause__))
         except Retry as again:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
                 await self._again(delivery, again)
         except Bury as bury:
             await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # they end the loop, or this call itself
+        except BaseException as error:  # a handler's own that is no Exception, too: it must not take a worker with it
             await self._failed(delivery, _words(error), error)
         else:
             await self._settle(delivery, delivery.ack)
@@ -123,7 +132,10 @@ class _Crew:
             self.consumer.settle_failed(delivery, error)
 
     async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
-        """Once more after the backoff, where the topic permits another delivery."""
+        """Once more after the backoff, where the topic permits another delivery, and the message is not settled yet."""
+        if self._settled(delivery):
+            log.warning("the handler of %r failed after it had settled it: %s", delivery.id, reason, exc_info=error)
+            return
         if await self._buried(delivery, reason, error):
             return
         wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
@@ -134,7 +146,7 @@ class _Crew:
         """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
         all the same, but nobody would know the reason. False: there are more deliveries to come."""
         most = delivery._load.frame.max_deliveries
-        if not 0 < most <= delivery.deliveries:
+        if not 0 < most <= delivery.deliveries or self._settled(delivery):
             return False
         log.error(
             "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
@@ -179,10 +191,12 @@ class _Crew:
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
-                # A thread cannot be stopped: its message goes back now, and the worker waits for it to end.
-                await self._failed(delivery, self._too_long)
+                # A thread cannot be stopped: its message goes back now, its next look tells it, and the worker waits.
+                if not self._settled(delivery):
+                    await self._failed(delivery, self._too_long)
+                    delivery._load.lost[delivery._index] = True
                 await asyncio.wait({future})
-                return
+                raise _GivenBack(self._too_long) from (None if future.cancelled() else future.exception())
         result = await asyncio.shield(future)
         if inspect.isawaitable(result):
             await result
@@ -248,7 +262,7 @@ async def _pause(wait_s: float, over: asyncio.Event) -> None:
     over.clear()
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """What an exception says; its own code may fail at that, too."""
     try:
         return f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,25 @@ class Randomness(Protocol):
     def getrandbits(self, k: int, /) -> int: ...
     def random(self) -> float: ...
     def randbytes(self, n: int) -> bytes: ...
+
+
+class ConsumerId:
+    """What a consumer is called: as asked, or, where nobody asked, by a name that is made, and in a forked child made
+    anew: under its parent's, the two would supersede each other."""
+
+    def __init__(self, asked: str | None, ids: Ids) -> None:
+        self._asked, self._ids = asked, ids
+        self._pid, self._made = 0, ""
+
+    @property
+    def text(self) -> str:
+        """What it is in this process."""
+        if self._asked is not None:
+            return self._asked
+        if self._pid != os.getpid():
+            self._made = f"consumer-{self._ids.make().decode()}"
+            self._pid = os.getpid()  # last: another thread that sees it takes what was made
+        return self._made
 
 
 class Ids:

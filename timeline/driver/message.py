@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from timeline.driver.times import Duration, When, duration_ms, expiry_ms, instant_ms
-from timeline.errors import Invalid, TooLarge
+from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import (
     MAX_HEADERS_BYTES,
     MAX_ID_BYTES,
@@ -71,7 +71,9 @@ def check_payload(payload: object) -> bytes:
         )
     data = bytes(payload)
     if len(data) > MAX_PAYLOAD_BYTES:
-        raise TooLarge(f"the payload has {len(data)} bytes; no topic takes more than {MAX_PAYLOAD_BYTES}")
+        raise TooLarge(
+            f"the payload has {len(data)} bytes; no topic takes more than {MAX_PAYLOAD_BYTES}", advice=FIXED_LIMIT
+        )
     return data
 
 
@@ -83,7 +85,9 @@ def check_headers(headers: Mapping[str, str] | None) -> bytes:
         raise Invalid(f"headers are a mapping of text to text, not {type(headers).__name__}")
     encoded = encode_headers(dict(headers))
     if len(encoded) > MAX_HEADERS_BYTES:
-        raise TooLarge(f"headers take {len(encoded)} bytes encoded; at most {MAX_HEADERS_BYTES} are allowed")
+        raise TooLarge(
+            f"headers take {len(encoded)} bytes encoded; at most {MAX_HEADERS_BYTES} are allowed", advice=FIXED_LIMIT
+        )
     return encoded
 
 

@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from timeline import tracing
 from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
+from timeline.driver.given import Given
 from timeline.driver.link import Link
 from timeline.driver.message import Message, Payload, carried, move_flag
 from timeline.driver.mutation import Mutations
@@ -20,7 +21,7 @@ from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When
-from timeline.errors import Closed, Invalid, TimelineError, Unknown
+from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire.frames import AIM_BYTES
 
@@ -212,15 +213,17 @@ class Producer(Mutations):
         timeout: Duration | None = None,
     ) -> AsyncIterator[Receipt]:
         """Puts messages as they come, in bounded memory, and yields their receipts in order; a message that is refused
-        yields a receipt that says so (`receipt.ok`, `receipt.raise_failed()`) and the stream goes on.
+        yields a receipt that says so (`receipt.ok`, `receipt.raise_failed()`) and the stream goes on. What `messages`
+        raises comes after the receipts of all that it gave before.
 
             async for receipt in p.produce_iter(Message(line, in_="1h") for line in file):
         """
         flag, timeout_ms = move_flag(if_exists), self._link.patience_ms(timeout)
         pending: deque[tuple[asyncio.Task[Receipt], int]] = deque()
         held_bytes = 0
+        given = Given(messages)
         try:
-            async for message in _each(messages, pending):
+            async for message in given.each(pending):
                 if message is not None:
                     self._start()
                     pending.append((asyncio.create_task(self._told(message, flag, timeout_ms)), len(message.payload)))
@@ -233,6 +236,7 @@ class Producer(Mutations):
                     yield await task
             while pending:
                 yield await pending.popleft()[0]
+            given.check()
         finally:
             for task, _ in pending:
                 task.cancel()
@@ -261,42 +265,3 @@ def _carried(headers: Ragged | None, count: int, own: Bools | None, trace: Mappi
         headers = Ragged.repeat(b"", count)
     kept = [False] * count if own is None else own.tolist()
     return Ragged.of([each if keeps else carried(each, trace) for each, keeps in zip(headers, kept, strict=True)])
-
-
-async def _each(
-    messages: Iterable[Message] | AsyncIterable[Message], pending: deque[tuple[asyncio.Task[Receipt], int]]
-) -> AsyncIterator[Message | None]:
-    """The messages one by one; None whenever the oldest pending receipt is there before the next message is."""
-    if not isinstance(messages, AsyncIterable):
-        for number, message in enumerate(messages):
-            yield _checked(message)
-            if number % 256 == 255:
-                await asyncio.sleep(0)  # lets what was made so far be sent
-        return
-    source = aiter(messages)
-    coming: asyncio.Future[Message] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(source))
-            waited: set[asyncio.Future[Any]] = {coming}
-            if pending:
-                waited.add(pending[0][0])
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                yield None
-                continue
-            try:
-                message = coming.result()
-            except StopAsyncIteration:
-                return
-            coming = None
-            yield _checked(message)
-    finally:
-        if coming is not None and not coming.done():
-            coming.cancel()
-
-
-def _checked(message: object) -> Message:
-    if not isinstance(message, Message):
-        raise Invalid(f"produce_iter takes timeline.Message, not {type(message).__name__}")
-    return message

@@ -202,8 +202,8 @@ def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
 def _states(state: str | Iterable[str] | None) -> tuple[State, ...]:
     if state is None:
         return ()
-    wanted = [state] if isinstance(state, str) else list(state)
     allowed = {one.value: one for one in STATES}
+    wanted = [state] if isinstance(state, str) or not isinstance(state, Iterable) else list(state)
     for one in wanted:
         if one not in allowed:
             raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
@@ -250,6 +250,8 @@ class Reading:
         from_ms, to_ms = _window(due)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise Invalid(f"limit must be a whole number from 0 (all), not {limit!r}")
+        if not isinstance(payload, bool):
+            raise Invalid(f"payload must be True or False, not {payload!r:.60}")
         frame = Scan(
             topic=check_topic_name(topic),
             states=_states(state),

@@ -4,6 +4,7 @@ standard output. Ends when its input does."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -97,7 +98,8 @@ class Relay:
 
     async def _tell(self, kind: Kind, call: int, body: bytes = b"") -> None:
         self._writer.write(record(kind, call, body))
-        await self._writer.drain()
+        with contextlib.suppress(ConnectionError):  # whoever asked has ended: so does our input, and all with it
+            await self._writer.drain()
 
 
 async def main(address: str) -> None:

@@ -15,7 +15,7 @@ from timeline.driver.link import Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.outage import Outage
 from timeline.driver.settling import UNSEEN, SettleDesk
-from timeline.driver.stream import ConsumeStream, Wish
+from timeline.driver.stream import SILENT_HEARTBEATS, ConsumeStream, Wish
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, Operation, Status, payload_sums
 from timeline.wire import (
@@ -37,7 +37,6 @@ from timeline.wire import (
 
 log = logging.getLogger("timeline.driver")
 
-SILENT_HEARTBEATS = 3
 BEAT_SHARE = 0.9
 """Of the heartbeat, the time after which the next one is sent."""
 FRAMES_ABOARD = 64
@@ -97,9 +96,10 @@ class Session:
         if self.failure is not None:
             self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
             self.desk.line.broke()
-            self.desk.line.refuse_all(Status.UNAVAILABLE, str(self.failure))
-            if isinstance(self.failure, Superseded | NotFound):
-                self._hand.lose_all()  # another session has it, or it is gone with its topic
+            gone = isinstance(self.failure, NotFound)  # with its topic, and so is what was being settled
+            self.desk.line.refuse_all(Status.NOT_FOUND if gone else Status.UNAVAILABLE, self.failure.reason)
+            if gone or isinstance(self.failure, Superseded):  # or another session has it
+                self._hand.lose_all()
         self.arrived()
 
     async def _stay_connected(self) -> None:
@@ -242,10 +242,7 @@ class Session:
     async def _wait(self, stream: ConsumeStream) -> None:
         """Until there is something to send, or the next tick; gives up a broker that is silent."""
         now_ms = self._link.clock.monotonic_ms()
-        if stream.welcome is None:
-            left_ms = stream.hello_ms + self._link.timeout_ms - now_ms
-        else:
-            left_ms = stream.heard_ms + SILENT_HEARTBEATS * stream.welcome.heartbeat_ms - now_ms
+        left_ms = stream.silent_at_ms(self._link.timeout_ms) - now_ms
         if self._awaits_parting(stream):
             left_ms = min(left_ms, stream.leave_by_ms - now_ms)
         if left_ms <= 0:
@@ -358,9 +355,11 @@ class Session:
             if leaving.reason is LeavingReason.SUPERSEDED:
                 raise Superseded(leaving.text)
             if leaving.reason is LeavingReason.TOPIC_DROPPED:
+                self._welcomed_ms = float("-inf")  # a broker that knows no such topic is now believed at once
                 raise NotFound(leaving.text or f"topic {self.wish.topic!r} was dropped")
             if leaving.reason in (LeavingReason.DRAINING, LeavingReason.QUARANTINED):
                 channel.leaving(stream.address)
+                self._outage.dismissed()
                 return
         elif fault is not None and fault.fault in REFUSALS and not self._may_be_news(fault):
             raise refusal(fault)

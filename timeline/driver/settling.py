@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,7 +110,8 @@ class SettleDesk:
         try:
             answer = await self.line.single(entry, SETTLE_BYTES + len(reason), timeout_ms)
         except BaseException:
-            self.hand.take_back(load, np.array([index]))
+            if settles:  # an extend that is broken off must not undo an ack on its way
+                self.hand.take_back(load, np.array([index]))
             raise
         if settles and answer.status == OK:
             self.hand.finish_one(load, index)
@@ -142,7 +144,8 @@ class SettleDesk:
         try:
             answers = await many.finished()
         except BaseException:
-            self.hand.take_back(load, live)
+            if operation is not Operation.EXTEND:
+                self.hand.take_back(load, live)
             raise
         self.conclude(load, at, operation, answers, told=False)
         many.check_heard()
@@ -370,3 +373,14 @@ def release_reason(reason: str) -> bytes:
 def bury_reason(reason: str) -> bytes:
     """The same of a bury, which needs one."""
     return encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode()
+
+
+def weakly(tell: Callable[[Load, int, TimelineError], None]) -> Callable[[Load, int, TimelineError], None]:
+    """The same for one who must not hold the consumer whose method it is."""
+    method = weakref.WeakMethod(tell)
+
+    def told(load: Load, index: int, error: TimelineError) -> None:
+        if (there := method()) is not None:
+            there(load, index, error)
+
+    return told

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from timeline.driver.channel import Opened
 from timeline.wire import Leaving, LeavingReason, TransportError, Welcome
 
+SILENT_HEARTBEATS = 3
+
 
 @dataclass(slots=True)
 class Wish:
@@ -34,6 +36,12 @@ class ConsumeStream:
         """Whether the broker was told that nothing more is taken."""
         self.heard_out = False
         """Whether a broker that drains was sent what had gathered when it said so."""
+
+    def silent_at_ms(self, timeout_ms: float) -> float:
+        """When a broker that says nothing until then is given up."""
+        if self.welcome is None:
+            return self.hello_ms + timeout_ms
+        return self.heard_ms + SILENT_HEARTBEATS * self.welcome.heartbeat_ms
 
     @property
     def dismissed(self) -> bool:

@@ -56,10 +56,15 @@ class SyncConsumer(Closing):
 
     def __init__(self, background: Background, consumer: Consumer) -> None:
         self._background, self._consumer = background, consumer
-        self.topic, self.id = consumer.topic, consumer.id
+        self.topic = consumer.topic
         self.on_settle_error: Callable[[SyncDelivery, TimelineError], object] | None = None
         """Called in the client's thread with what `ack_soon` could not settle."""
         consumer.on_settle_error = self._settle_failed
+
+    @property
+    def id(self) -> str:
+        """See Consumer.id."""
+        return self._consumer.id
 
     @property
     def stats(self) -> Stats:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from timeline.columns import Int64
 from timeline.driver.background import Background, Closing
 from timeline.driver.batch import Batch
+from timeline.driver.given import Given
 from timeline.driver.message import Message, Payload
 from timeline.driver.mutation import TagProgress
 from timeline.driver.producer import Producer
@@ -67,13 +68,15 @@ class SyncProducer(Closing):
         """See Producer.produce_iter. `messages` is iterated in this thread, a thousand ahead of the receipts."""
         gathered: list[Message] = []
         held_bytes = 0
-        for message in messages:
+        given = Given(messages)
+        for message in given.plainly():
             gathered.append(message)
             held_bytes += len(message.payload)
             if len(gathered) == 1_000 or held_bytes > 1024 * 1024:
                 yield from self._background.run(self._told(gathered, if_exists, timeout))
                 gathered, held_bytes = [], 0
         yield from self._background.run(self._told(gathered, if_exists, timeout))
+        given.check()
 
     async def _told(self, messages: list[Message], if_exists: str | None, timeout: Duration | None) -> list[Receipt]:
         told = self._producer.produce_iter(messages, if_exists=if_exists, timeout=timeout)

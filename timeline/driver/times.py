@@ -151,9 +151,7 @@ def _millis(number: int, name: str) -> int:
             f"{name}={number} looks like seconds (ints below {LOOKS_LIKE_SECONDS} do): "
             f"{name} takes milliseconds since 1970 UTC, so multiply by 1000; for a time from now use in_="
         )
-    if number > MAX_TIME_MS:
-        raise Invalid(f"{name} must be at most {MAX_TIME_MS} (the year 9999), not {number}")
-    return max(1, number)
+    return _at_most(max(1, number), name)
 
 
 def _datetime_ms(value: datetime, name: str) -> int:
@@ -164,7 +162,13 @@ def _datetime_ms(value: datetime, name: str) -> int:
             f'or timeline.local("{value:%Y-%m-%d}", "{value:%H:%M}", "Europe/Berlin")'
         )
     micros = (value - _EPOCH) // timedelta(microseconds=1)
-    return max(1, -(-micros // 1_000))
+    return _at_most(max(1, -(-micros // 1_000)), name)
+
+
+def _at_most(millis: int, name: str) -> int:
+    if millis > MAX_TIME_MS:
+        raise Invalid(f"{name} must be at most {MAX_TIME_MS} (the year 9999), not {millis}")
+    return millis
 
 
 def _what(value: object, name: str) -> str:

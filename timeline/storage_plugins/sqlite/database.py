@@ -224,9 +224,8 @@ class Database:
             return StoreRefused(f"{path} is not a whole SQLite database ({error}): restore it, or give another file")
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
             return StoreRefused(f"{path} cannot be written ({error}): let this user write the file and its folder")
-        if name == "SQLITE_FULL":
-            return StoreUnavailable(f"{path}: {error}: free some space")
-        return unavailable(error)
+        judged = unavailable(error)
+        return StoreUnavailable(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
 
 
 def contracted(connection: sqlite3.Connection, contracting: bool) -> Versions:

@@ -47,7 +47,8 @@ PROBE_BYTES = 256 * 1024
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
     """What the contract says of an SQLite error before the commit."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
-    return StoreUnavailable(f"{error} ({name})")
+    remedy = ": free some space" if name == "SQLITE_FULL" else ""
+    return StoreUnavailable(f"{error} ({name}){remedy}")
 
 
 @dataclass(slots=True)

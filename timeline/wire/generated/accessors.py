@@ -1160,8 +1160,8 @@ def MutatedEnd(builder): return builder.EndObject()
 
 
 # One chunk of MOVE or CANCEL of all messages with a tag that were there when the first chunk was asked for. Repeat
-# with what TagMutated says (`cursor`, `started_ms`, and `at_ms` where `in_ms` was given), same `op`, until its cursor
-# is empty.
+# with what TagMutated says (`cursor` as it came, `started_ms`, and `at_ms` where `in_ms` was given), same `op`, until
+# its cursor is empty.
 class MutateTag(object):
     __slots__ = ['_tab']
 
@@ -3047,7 +3047,7 @@ class Scan(object):
             return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
         return False
 
-    # Where an earlier scan broke off.
+    # Where an earlier scan broke off, as it came: one that is damaged, or another topic's, is refused.
     # Scan
     def Cursor(self, j):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))

@@ -1,0 +1,45 @@
+"""The thread behind `connect_sync`: it winds down once, whoever closes it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import timeline
+from timeline.driver.background import Background
+
+
+def test_closing_while_it_winds_down_waits_for_it() -> None:
+    """A handler that raised SystemExit ended the loop; to be told to stop in the midst of that broke it off."""
+    background = Background()
+    begun, cancelled, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    async def lingers() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            while not go_on.is_set():
+                await asyncio.sleep(0)
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    background.start(lingers())
+    begun.wait()
+    with pytest.raises((timeline.Closed, SystemExit)):
+        background.run(exits())
+    cancelled.wait()
+    thread = background._thread
+    assert thread is not None
+    closing = threading.Thread(target=background.close)
+    closing.start()
+    while background._loop is not None:
+        pass
+    go_on.set()
+    closing.join()
+    assert not thread.is_alive()
+    background.close()
