@@ -186,17 +186,18 @@ class Machine:
         return read_history(sorted(self.folder.glob("*.jsonl")))
 
     def history(self) -> list[Event]:
-        """What all processes did. A call that failed and went on while a broker ended and came back may have been done
-        before its answer was lost, and says so."""
+        """What all processes did. A call that failed and went on while a broker or the store ended and came back may
+        have been done before its answer was lost, and says so."""
         events = self._read()
-        faults = [event for event in events if event.operation == "fault" and event.arguments["process"] == "broker"]
-        for end, start in pairwise(faults):
-            if start.arguments["what"] != "start":
-                continue
-            for event in events:
-                failed = event.outcome == FAIL and event.result.get("status") not in CERTAIN
-                if failed and event.invoked <= start.invoked and event.returned >= end.invoked:
-                    event.result["repeated"] = True
+        faults = [event for event in events if event.operation == "fault"]
+        for gone in ("broker", "store"):
+            for end, start in pairwise(fault for fault in faults if fault.arguments["process"] == gone):
+                if start.arguments["what"] != "start":
+                    continue
+                for event in events:
+                    failed = event.outcome == FAIL and event.result.get("status") not in CERTAIN
+                    if failed and event.invoked <= start.invoked and event.returned >= end.invoked:
+                        event.result["repeated"] = True
         return events
 
     async def judge(self) -> Verdict:

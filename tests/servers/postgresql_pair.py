@@ -17,6 +17,8 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import START_S
 
 SETTINGS = ("synchronous_standby_names=*", "wal_keep_size=128MB")
+WAITING = "pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
+"""Clients whose commits wait for the standby; the server's own, as of autovacuum, do, too."""
 
 
 @contextmanager
@@ -75,9 +77,18 @@ class Pair:
             while not await asked(self.primary.url, caught_up):
                 pass
 
+    async def kill_amid_commits(self) -> None:
+        """Kills the primary while a commit waits for the standby, which has it then: its caller is not told so."""
+        self.standby.freeze()
+        async with asyncio.timeout(START_S):
+            while not await asked(self.primary.url, f"SELECT count(*) FROM {WAITING}"):
+                pass
+        self.primary.kill()
+        self.standby.thaw()
+
     async def break_off_waits(self) -> int:
         """Cancels what waits for the standby, as an administrator may, or a statement_timeout; answers how many."""
-        broken = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        broken = f"SELECT count(pg_cancel_backend(pid)) FROM {WAITING}"
         return int(await asked(self.primary.url, broken))
 
     async def promote(self) -> None:

@@ -86,8 +86,10 @@ async def test_a_server_killed_under_load_loses_nothing(server: MysqlServer) -> 
                 told = len(crowd.events)
                 while len(crowd.events) < told + 40:
                     await asyncio.wait((at_work,), timeout=0.001)
+                crowd.served.clear()
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.start)
+                crowd.served.set()
                 await at_work
             await crowd.run(5)
             await crowd.settle_all()

@@ -96,13 +96,13 @@ async def test_a_crowd_survives_a_failover(pair: Pair) -> None:
         await trial.stored(before, named(500))
         async with brokers(trial, 2) as stores:
             crowd = Crowd(trial, topic, stores, 5)
+            await crowd.run(10)
             running = asyncio.create_task(crowd.run(40))
-            for _ in range(100):
-                await trial.store.clock_ms()
-            pair.primary.kill()
-            promoting = asyncio.create_task(pair.promote())
+            await pair.kill_amid_commits()
+            crowd.served.clear()
+            await pair.promote()
+            crowd.served.set()
             await running
-            await promoting
             assert crowd.unknown, "no call met the fail-over"
             await crowd.run(10)
             await crowd.settle_all()

@@ -61,6 +61,7 @@ class Scene(Protocol):
     ids: list[bytes]
     unknown: int
     unavailable: int
+    served: asyncio.Event
 
 
 class Caller:
@@ -93,6 +94,7 @@ class Caller:
                 scene.unavailable += 1
                 now_ms = scene.clock.tick()
                 if repeated:  # what came before may have happened: only an answer ends it
+                    await scene.served.wait()
                     continue
                 self.history.answer(noted, FAIL)
                 return None
