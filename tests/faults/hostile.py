@@ -22,7 +22,9 @@ from timeline.model import MAX_REASON_BYTES, Operation
 from timeline.wire import SERVICE, Hello, Produce, PutFlag, Settle, encode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, SETTINGS, DATA, RST_STREAM = 1, 4, 0, 3
+HEADERS, SETTINGS, DATA, RST_STREAM, WINDOW_UPDATE = 1, 4, 0, 3, 8
+ACK, INITIAL_WINDOW_SIZE, WINDOW_BYTES = 1, 4, 65_535
+CHUNK = b"x" * 16_384
 CANCEL = 8
 END_HEADERS = 4
 
@@ -36,13 +38,14 @@ def _header(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-def opening(method: str = "", message: bytes = b"") -> bytes:
-    """What a client says first: HTTP/2's preface, then, with `method`, a call of it, then a message on that."""
+def opening(method: str = "", message: bytes = b"", announced: int = 0) -> bytes:
+    """What a client says first: HTTP/2's preface, then, with `method`, a call of it, then a message on that, or the
+    beginning of one that is to have `announced` bytes."""
     said = PREFACE + _frame(SETTINGS, 0, 0)
     if method:
         said += _call(method, 1)
     if message:
-        said += _frame(DATA, 0, 1, b"\0" + struct.pack(">I", len(message)) + message)
+        said += _frame(DATA, 0, 1, b"\0" + struct.pack(">I", announced or len(message)) + message)
     return said
 
 
@@ -57,6 +60,55 @@ def _call(method: str, stream: int) -> bytes:
 def broken_off(method: str, stream: int) -> bytes:
     """A call of `method` that is opened and broken off at once."""
     return _call(method, stream) + _frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))
+
+
+async def unending(address: str, method: str, announced: int) -> int:
+    """A call, on a connection of its own, whose message lacks its last byte for ever: sends as fast as HTTP/2 permits,
+    and answers what was sent once it is hung up on."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    windows = {0: WINDOW_BYTES, 1: WINDOW_BYTES}
+    more = asyncio.Event()
+
+    async def listen() -> None:
+        while True:
+            head = await reader.readexactly(9)
+            said = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == WINDOW_UPDATE:
+                windows[int.from_bytes(head[5:], "big")] += int.from_bytes(said, "big")
+            elif head[3] == SETTINGS and not head[4] & ACK:
+                writer.write(_frame(SETTINGS, ACK, 0))
+                for at in range(0, len(said), 6):
+                    name, value = struct.unpack_from(">HI", said, at)
+                    windows[1] += value - WINDOW_BYTES if name == INITIAL_WINDOW_SIZE else 0
+            more.set()
+
+    listening = asyncio.create_task(listen())
+    listening.add_done_callback(lambda _: more.set())
+    sent, begin = 0, b"\0" + struct.pack(">I", announced)
+    try:
+        writer.write(opening(method))
+        while not listening.done():
+            part = (begin if not sent else CHUNK)[: max(0, min(*windows.values(), announced + 4 - sent))]
+            if not part:
+                more.clear()
+                await asyncio.wait(
+                    {listening, going := asyncio.create_task(more.wait())}, return_when="FIRST_COMPLETED"
+                )
+                going.cancel()
+                continue
+            writer.write(_frame(DATA, 0, 1, part))
+            sent += len(part)
+            for stream in windows:
+                windows[stream] -= len(part)
+            await writer.drain()
+    except ConnectionError:
+        pass  # hung up on
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        writer.close()
+    return sent
 
 
 class Plain:

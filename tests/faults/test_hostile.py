@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 import timeline
-from tests.faults.hostile import Plain, Victim, broken_off, hello, opening, puts, victim
+from tests.faults.hostile import Plain, Victim, broken_off, hello, opening, puts, unending, victim
 from tests.faults.machine import PATIENCE_S
 from timeline.columns import Ragged
 from timeline.driver.transport import GrpcStream, GrpcTransport
@@ -251,6 +251,24 @@ async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
             await noted(broker, record_property)
         assert flood.said.total() == flood.asked
         assert set(flood.said) <= {"OK", Fault.OVERLOADED.value} and flood.said["OK"]
+
+
+async def test_frames_that_never_become_whole_cost_no_more_than_their_bound(tmp_path: Path):
+    """Three times as much as may be here of such: those who brought most are hung up on, and those who are left may
+    have half of the bound, or all of it."""
+    async with victim(tmp_path) as broker:
+        begun = [asyncio.create_task(unending(broker.address, "Mutate", 64 * MIB)) for _ in range(24)]
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(one.done() for one in begun) < 16:
+                await broker.others(1)
+        assert broker.grown_mib < 1_100, broker.grown_mib
+        await broker.others()
+        for one in begun:
+            one.cancel()
+        ends = await asyncio.gather(*begun, return_exceptions=True)
+        assert sum(one for one in ends if isinstance(one, int)) > 512 * MIB
+    said = (tmp_path / "broker.log").read_text(encoding="utf-8")
+    assert "of the frames it began" in said
 
 
 async def test_calls_opened_and_broken_off_at_once_cost_little(tmp_path: Path):

@@ -14,6 +14,7 @@ from timeline.broker.access import ANYBODY, Caller
 from timeline.broker.begun import Begun
 from timeline.broker.gatekeeper import Gatekeeper
 from timeline.broker.gateway import Gateway
+from timeline.broker.unfinished import Unfinished
 from timeline.metrics import Metrics
 from timeline.wire import METHODS, SERVICE, Fault, TransportError
 
@@ -40,8 +41,9 @@ class ServerStream:
     nor end. So a write goes on by itself, and whoever ends the call waits for it (`let_go`).
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, context: Any, unfinished: Unfinished | None = None) -> None:
+        self._context, self._unfinished = context, unfinished
+        self._peer = context.peer() if unfinished is not None else ""
         self._task = asyncio.current_task()
         self._writing: Begun | None = None
         self.closed = self.given_up = False
@@ -58,11 +60,15 @@ class ServerStream:
 
     async def receive(self) -> bytes | None:
         try:
-            data = await self._context.read()
+            data: bytes | object = await self._context.read()
         except (grpc.RpcError, grpc.aio.BaseError) as over:
             self.broken = True
             raise TransportError(Fault.BROKEN, str(over)) from over
-        return None if data is grpc.aio.EOF else data
+        if not isinstance(data, bytes):  # the end
+            return None
+        if self._unfinished is not None:
+            self._unfinished.whole(self._peer, len(data))
+        return data
 
     @property
     def writing(self) -> bool:
@@ -96,8 +102,15 @@ class ServerStream:
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out. Who calls is asked before anything of the call is read."""
 
-    def __init__(self, service: Gateway, stall_ms: int, gate: Gatekeeper | None = None) -> None:
+    def __init__(
+        self,
+        service: Gateway,
+        stall_ms: int,
+        gate: Gatekeeper | None = None,
+        unfinished: Unfinished | None = None,
+    ) -> None:
         self._service, self._stall_s = service, stall_ms / 1000.0
+        self._unfinished = unfinished
         self._gate = gate or Gatekeeper("", lambda: 0, Metrics())
         self._stalled = TransportError(Fault.DEADLINE, f"what was sent here was not taken for {stall_ms} ms")
         kinds = {
@@ -125,10 +138,18 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
         return refuse
 
+    def _came(self, frame: bytes, context: Any) -> str:
+        """A call's one frame is whole; answers from whom."""
+        peer: str = context.peer()
+        if self._unfinished is not None:
+            self._unfinished.whole(peer, len(frame))
+        return peer
+
     def _unary(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> bytes:
+            peer = self._came(frame, context)
             try:
-                return await self._service.unary(method, frame, caller, context.peer())
+                return await self._service.unary(method, frame, caller, peer)
             except TransportError as fault:
                 await _abort(context, fault)
                 raise AssertionError("abort raises") from fault
@@ -137,15 +158,15 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     def _unary_stream(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
-            stream = ServerStream(context)
+            stream, peer = ServerStream(context), self._came(frame, context)
             try:
                 with self._gate.serving(caller):
-                    async with aclosing(self._service.unary_stream(method, frame, caller, context.peer())) as pages:
+                    async with aclosing(self._service.unary_stream(method, frame, caller, peer)) as pages:
                         async for page in pages:
                             async with asyncio.timeout(self._stall_s):
                                 await stream.send(page)
             except TimeoutError:
-                log.info("a scan of %s does not take its pages: it ends", context.peer())
+                log.info("a scan of %s does not take its pages: it ends", peer)
                 await self._refuse(context, stream, self._stalled)
             except TransportError as fault:
                 await self._refuse(context, stream, fault)
@@ -154,7 +175,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     def _stream(self, method: str, caller: Caller) -> Callable[[Any, Any], Any]:
         async def serve(_: Any, context: Any) -> None:
-            stream = ServerStream(context)
+            stream = ServerStream(context, self._unfinished)
             try:
                 with self._gate.serving(caller):
                     await self._service.stream(method, stream, context.peer(), caller)

@@ -58,6 +58,8 @@ class Limits:
     calls_in_flight: int = 256
     calls_bytes: int = 64 * MIB
     """Unary calls under way, in all."""
+    unfinished_bytes: int = 512 * MIB
+    """What is here of frames that are not whole, in all; past it those who sent most are hung up on."""
     lease_messages: int = 5_000
     lease_bytes: int = 16 * MIB
     consumers_dealt: int = 512

@@ -34,6 +34,8 @@ from timeline.broker.node import Node
 from timeline.broker.peer_channel import GrpcPeerChannel
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
+from timeline.broker.unfinished import LOOK_EVERY_S as UNFINISHED_EVERY_S
+from timeline.broker.unfinished import Unfinished
 from timeline.broker.worker import Worker
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
@@ -162,7 +164,9 @@ async def serve(
         make_peer=partial(GrpcPeerChannel, credentials=peers),
         journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
     )
-    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
+    ports = {split_address(address)[1] for address in (config.listen, config.advertise)}
+    unfinished = Unfinished(ports, node.limits.unfinished_bytes)
+    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate, unfinished),))
     servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     probes = Probes(config.metrics, node)
@@ -185,6 +189,7 @@ async def serve(
         watching = [
             asyncio.ensure_future(_watch_health(servicer, node)),
             asyncio.ensure_future(_watch_files(gate, certificates, metrics)),
+            asyncio.ensure_future(_watch_unfinished(unfinished, metrics)),
         ]
         try:
             if await _open(node, stopping, opened):
@@ -359,3 +364,14 @@ async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metr
             log.exception("the tokens or the certificate could not be looked at; once more soon")
             metrics.count("timeline_task_crashes_total", "files")
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _watch_unfinished(unfinished: Unfinished, metrics: Metrics) -> None:
+    """Looks at what connections hold of frames that are not whole, again and again."""
+    while True:
+        try:
+            metrics.count("timeline_hung_up_total", by=unfinished.look())
+        except Exception:
+            log.exception("what connections hold could not be looked at; once more soon")
+            metrics.count("timeline_task_crashes_total", "unfinished")
+        await asyncio.sleep(UNFINISHED_EVERY_S)
