@@ -18,7 +18,7 @@ from timeline.cli.values import DURATION
 from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.knock import Answer, knock
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
-from timeline.model import DEFAULT_GROUP, Status, Topic
+from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
 KNOCK_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
@@ -115,7 +115,8 @@ def missing_topic(name: str, there: Collection[str]) -> str:
 
 
 async def check_topic(tl: timeline.Timeline, name: str) -> Topic:
-    """The record of topic `name`. Raises Failed, naming the nearest, when there is none."""
+    """The record of topic `name`. Raises Failed, naming the nearest, when there is none; Invalid for no name."""
+    check_topic_name(name)
     there = {each.name: each for each in await tl.topics()}
     if name not in there:
         raise Failed(REFUSED, missing_topic(name, there))
