@@ -170,3 +170,18 @@ def test_a_consumers_id_that_is_empty_is_not_taken_for_none(tell: Call, topic: s
 def test_a_limit_is_not_dropped_for_all(call: Call) -> None:
     done = call("ls", "t", "--limit", 1, "--all")
     assert done.code == 2 and "--limit and --all" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("produce", "t", "x", "--in", "1m", "--id", "a\udcff"),
+        ("produce", "t", "x", "--in", "1m", "--header", "k=\udcff"),
+        ("cancel", "t", "a", "b\udcff"),
+        ("ls", "\udcff"),
+        ("topic", "show", "\udcff"),
+    ],
+)
+def test_bytes_that_are_no_text_are_called_so(call: Call, arguments: tuple[str, ...]) -> None:
+    done = call(*arguments)
+    assert done.code == 2 and "text in UTF-8, not" in done.err and "surrogate" not in done.err
