@@ -25,16 +25,16 @@ def main() -> int:
 
 def _open_standard_streams() -> None:
     """Where a standard stream was closed (`<&-`), the null device stands in for it: else its number goes to the next
-    file or connection, into which whoever means standard error would write. What the terminal's encoding does not have
-    is spelt out on standard output, as it is on standard error: others' ids are in any script."""
+    file or connection, into which whoever means standard error would write. What is said into a closed output is not
+    wanted; a closed input is no empty one, and sys.stdin stays None, as Python has it. What the terminal's encoding
+    does not have is spelt out on standard output, as it is on standard error: others' ids are in any script."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            mode = "w" if number else "r"
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+        if number and getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

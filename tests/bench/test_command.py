@@ -117,7 +117,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.processes
 def test_a_store_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "cycle", "--store", "sqllite:///x", "--messages", "10"]) == 4
+    assert run(["bench", "cycle", "--store", "sqllite:///x", "--messages", "10"]) == 2
     assert "sqlite" in capsys.readouterr().err
 
 

@@ -290,7 +290,7 @@ async def test_the_command(tmp_path: Path, call: Call) -> None:
         ((source, source, "--topic", topic.name), 4, "in use|one and the same"),
         ((source, target, "--topic", "nosuch"), 4, "has no topic 'nosuch'"),
         ((source, target), 2, "--topic NAME"),
-        ((source, "postgrsql://x", "--topic", "a"), 4, "no storage plugin"),
+        ((source, "postgrsql://x", "--topic", "a"), 2, "no storage plugin"),
         ((f"sqlite:///{tmp_path}/ab.db", target, "--topic", "a"), 4, f"there is no file {tmp_path}/ab.db"),
         ((f"sqlite:///{tmp_path}/ab.db?payloads=memory://a", target, "--topic", "a"), 4, "there is no file"),
     ):

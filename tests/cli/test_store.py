@@ -14,6 +14,7 @@ from timeline.storage_plugins import sql
 
 def test_migrating(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
+    (tmp_path / "a.db").touch()
     fresh = call("store", "migrate", url)
     assert fresh.code == 0 and "1, contracted" in fresh.out, fresh.err
     monkeypatch.setattr(sql, "MIGRATIONS", NEXT)

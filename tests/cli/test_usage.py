@@ -272,7 +272,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
 def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
     for command in (("serve", "--listen", "127.0.0.1:0", "--store", "sqlit:///x"), ("check-store", "sqlit:///x")):
         done = call(*command)
-        assert done.code == 4
+        assert done.code == 2
         assert "did you mean sqlite://" in done.err.lower()
 
 
@@ -389,7 +389,7 @@ def test_a_standard_stream_that_is_closed_is_nobody_s(number: int, tmp_path: Pat
         "import os, sys; from timeline import __main__ as main; main._main = lambda: 0; main.main();"
         "told = [os.readlink(f'/proc/self/fd/{at}') == os.devnull for at in range(3)];"
         f"print(told, file=open({str(tmp_path / 'o')!r}, 'w'));"
-        "print('said'); print('said', file=sys.stderr); assert not sys.stdin.read(0)"
+        "print('said'); print('said', file=sys.stderr); assert not sys.stdin or not sys.stdin.read(0)"
     )
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {number}{"<" if number == 0 else ">"}&-', "sh", sys.executable, "-c", program],

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from timeline.bench.processes import CannotMeasure
-from timeline.errors import TimelineError
+from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins import make_store, open_store
 from timeline.storage_plugins.contract import Store
 
@@ -53,6 +53,8 @@ async def own_topic(url: str, scenario: str) -> AsyncIterator[OwnTopic]:
             opened = await store.open()
         finally:
             await store.close()
+    except Invalid:  # the URL is none: nothing of a store's
+        raise
     except TimelineError as trouble:
         raise CannotMeasure(trouble.reason) from trouble
     declared = store.capabilities

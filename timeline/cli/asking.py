@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import click
@@ -18,11 +18,13 @@ from timeline.cli.values import DURATION
 from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.knock import Answer, knock
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
-from timeline.model import DEFAULT_GROUP, Status, Topic
+from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
 KNOCK_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
 TOPICS_NAMED = 8
+TEXTS = ("topic", "name", "id", "ids", "tag", "group", "headers")
+"""What commands call their arguments that are text: a payload, a shell's command and a file's path may be any bytes."""
 COMPLETION_WAIT = "800ms"
 """How long a shell's completion of a topic may take."""
 
@@ -39,6 +41,7 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
     def asking(**given: Any) -> Any:
         address, timeout = given["address"], given["timeout"]
         check_addresses(address)
+        _check_texts(given)
         try:
             return function(**given)
         except (Unavailable, Closed) as error:
@@ -75,6 +78,17 @@ def topic_names(context: click.Context, parameter: click.Parameter, begun: str) 
         return asyncio.run(ask())
     except TimelineError:
         return []
+
+
+def _check_texts(given: Mapping[str, Any]) -> None:
+    """Raises Invalid for bytes that are no UTF-8 where a text belongs; Python has them as halves of surrogate pairs."""
+    for name in TEXTS:
+        said = given.get(name) or ()
+        for text in (said,) if isinstance(said, str) else said:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise Invalid(f"ids, names, tags and headers are text in UTF-8, not {text!a:.80}") from None
 
 
 def check_addresses(addresses: str) -> None:
@@ -115,7 +129,8 @@ def missing_topic(name: str, there: Collection[str]) -> str:
 
 
 async def check_topic(tl: timeline.Timeline, name: str) -> Topic:
-    """The record of topic `name`. Raises Failed, naming the nearest, when there is none."""
+    """The record of topic `name`. Raises Failed, naming the nearest, when there is none; Invalid for no name."""
+    check_topic_name(name)
     there = {each.name: each for each in await tl.topics()}
     if name not in there:
         raise Failed(REFUSED, missing_topic(name, there))

@@ -13,7 +13,7 @@ from timeline.cli.asking import check_receipts, client_command, group_option, to
 from timeline.cli.identity import connected, operator_option
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import speaking, tell_counts, tell_receipts
-from timeline.cli.values import DURATION, due_of
+from timeline.cli.values import DURATION, due_of, zone_of
 from timeline.driver.times import shift_ms
 from timeline.errors import Invalid, Leased
 from timeline.model import Status
@@ -67,6 +67,7 @@ def move(
     if by is not None:
         if tag is None or to is not None or in_ is not None:
             raise Invalid("--by shifts all messages of a --tag, and goes without --to and --in")
+        zone_of(tz)
         shift_ms(by, "--by")  # judged here, so that what is wrong with it names the option
         when: dict[str, Any] = {"by": by}
     else:

@@ -79,7 +79,7 @@ def consume(
         wait_s=None if wait is None else duration_ms(wait, "--wait", least_ms=1) / 1000,
         count=count,
     )
-    settings: dict[str, Any] = {"id": id or f"{socket.gethostname()}-{os.getpid()}"}
+    settings: dict[str, Any] = {"id": f"{socket.gethostname()}-{os.getpid()}" if id is None else id}
     if lease is not None:
         settings["lease"] = duration_ms(lease, "--lease", least_ms=1) / 1000
     settings["credit"] = min(credit, count) if count else credit
@@ -176,8 +176,8 @@ class Taker:
             if self.command is not None:
                 await self._run(delivery, self.command, consumer)
             elif self.release_s is not None:
-                self._print(delivery, "released")
                 await _answered(delivery, delivery.release(in_=self.release_s))
+                self._print(delivery, "released")
             else:
                 try:
                     self._print(delivery, "")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited, complain, explain
-from timeline.cli.findings import file_of
+from timeline.cli.findings import check_there
 from timeline.cli.output import plain, print_fields, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import shown_bytes, shown_count
@@ -54,9 +54,7 @@ async def _copy_all(
     source_url: str, target_url: str, names: tuple[str, ...], leased: bool, live: bool, verify: bool, as_json: bool
 ) -> int:
     source, target = make_store(source_url), make_store(target_url)
-    file = file_of(source_url)
-    if file is not None and not file.exists():
-        raise StoreRefused(f"{shown(source_url)}: there is no file {file}, so nothing to copy")  # opening would make it
+    check_there(source_url, "copy")
     try:
         ours = await _opened(source, source_url)
         if ours == await _opened(target, target_url):

@@ -30,10 +30,16 @@ _PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
 def check_command(command: str) -> None:
-    """Raises Failed where the shell that is to run CMD knows no such program: else each message would be put back, and
+    """Raises Failed where CMD is empty, since a shell that has nothing to run ends with 0, and each message would be
+    acked unseen; and where the shell that is to run CMD knows no such program: else each message would be put back, and
     count as delivered, for a word that is misspelt. What is more than a program's name is the shell's to judge."""
+    if not command.strip():
+        raise Failed(USAGE, "--exec is empty: nothing would handle the messages, and all would be acked")
     named = _PROGRAM.match(command)
-    if named and subprocess.run(["/bin/sh", "-c", f"command -v {named[1]}"], stdout=subprocess.DEVNULL).returncode:
+    if named is None:
+        return
+    found = subprocess.run(["/bin/sh", "-c", f"command -v {named[1]}"], capture_output=True)
+    if found.returncode or ("/" in named[1] and os.path.isdir(named[1])):
         raise Failed(USAGE, f"the shell finds no program {named[1]!r}: give --exec its path, or one that is there")
 
 

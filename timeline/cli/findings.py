@@ -19,7 +19,7 @@ from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Standings
 from timeline.model import TopicSettings
 from timeline.storage_plugins import make_store, offload_of, shown
-from timeline.storage_plugins.contract import StoreError
+from timeline.storage_plugins.contract import StoreError, StoreRefused
 from timeline.wire import Health
 
 STORE_SLOW_MS = 50.0
@@ -145,6 +145,13 @@ def file_of(url: str) -> Path | None:
     from timeline.storage_plugins.sqlite.database import Location
 
     return Location.of(offload_of(url)[0]).path
+
+
+def check_there(url: str, purpose: str) -> None:
+    """Raises StoreRefused for a store that is a file which is not there: to open it would make it."""
+    file = file_of(url)
+    if file is not None and not file.exists():
+        raise StoreRefused(f"{shown(url)}: there is no file {file}, so nothing to {purpose}")
 
 
 def _folder(name: str, file: Path) -> Finding:

@@ -16,11 +16,14 @@ from rich.text import Text
 from timeline.cli.app import REFUSED, USAGE, Failed
 
 PAYLOAD_SHOWN_CHARS = 60
+NOBODY = "nobody answers here, so nothing was done: --yes does it without asking"
 
 
 def confirm(question: str) -> None:
     """Asks a person before what cannot be undone; not from within an event loop, where Ctrl-C would not be heard.
     Raises Failed unless the answer is yes."""
+    if sys.stdin is None:
+        raise Failed(USAGE, NOBODY)
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort as ended:
@@ -28,7 +31,7 @@ def confirm(question: str) -> None:
         if not isinstance(ended.__context__, EOFError):
             raise
         click.echo(err=True)
-        raise Failed(USAGE, "nobody answers here, so nothing was done: --yes does it without asking") from None
+        raise Failed(USAGE, NOBODY) from None
     if not agreed:
         raise Failed(REFUSED, "nothing was done")
 

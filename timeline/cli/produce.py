@@ -19,7 +19,7 @@ from timeline.cli.identity import connected
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
 from timeline.cli.receipts import receipt_json, refusal, speaking, tell_receipts
-from timeline.cli.values import DURATION, Time, due_of, parse_headers, parse_time
+from timeline.cli.values import DURATION, Time, due_of, is_length, parse_headers, parse_time, with_unit
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
 from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, TimelineError, TooLarge, Unknown
@@ -80,6 +80,8 @@ def produce(
         raise Invalid("--lines takes payloads from standard input and makes the ids: give neither PAYLOAD nor --id")
     if not lines and payload is None:
         raise Invalid("give a PAYLOAD, - to read it from standard input, or --lines")
+    if (lines or payload == "-") and sys.stdin is None:
+        raise Invalid("standard input is closed: there is nothing to read")
     shared: dict[str, Any] = {
         "at": due.at_ms,
         "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
@@ -107,7 +109,7 @@ def produce(
                         batch = timeline.Batch(payloads=some, tags=tag, **shared)
                         sent += len(some)
                         receipts = await producer.produce_many(batch, if_exists=if_exists)
-                        failed += _tell(receipts, topic, as_json, progress)
+                        failed += _tell(receipts, topic, as_json, progress, progress.done + 1)
                         progress.add(len(some), part)
                 except TimelineError as error:
                     progress.clear()
@@ -148,11 +150,14 @@ def _expires(text: str | None, zone: str | None) -> Any:
     """`--expires`: a time, or a duration from now."""
     if text is None:
         return None
-    try:
-        return duration_ms(text, "--expires") / 1000
-    except Invalid:
-        when = parse_time(text, "--expires", zone)
-        return when.at_ms if when.at_ms is not None else max(0, when.in_ms or 0) / 1000
+    if is_length(text):
+        return duration_ms(with_unit(text.strip()), "--expires", least_ms=1) / 1000
+    when = parse_time(text, "--expires", zone)
+    if when.at_ms is not None:
+        return when.at_ms
+    if not when.in_ms or when.in_ms < 0:
+        raise Invalid(f"--expires {text!r:.60} is over already: the message would never be delivered")
+    return when.in_ms / 1000
 
 
 def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
@@ -165,42 +170,47 @@ def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
     )
 
 
-def _tell(receipts: timeline.Receipts, topic: str, as_json: bool, progress: Progress) -> int:
-    """Says of each line what became of it, to people only where it was refused; how many were."""
+def _tell(receipts: timeline.Receipts, topic: str, as_json: bool, progress: Progress, first: int) -> int:
+    """Says of each line, counted from `first`, what became of it, to people only where it was refused; how many
+    were."""
     failed = receipts.failed
     if failed and not as_json:
         progress.clear()
     denied = ""
-    for receipt in receipts if as_json else failed:
+    for line, receipt in enumerate(receipts if as_json or failed else (), first):
         if as_json:
             print_json(receipt_json(receipt))
-        else:
+        elif not receipt.ok:
             error = refusal(receipt, denied)
             denied = error.reason if isinstance(error, Forbidden) else denied
             if isinstance(error, Unknown):
                 error.advice = f"it may be stored or not, see: timeline show {shlex.quote(topic)} {receipt.id}"
-            complain(explain(error))
+            else:
+                error.id = None  # made here, and nothing is stored under it
+            complain(f"line {line:,}: {explain(error)}")
     return len(failed)
 
 
 async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
     """The lines of standard input without their ends, as many as came at once; what does not end with a newline counts
     too. With the part of the input that they end, where that is a file."""
-    source, read = sys.stdin.fileno(), 0
+    source, read, ended = sys.stdin.fileno(), 0, 0
     rest: list[bytes] = []  # pieces of a line whose end has not come
     rest_bytes = 0
-    about = os.fstat(source)
-    size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+    file = os.fstat(source)
+    size = file.st_size if stat.S_ISREG(file.st_mode) else 0
     while data := await _read(source):
         read += len(data)
         first, *more = data.split(b"\n")
         rest.append(first)
         rest_bytes += len(first)
         if rest_bytes > MAX_PAYLOAD_BYTES + len(b"\r"):
-            raise TooLarge(f"a line has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes", advice=FIXED_LIMIT)
+            about = f"line {ended + 1:,} has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes"
+            raise TooLarge(about, advice=FIXED_LIMIT)
         if more:
             *whole, last = b"".join(rest), *more
             rest, rest_bytes = [last], len(last)
+            ended += len(whole)
             yield [line.removesuffix(b"\r") for line in whole], read / size if size else None
     if rest_bytes:
         yield [b"".join(rest)], 1.0

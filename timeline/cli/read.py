@@ -138,6 +138,8 @@ def ls(
       timeline ls departures --tag spring --payload --json --all
     """
     zone = zone_of(tz)
+    if limit is not None and everything:
+        raise Invalid("--limit and --all contradict each other: give one of the two")
     bound = limit or (FOLLOWED_AT_MOST if follow else LIMIT)
     from_ms = 0 if due_from is None else parse_time(due_from, "--due-from", tz).absolute_ms()
     to_ms = 0 if due_to is None else parse_time(due_to, "--due-to", tz).absolute_ms()

@@ -99,4 +99,9 @@ def tell_counts(counts: Mapping[Status, int], as_json: bool, tag: str, done: str
         click.echo(f"{counts.get(Status.OK, 0)} of {total} {would}{done}{'; ' + others if others else ''}")
         if Status.FORBIDDEN in counts:
             complain("what is FORBIDDEN belongs to another producer group: act for that one (--group NAME)")
+        if Status.INVALID in counts:
+            complain(
+                "what is INVALID would come due beyond the topic's horizon ('timeline topic show' says how far that "
+                "is), or not before it expires"
+            )
     return DONE if counts.get(Status.OK, 0) == total else SOME_FAILED

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from timeline.cli.app import DONE, Suggesting, awaited
+from timeline.cli.findings import check_there
 from timeline.cli.output import confirm, print_fields, print_json
-from timeline.storage_plugins import open_store, shown
+from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.versions import Versions
 
 
@@ -40,8 +41,10 @@ def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
     found: list[Versions | None] = []
 
     async def work(contract: bool) -> None:
-        opened = await open_store(url)
+        opened = make_store(url)
+        check_there(url, "migrate")
         try:
+            await opened.open()
             found.append(await opened.migrate(contract))
         finally:
             await opened.close()

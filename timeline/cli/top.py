@@ -97,7 +97,7 @@ async def _live(watcher: Watcher, screen: Console, every_s: float, zone: ZoneInf
 def keys(ended: asyncio.Event) -> Iterator[None]:
     """While inside, `ended` is set by the key q (or escape), without the return key."""
     loop = asyncio.get_running_loop()
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
     keyboard = sys.stdin.fileno()

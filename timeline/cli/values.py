@@ -22,6 +22,8 @@ FORMS = (
 _BARE = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 _MILLIS = re.compile(r"-?[0-9]{9,30}")
 """More digits than a date written without hyphens has."""
+_LENGTH = re.compile(r"\s*-?[0-9]+(?:\.[0-9]*)?\s*[a-z].*|\s*-?[0-9]{1,7}(?:\.[0-9]*)?\s*")
+"""What begins as a duration does, or is a number of fewer digits than a date has."""
 _NOW = re.compile(r"now(?:\s*([+-])\s*(\S+))?")
 
 
@@ -41,6 +43,11 @@ DURATION = _Length()
 def with_unit(text: str) -> str:
     """`text`, with the unit that a bare number has: seconds."""
     return f"{text}s" if _BARE.fullmatch(text) else text
+
+
+def is_length(text: str) -> bool:
+    """Whether a text that may be a time or a duration is meant as a duration, well written or not."""
+    return _LENGTH.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,9 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
 
 
 def due_of(at: str | None, in_: str | None, zone: str | None, options: tuple[str, str]) -> Time:
-    """The time that one of two options asks for, absolute or from now. Raises Invalid unless it is one of the two."""
+    """The time that one of two options asks for, absolute or from now. Raises Invalid unless it is one of the two, and
+    for a zone that does not exist, needed or not."""
+    zone_of(zone)
     if (at is None) == (in_ is None):
         raise Invalid(f"give either {options[0]} (a time) or {options[1]} (how long from now), one of the two")
     if in_ is not None:

@@ -31,14 +31,28 @@ _NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
 _OPTIONS = re.compile(r"[?][a-z_]+=[^&#]*(?:&[a-z_]+=[^&#]*)*")
 
 
+class UrlRefused(StoreRefused, Invalid):
+    """A URL that names no store, whatever server there is: a usage error of who wrote it, as every Invalid is."""
+
+
 def plugins() -> dict[str, EntryPoint]:
     """The known schemes and where their plugins are."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def make_store(url: str) -> Store:
-    """The store for `url`, not open yet. Raises StoreRefused: unknown scheme (with the nearest known one), missing
-    driver (with the extra to install), or a URL the plugin does not understand."""
+    """The store for `url`, not open yet. Raises UrlRefused: unknown scheme (with the nearest known one), or a URL the
+    plugin does not understand; StoreRefused: missing driver (with the extra to install)."""
+    try:
+        return _made(url)
+    except StoreRefused as refused:
+        if isinstance(refused.__cause__, ImportError):
+            raise
+        # Nobody was asked yet: it is the URL that is wrong.
+        raise UrlRefused(refused.reason) from refused
+
+
+def _made(url: str) -> Store:
     _check_secrets(url)
     url, place, offload_bytes = offload_of(url)
     store = _make_plain(url)
@@ -56,7 +70,7 @@ def make_store(url: str) -> Store:
     try:
         return OffloadingStore(store, PayloadFiles(place), offload_bytes)
     except PayloadsRefused as refused:
-        raise StoreRefused(str(refused)) from refused
+        raise StoreRefused(str(refused)) from refused.__cause__ or refused
 
 
 def _check_secrets(url: str) -> None:
