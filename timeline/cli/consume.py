@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any
 
 import click
@@ -225,13 +225,21 @@ class Taker:
         click.echo(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 
 
-async def _answered(delivery: timeline.Delivery, settling: Awaitable[None]) -> None:
-    """Waits for the answer to a settle; says what is not known when it may not wait any longer."""
+async def _answered(delivery: timeline.Delivery, settling: Coroutine[Any, Any, None]) -> None:
+    """Waits for the answer to a settle, once a person wants to be gone for no longer than ANSWER_S; says what is not
+    known then. Where the answer comes in time, the cancellation is put off: the consumer takes no more by itself."""
+    answering = asyncio.ensure_future(settling)
     try:
-        await settling
+        await asyncio.shield(answering)
     except asyncio.CancelledError:
-        complain(f"no broker has answered what became of {delivery.id!r}: it may come again when its lease ends")
-        raise
+        await asyncio.wait({answering}, timeout=ANSWER_S)
+        if not answering.done():
+            await end(answering)
+            complain(f"no broker has answered what became of {delivery.id!r}: it may come again when its lease ends")
+            raise
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        answering.result()
 
 
 def delivery_json(delivery: timeline.Delivery) -> dict[str, Any]:

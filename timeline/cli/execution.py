@@ -25,7 +25,7 @@ ENDING_S = 2.0
 LOOK_FIRST_S, LOOK_CAP_S = 0.02, 0.3
 """How long to rest between two looks whether all of a process group is gone, which nobody tells: longer each time."""
 ANSWER_S = 1.0
-"""How long to wait for a broker that takes a message back, once a person wants to be gone."""
+"""How long to wait for a broker's answer to what becomes of a message, once a person wants to be gone."""
 _PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
@@ -110,11 +110,12 @@ async def _pipe_of(payload: bytes) -> AsyncIterator[int]:
 
 
 async def _keep(delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
-    """Extends a lease at each third of it until it is lost; one that cannot be extended now is tried again soon."""
+    """Extends a lease whenever it is time, until it is lost; one that cannot be extended now is tried again soon."""
     failing = False
     while True:
         lease_s = consumer.lease_ms / 1000
-        await asyncio.sleep(min(lease_s / 12, EXTEND_S) if failing else rest_s(delivery, consumer))
+        rest_s = (consumer.extend_at_ms(delivery) - consumer.monotonic_ms()) / 1000
+        await asyncio.sleep(min(lease_s / 12, EXTEND_S) if failing else rest_s)
         try:
             await delivery.extend(lease_s, timeout=min(lease_s / 3, EXTEND_S))
             failing = False
@@ -126,13 +127,6 @@ async def _keep(delivery: timeline.Delivery, consumer: timeline.Consumer) -> Non
                 why = error.reason.partition(":")[0] or error.code
                 complain(f"the lease of {delivery.id!r} could not be extended ({why}); trying again")
             failing = True
-
-
-def rest_s(delivery: timeline.Delivery, consumer: timeline.Consumer) -> float:
-    """How long a lease may be left alone: a third of it, and no longer than half of what is left. That is less where
-    the message has waited in this process's buffer while no broker was there to extend it."""
-    left_ms = float(delivery._load.end_ms[delivery._index]) - consumer.monotonic_ms()
-    return max(0.0, min(consumer.lease_ms / 3, left_ms / 2)) / 1000
 
 
 def _lost(id: str, error: TimelineError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -15,7 +15,7 @@ from timeline.columns import Indexes
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.hand import HANDED, Hand, Load, Stats
 from timeline.driver.ids import ConsumerId, Randomness
-from timeline.driver.link import Link
+from timeline.driver.link import FORKED, Link
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
@@ -236,8 +236,8 @@ class Consumer:
         When the handler returns, the message is acknowledged; while it works, the lease is extended; when it raises,
         the message is released with `backoff` by its deliveries. `raise timeline.Retry(in_=…)` or
         `timeline.Bury(reason)` says it otherwise. Plain functions run in threads and get a delivery whose methods need
-        no await. When the lease is lost, `d.lost` is set and an async handler is cancelled. `timeout`: how long one
-        call may take.
+        no await; one that returns a coroutine has failed. When the lease is lost, `d.lost` is set and an async handler
+        is cancelled. `timeout`: how long one call may take.
         """
         from timeline.driver.handlers import run_handlers
 
@@ -272,7 +272,7 @@ class Consumer:
             raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
         self._link.check()
         if self._epoch != self._link.epoch:
-            raise Closed("this delivery belongs to the process that this one was forked from")
+            raise Closed(FORKED)
         self._session.start()
 
     async def _one(
@@ -368,12 +368,21 @@ class Consumer:
         """The client's randomness."""
         return self._link.random
 
-    def extend_quietly(self, d: Delivered) -> None:
-        """Extends a lease without waiting: the outcome shows in `d.lost` and `d.lease_until`."""
+    def extend_at_ms(self, d: Delivered) -> float:
+        """When (monotonic) its lease is to be extended: a third of a lease from now, and no later than at half of what
+        is left. That is less where it has waited in the buffer while no broker was there to extend it."""
+        now_ms, third_ms = self.monotonic_ms(), self.lease_ms / 3
+        if d._load.earliest_ms - now_ms < 2 * third_ms:
+            third_ms = max(0.0, min(third_ms, (float(d._load.end_ms[d._index]) - now_ms) / 2))
+        return now_ms + third_ms
+
+    def extend_quietly(self, deliveries: Sequence[Delivered]) -> None:
+        """Extends leases without waiting, together: the outcome shows in each `d.lost` and `d.lease_until`."""
         self._check_open()
-        at = np.array([d._index])
-        lease_ms = int(self.lease_ms)
-        self._desk.quietly([(d._load, at)], Operation.EXTEND, lease_ms, timeout_ms=lease_ms / 2, told=False)
+        parts: dict[Load, list[int]] = {}
+        for d in deliveries:
+            parts.setdefault(d._load, []).append(d._index)
+        self._desk.extend([(load, np.array(at)) for load, at in parts.items()], self.lease_ms)
 
     def patience_s(self, d: Delivered) -> float:
         """How long a settle is worth trying that no person's code waits for: while its lease lasts, and at least as

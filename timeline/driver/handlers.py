@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import inspect
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from timeline import tracing
 from timeline.driver.backoff import Backoff, Bury, Retry
 from timeline.driver.delivery import Delivery
 from timeline.driver.sync_delivery import SyncDelivery
+from timeline.driver.threads import Threads, is_async
 from timeline.driver.times import Duration, duration_ms
 from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("timeline.driver")
 
 Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDelivery], object]
-"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await."""
-T = TypeVar("T")
+"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await.
+One that returns a coroutine is neither, and fails: in a thread nobody runs it."""
 
 MAX_CONCURRENCY = 10_000
 
@@ -61,11 +59,10 @@ class _Crew:
         self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
         self.concurrency = concurrency
         self.jobs: set[_Job] = set()
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is async is an async handler
-        )
-        self.pool = None if self.is_async else ThreadPoolExecutor(concurrency, "timeline-handler")
-        self.loop = asyncio.get_running_loop()
+        self.threads = None if is_async(handler) else Threads(handler, concurrency)
+        self.ending = False
+        """Whether the workers are being cancelled."""
+        self._runner = asyncio.current_task()
         self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
         self._kept_ms = 0.0
         """What leases last by which `keep` sleeps now."""
@@ -78,7 +75,7 @@ class _Crew:
             lease_ms = self.consumer.lease_ms
             if lease_ms < self._kept_ms:  # it was not connected yet, or to a broker that knew another lease
                 self._shorter.set()
-            job = _Job(delivery, self.consumer.monotonic_ms() + lease_ms / 3, task if self.is_async else None)
+            job = _Job(delivery, self.consumer.extend_at_ms(delivery), task if self.threads is None else None)
             self.jobs.add(job)
             try:
                 await self._handle(job)
@@ -90,15 +87,17 @@ class _Crew:
         try:
             await self._call(job)
         except asyncio.CancelledError as cancelled:
-            if _ends(asyncio.current_task()):
+            if self._ends(asyncio.current_task()):
                 await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
                 delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
                 log.warning("the lease of %r %s: its handler was cancelled", delivery.id, self._how_lost(delivery))
                 return
-            # What the handler waited for was cancelled by somebody else: it failed, and the others go on.
-            await self._failed(delivery, "CancelledError: what it waited for was cancelled", cancelled)
+            # What the handler waited for was cancelled by somebody else, or its own task by itself: it failed, and the
+            # others go on.
+            what = "its own task was cancelled" if _uncancelled(job.task) else "what it waited for was cancelled"
+            await self._failed(delivery, f"CancelledError: {what}", cancelled)
         except _GivenBack as late:
             if late.__cause__ is not None:
                 log.warning("the handler of %r ended at last: %s", delivery.id, _words(late.__cause__))
@@ -161,16 +160,18 @@ class _Crew:
             else:
                 with job.delivery.span(expected=(Retry, Bury)):
                     await self._call_plainly(job.delivery)
+            if job.task is not None and job.task.cancelling():
+                await asyncio.sleep(0)  # it may have cancelled itself last: to be heard here, and not amid the ack
         finally:
             job.handling = False
             if job.cancelled and job.task is not None:
                 job.task.uncancel()
 
     async def _call_plainly(self, delivery: Delivery) -> None:
-        if self.pool is None:
+        if self.threads is None:
             await self._call_async(delivery)
         else:
-            await self._call_in_thread(delivery)
+            await self._call_in_thread(self.threads, delivery)
 
     async def _call_async(self, delivery: Delivery) -> None:
         handler: Any = self.handler
@@ -185,9 +186,8 @@ class _Crew:
                     raise TimeoutError(self._too_long) from over
                 raise
 
-    async def _call_in_thread(self, delivery: Delivery) -> None:
-        assert self.pool is not None
-        future = self.loop.run_in_executor(self.pool, contextvars.copy_context().run, self._work_in_thread, delivery)
+    async def _call_in_thread(self, threads: Threads, delivery: Delivery) -> None:
+        future = threads.call(delivery)
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done:
@@ -197,21 +197,7 @@ class _Crew:
                     delivery._load.lost[delivery._index] = True
                 await asyncio.wait({future})
                 raise _GivenBack(self._too_long) from (None if future.cancelled() else future.exception())
-        result = await asyncio.shield(future)
-        if inspect.isawaitable(result):
-            await result
-
-    def _work_in_thread(self, delivery: Delivery) -> object:
-        """The handler, in its thread. What no future can carry, or would end the loop and not the thread, is a failure
-        like any other."""
-        handler: Any = self.handler
-        try:
-            return handler(SyncDelivery.of(delivery, self._from_thread))
-        except (StopIteration, SystemExit, KeyboardInterrupt) as stray:
-            raise RuntimeError(f"the handler raised {stray!r}") from stray
-
-    def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
+        await asyncio.shield(future)
 
     async def _settle(self, delivery: Delivery, ask: Callable[..., Awaitable[None]], *, ends: bool = False) -> None:
         """Settles what a handler left; when it settled the message itself, that stands. Where no broker is there, it
@@ -238,6 +224,7 @@ class _Crew:
             self._kept_ms = self.consumer.lease_ms
             await _pause(max(0.005, self._kept_ms / 12_000.0), self._shorter)
             now_ms, lease_ms = self.consumer.monotonic_ms(), self.consumer.lease_ms
+            due: list[Delivery] = []
             for job in list(self.jobs):
                 if job.delivery.lost:
                     task = job.task if job.handling and not job.cancelled else None
@@ -246,12 +233,23 @@ class _Crew:
                         task.cancel()
                 elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery) and not self.consumer.closed:
                     job.extend_at_ms = now_ms + lease_ms / 3
-                    self.consumer.extend_quietly(job.delivery)
+                    due.append(job.delivery)
+            if due:
+                self.consumer.extend_quietly(due)
+
+    def _ends(self, worker: asyncio.Task[Any] | None) -> bool:
+        """Whether a worker itself was cancelled, and not only what it waited for, since `run` ends: in order, or by
+        whoever cancels all tasks. Not so where the handler did it."""
+        all_end = self.ending or (self._runner is not None and self._runner.cancelling() > 0)
+        return all_end and worker is not None and worker.cancelling() > 0
 
 
-def _ends(task: asyncio.Task[Any] | None) -> bool:
-    """Whether this task itself was cancelled, and not only what it waited for."""
-    return task is not None and task.cancelling() > 0
+def _uncancelled(task: asyncio.Task[None] | None) -> bool:
+    """Whether a task was cancelled itself, and not only what it waited for; from now on it is not."""
+    was = task is not None and task.cancelling() > 0
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return was
 
 
 async def _pause(wait_s: float, over: asyncio.Event) -> None:
@@ -302,11 +300,12 @@ async def run_handlers(
         failed = await _until_done(workers, keeper, crew, grace_ms)
     finally:
         uninstall()
+        crew.ending = True
         for task in (keeper, *workers):
             task.cancel()
         await asyncio.wait({keeper, *workers})
-        if crew.pool is not None:
-            crew.pool.shutdown(wait=False, cancel_futures=True)
+        if crew.threads is not None:
+            crew.threads.close()
     if failed is not None:
         raise failed
 
@@ -328,7 +327,7 @@ async def _until_done(
         consumer.stop_taking()
     await asyncio.wait(workers, timeout=grace_ms / 1000.0)
     if late := sum(job.handling for job in crew.jobs):
-        log.warning("%s", unfinished(late, threads=crew.pool is not None))
+        log.warning("%s", unfinished(late, threads=crew.threads is not None))
     return failed
 
 

@@ -17,6 +17,8 @@ from timeline.driver.offset import Drift
 from timeline.driver.times import Duration, duration_ms
 from timeline.errors import Closed, Invalid
 
+FORKED = "this delivery belongs to the process that this one was forked from"
+
 
 class Parts(Protocol):
     """What can leave its broker in order."""

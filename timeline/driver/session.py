@@ -230,9 +230,7 @@ class Session:
                 continue
             if self._hand.credit.owed:
                 self.desk.line.work.set()
-            for load, at in self._hand.to_extend(now_ms, self.lease_ms):
-                lease_ms = int(self.lease_ms)
-                self.desk.quietly([(load, at)], Operation.EXTEND, lease_ms, timeout_ms=lease_ms / 2, told=False)
+            self.desk.extend(self._hand.to_extend(now_ms, self.lease_ms), self.lease_ms)
 
     @property
     def _rhythm_ms(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,15 @@ class Quiet:
             where, answers = where[fresh], pick(answers, fresh)
         self._done[where] = True
         operations = parcel.operation if isinstance(parcel.operation, np.ndarray) else None
-        start = 0
-        for (load, indexes), end in zip(self.parts, self._ends.tolist(), strict=True):
-            mine = np.flatnonzero((where >= start) & (where < end))
-            if len(mine):
+        start = first = 0
+        ends, lasts = self._ends.tolist(), np.searchsorted(where, self._ends).tolist()
+        for (load, indexes), end, last in zip(self.parts, ends, lasts, strict=True):
+            if first < last:
+                mine = np.arange(first, last)
                 part = answers if len(mine) == len(answers) else pick(answers, mine)
                 operation = Operation.ACK if operations is None else Operation(int(operations[0]))
                 self._desk.conclude(load, indexes[where[mine] - start], operation, part, self.told)
-            start = end
+            start, first = end, last
         if self._done.all():
             self._parcels.clear()
             self._desk.over(self)
@@ -168,16 +169,14 @@ class SettleDesk:
         """Makes parcels of the acks that nobody waits for, when it is time for them, or `at_once`."""
         if not (self._gathered.ripe or at_once):
             return
-        parts: list[tuple[Load, Indexes]] = []
-        count = 0
-        for load, at in self._gathered.take():
-            parts.append((load, at))
-            count += len(at)
-            if count >= FRAME_SETTLES:
-                self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
-                parts, count = [], 0
-        if parts:
+        for parts in _framed(self._gathered.take()):
             self.quietly(parts, Operation.ACK, timeout_ms=timeout_ms)
+
+    def extend(self, messages: Iterable[tuple[Load, Indexes]], lease_ms: float) -> None:
+        """Extends what nobody waits for. In as few frames as may be: one each, they would wait for each other's answers
+        longer than the leases last."""
+        for parts in _framed(messages):
+            self.quietly(parts, Operation.EXTEND, int(lease_ms), timeout_ms=lease_ms / 2, told=False)
 
     def quietly(
         self,
@@ -319,6 +318,20 @@ def _part(load: Load, at: Indexes) -> Ragged:
 
 def _joined(columns: list[Any]) -> Any:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _framed(messages: Iterable[tuple[Load, Indexes]]) -> Iterator[list[tuple[Load, Indexes]]]:
+    """Messages in parts of what one frame takes."""
+    parts: list[tuple[Load, Indexes]] = []
+    count = 0
+    for load, at in messages:
+        if parts and count + len(at) > FRAME_SETTLES:
+            yield parts
+            parts, count = [], 0
+        parts.append((load, at))
+        count += len(at)
+    if parts:
+        yield parts
 
 
 def _ended(load: Load, operation: Operation) -> Load | None:
