@@ -111,6 +111,9 @@ async def test_calls_out_of_range_are_refused_before_anything_is_sent() -> None:
         p.move_tag("x", by=[]),  # type: ignore[arg-type]
         p.move_tag("x", by=True),
         p.move_tag("x", by=float("nan")),
+        p.move_tag("x", in_="1h", dry_run="x"),  # type: ignore[arg-type]
+        p.cancel_tag("x", dry_run=1),  # type: ignore[arg-type]
+        p.cancel_tag("x", leased="x"),  # type: ignore[arg-type]
         p.cancel_tag(""),
         p.produce_many([b"bytes"]),  # type: ignore[list-item]
         tl.get("t", ""),

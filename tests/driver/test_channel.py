@@ -49,6 +49,11 @@ def test_what_is_no_address_is_refused_when_connecting(wrong: object) -> None:
         timeline.connect(wrong)  # type: ignore[arg-type]
 
 
+def test_bytes_are_no_list_of_addresses() -> None:
+    with pytest.raises(Invalid, match=r"not b'a:1'$"):
+        timeline.connect(b"a:1")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

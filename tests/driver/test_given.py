@@ -69,3 +69,30 @@ async def test_what_is_no_iterable_is_refused(tl: timeline.Timeline, broker: Bro
     for given in (None, 5, Message(b"", in_=0)):
         with pytest.raises(timeline.Invalid, match="produce_iter takes an iterable"):
             _ = [r async for r in tl.producer("t").produce_iter(given)]  # type: ignore[arg-type]
+
+
+class Unawaited:
+    """Says that it is asynchronous, and hands out what nobody can await, after one message."""
+
+    def __init__(self) -> None:
+        self._given = 0
+
+    def __aiter__(self) -> Unawaited:
+        return self
+
+    def __anext__(self) -> Any:
+        self._given += 1
+        return _one() if self._given == 1 else 5
+
+
+async def _one() -> Message:
+    return Message(b"", in_="1h", id="m0")
+
+
+async def test_a_source_that_cannot_be_awaited_is_told_behind_what_it_gave(tl: timeline.Timeline) -> None:
+    told: list[str] = []
+    async with tl.producer("t") as p:
+        with pytest.raises(timeline.Invalid, match="whose __anext__ is awaited; it gave 5"):
+            async for receipt in p.produce_iter(Unawaited()):
+                told.append(receipt.id)
+    assert told == ["m0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,10 @@ WHEN = 1_900_000_000_000
         ({"headers": {"a": 1}}, "strings"),
         ({"headers": [("a", "b")]}, "mapping"),
         ({"expires": WHEN}, "after the due"),
-        ({"expires": 5}, "looks like seconds"),
+        ({"expires": 5}, "looks like seconds.*give a text like '15m'"),
+        ({"expires": object()}, "from now give a text like '15m'$"),
+        ({"tag": np.zeros((2, 2))}, "a tag is text"),
+        ({"headers": np.zeros((2, 2))}, "mapping"),
     ],
 )
 def test_a_message_that_cannot_be_put_is_refused(arguments: dict[str, object], mends: str) -> None:
@@ -116,7 +120,7 @@ def test_an_object_batch_is_the_same_as_columns() -> None:
         ({"payloads": b"one"}, "column"),
         ({"payloads": [b"a", "b"]}, r"payloads\[1\].*encode"),
         ({"payloads": pa.array([b"a", None])}, "null"),
-        ({"payloads": pa.array([1, 2])}, "binary"),
+        ({"payloads": pa.array([1, 2])}, "binary or string, not int64"),
         ({"payloads": np.array([1, 2])}, "bytes"),
         ({"at": [WHEN]}, "1 items for 2"),
         ({"at": [WHEN, 5]}, r"at\[1\].*seconds"),
@@ -140,18 +144,26 @@ def test_an_object_batch_is_the_same_as_columns() -> None:
         ({"headers": 5}, "headers must be one mapping for all"),
         ({"headers": (one for one in ())}, "headers must be one mapping for all"),
         ({"at": pa.array([WHEN, None])}, "null"),
+        # Below a mask lies what numpy fills in, 999999, or what was there before.
+        ({"at": np.ma.array([WHEN, WHEN], mask=[0, 1])}, "at has 1 nulls: each message has one$"),
+        ({"expires": np.ma.array([WHEN, WHEN], mask=[0, 1])}, "expires has 1 nulls"),
+        ({"at": None, "in_": np.ma.array([1.0, 2.0], mask=[1, 1])}, "in_ has 2 nulls"),
+        ({"at": np.array([WHEN, None])}, r"at\[1\]: at must be .* not None"),
+        ({"at": None, "in_": np.array(["1s", None])}, r"in_\[1\]: in_ must be"),
+        ({"ids": pa.array(["a", None])}, "ids has 1 nulls: each message has one$"),
         ({"at": None}, "either at="),
         ({"ids": "m"}, "one id each"),
         ({"ids": ["a", ""]}, r"ids\[1\]"),
-        ({"ids": ["a"]}, "1 items for 2"),
+        ({"ids": ["a"]}, "1 items for 2 messages: one each$"),
         ({"ids": [b"a", b"\xff"]}, "ids"),
         ({"ids": Ragged.of([b"a", b"\xff"])}, "UTF-8"),
         ({"ids": Ragged.of([b"a", b"x\0"])}, r"ids\[1\].*NUL"),
         ({"tags": ["x" * 65, ""]}, "64 bytes"),
         ({"headers": [{"a": "b"}]}, "1 items for 2"),
-        ({"expires": ["1h"]}, "1 items for 2"),
+        ({"expires": ["1h"]}, "1 items for 2 messages: one each, or one for all$"),
+        ({"expires": ["1h", "0s"]}, r"expires\[1\]: expires must be at least"),
         ({"expires": np.array([WHEN])}, "1 items for 2"),
-        ({"expires": np.array([WHEN, 5])}, r"expires\[1\].*seconds"),
+        ({"expires": np.array([WHEN, 5])}, r"expires\[1\]: expires=5 looks like seconds"),
         ({"expires": np.array([1.5, 2.5])}, "expires must be an array of integer milliseconds"),
     ],
 )
@@ -164,10 +176,10 @@ def test_a_batch_that_cannot_be_put_is_refused(arguments: dict[str, object], men
 class _Series:
     """As a column of a data frame: it iterates, and has `to_numpy`, without being Arrow's."""
 
-    def __init__(self, values: list[str]) -> None:
+    def __init__(self, values: list[Any]) -> None:
         self._values = values
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
 
     def to_numpy(self) -> object:
@@ -178,6 +190,57 @@ def test_texts_may_be_a_column_of_a_data_frame() -> None:
     batch = Batch([b"a", b"b"], at=WHEN, ids=_Series(["x", "y"]), tags=_Series(["s", "t"]))
     assert batch.ids is not None and batch.ids.tolist() == [b"x", b"y"]
     assert batch.tags is not None and batch.tags.tolist() == [b"s", b"t"]
+
+
+def test_times_may_be_a_column_of_a_data_frame() -> None:
+    class Series(_Series):
+        def __len__(self) -> int:
+            return len(self._values)
+
+    aware = datetime.fromtimestamp(WHEN / 1000, UTC)
+    for at in ([WHEN, aware], [aware, aware], [WHEN, WHEN]):
+        assert Batch([b"a", b"b"], at=Series(at)).time_ms.tolist() == [WHEN, WHEN]
+    assert Batch([b"a", b"b"], in_=Series([timedelta(seconds=1), "2s"])).time_ms.tolist() == [1_000, 2_000]
+    batch = Batch([b"a", b"b"], in_=0, expires=Series([None, aware]))
+    assert batch.expires_ms is not None and batch.expires_ms.tolist() == [0, WHEN]
+
+
+def test_a_masked_array_without_a_masked_item_is_an_array() -> None:
+    batch = Batch([b"a", b"b"], at=np.ma.array([WHEN, WHEN], mask=[0, 0]))
+    assert type(batch.time_ms) is np.ndarray and batch.time_ms.tolist() == [WHEN, WHEN]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
+def test_a_null_tag_is_none(kind: pa.DataType) -> None:
+    array = pa.array(["-", "x", None, "y"], pa.string()).cast(kind)
+    for tags in (array[1:3], pa.chunked_array([array[1:2], array[2:3]])):
+        batch = Batch([b"a", b"b"], at=WHEN, tags=tags)
+        assert batch.tags is not None and batch.tags.tolist() == [b"x", b""]
+
+
+@pytest.mark.parametrize("births", [[1, 2**64 - 1], (1, 2**64 - 1), np.array([1, 2**64 - 1], np.uint64)])
+def test_births_may_be_an_array_or_a_list(births: Any) -> None:
+    batch = Batch([b"a", b"b"], at=WHEN)
+    assert batch.births is None
+    batch.births = births
+    assert batch.births is not None and batch.births.dtype == np.uint64 and batch.births.tolist() == [1, 2**64 - 1]
+    batch.births = None
+    assert batch.births is None
+
+
+@pytest.mark.parametrize(
+    "births",
+    [
+        *("x", "xx", 5, [1], [1, 2, 3], [1, 0], [1, -1], [1, 2**64], [1.5, 2.0], ["a", "b"], {1, 2}),
+        *(np.array([1]), np.array([0, 1]), np.array([1, -1]), np.array([1.0, 2.0]), np.array([[1, 2]])),
+        np.ma.array([1, 2], mask=[0, 1]),
+    ],
+)
+def test_births_that_cannot_be_are_refused_where_they_are_set(births: Any) -> None:
+    batch = Batch([b"a", b"b"], at=WHEN)
+    with pytest.raises(Invalid, match="births"):
+        batch.births = births
+    assert batch.births is None
 
 
 def test_headers_may_be_a_column_of_a_data_frame() -> None:

@@ -75,3 +75,17 @@ async def test_a_scan_under_way_when_the_client_closes_says_so(broker: Broker, t
     with pytest.raises(timeline.Closed):
         while True:
             await anext(pages)
+
+
+@pytest.mark.parametrize(
+    ("asked", "mends"),
+    [
+        *(({"buckets": one}, "buckets= is a pair") for one in ("x", (-1, 3), (1.5, 3), (3, 3), (1,), 5, (0, 5_000))),
+        *(({"limit": limit}, "limit must be a whole number from 0") for limit in (2**63, -1, True, "x")),
+        *(({"ids": ids}, "ids must be a list of ids") for ids in ("abc", b"abc", 5)),
+        ({"ids": ["a", 5]}, r"ids\[1\]: an id is text"),
+    ],
+)
+async def test_a_scan_of_what_cannot_be_is_refused(tl: timeline.Timeline, asked: dict[str, Any], mends: str) -> None:
+    with pytest.raises(timeline.Invalid, match=mends):
+        _ = [page async for page in tl.scan_pages("t", **asked)]

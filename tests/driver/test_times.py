@@ -102,7 +102,7 @@ def test_points_in_time() -> None:
         (True, "at"),
         (-1, "negative"),
         (MAX_TIME_MS + 1, "9999"),
-        (None, "at="),
+        (None, "in_="),
         ("2026-01-01", "fromisoformat"),
         (timedelta(1), "in_="),
         (date(2026, 1, 1), "time of day"),
@@ -120,6 +120,56 @@ def test_a_due_is_never_rounded_down(naive: datetime) -> None:
     when = naive.replace(tzinfo=UTC)
     back = as_datetime(instant_ms(when))
     assert timedelta(0) <= back - when < timedelta(milliseconds=1)
+
+
+class _Fine(datetime):
+    """As a Timestamp of pandas, which counts nanoseconds beside a datetime's microseconds."""
+
+    nanosecond = 1
+
+
+class _Long(timedelta):
+    """As a Timedelta of pandas."""
+
+    nanoseconds = 1
+
+
+class _NoTime(datetime):
+    """As pandas' NaT: a datetime that is none, equals nothing, and cannot be written in parts."""
+
+    __hash__ = datetime.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    def __format__(self, spec: str) -> str:
+        raise ValueError("NaTType does not support strftime")
+
+
+def test_nanoseconds_round_up_as_all_parts_of_a_millisecond_do() -> None:
+    whole = instant_ms(datetime(2027, 1, 1, tzinfo=UTC))
+    assert instant_ms(_Fine(2027, 1, 1, tzinfo=UTC)) == whole + 1
+    assert instant_ms(_Fine(2027, 1, 1, 0, 0, 0, 999, tzinfo=UTC)) == whole + 1
+    assert duration_ms(_Long(0)) == 1 and duration_ms(_Long(milliseconds=1)) == 2
+    assert expiry_ms(_Long(0)) == (1, True)
+
+
+def test_what_is_a_datetime_and_no_time_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"at must be an aware datetime .* which is no time"):
+        instant_ms(_NoTime(2027, 1, 1))
+    with pytest.raises(Invalid, match=r"at\[1\]: .* which is no time"):
+        timeline.Batch([b"", b""], at=[datetime(2027, 1, 1, tzinfo=UTC), _NoTime(2027, 1, 1)])
+
+
+@pytest.mark.parametrize("huge", ["9" * 1_000_000, 10**6_000, -(10**6_000)], ids=["text", "above", "below"])
+def test_what_is_refused_is_shown_in_short(huge: object) -> None:
+    for read in (instant_ms, duration_ms, expiry_ms, shift_ms):
+        with pytest.raises(Invalid) as told:
+            read(huge)  # type: ignore[operator]
+        assert len(str(told.value)) < 300
 
 
 def test_expiry_is_a_time_or_a_while() -> None:
@@ -160,6 +210,8 @@ def test_wall_times_that_clocks_show_twice() -> None:
         ("2026-01-01", "09:00+01:00", "Europe/Berlin"),
         ("2026-01-01", "09:00", "Europe/Berlin", "sideways"),
         ("2026-01-01", "09:00", "Europe/Berlin", "later", 2),
+        ("2026-01-01", "09:00", "Europe/Berlin", "later", 1.0),
+        ("2026-01-01", "09:00", "Europe/Berlin", np.array(["later", "earlier"])),
         ("2026-01-01", "09:00", None),
         (None, "09:00", "Europe/Berlin"),
         ("0001-01-01", "00:00", "Asia/Tokyo"),

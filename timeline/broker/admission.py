@@ -87,7 +87,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         # store knows whether it is a repeat, and refuses it otherwise.
         late &= relative | ((frame.flags & PutFlag.IN) == 0)
         refusals.where(late, BEYOND_EXPIRY)
-    refusals.where(due_ms > now + topic.settings.horizon_ms, beyond_horizon(topic))
+    refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
     headers = frame.headers
     puts = Puts(
         ids=frame.ids,
@@ -111,7 +111,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
     refusals = Refusals(count, judge_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
-        refusals.where(due_ms > now + topic.settings.horizon_ms, beyond_horizon(topic))
+        refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
     mutations = Mutations(
         operation=frame.operation,
         ids=frame.ids,
@@ -146,7 +146,7 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     longer = f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}"
     refusals.where(extend & ((frame.time_ms < 1) | (frame.time_ms > most_ms)), longer)
     time_ms = _absolute(frame.time_ms, (frame.flags & SettleFlag.AT) == 0, now)
-    refusals.where(release & ~unseen & (time_ms > now + topic.settings.horizon_ms), beyond_horizon(topic))
+    refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
     settles = Settles(
         ids=frame.ids,
         birth=frame.birth,
@@ -160,6 +160,12 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     )
     admitted = refusals.admitted
     return refusals, settles if admitted is None else take_settles(settles, admitted)
+
+
+def latest_ms(topic: Topic, now: float) -> int:
+    """The last due that the topic's horizon allows. It rounds as a relative due does, so that one of exactly the
+    horizon is allowed."""
+    return min(MAX_TIME_MS, math.ceil(now) + topic.settings.horizon_ms)
 
 
 def beyond_horizon(topic: Topic) -> str:

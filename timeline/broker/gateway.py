@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from timeline.broker.access import ANYBODY, Caller, Deed
-from timeline.broker.admission import admit_mutations, beyond_horizon, forbidden, perhaps_done, refused
+from timeline.broker.admission import admit_mutations, beyond_horizon, forbidden, latest_ms, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.cursors import Walk, opened, sealed
 from timeline.broker.late import LateOne, late_list
@@ -27,7 +28,7 @@ from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
 from timeline.columns import Ragged
 from timeline.errors import Invalid
-from timeline.model import MAX_TIME_MS, Answers, Operation, State, Status, Topic
+from timeline.model import Answers, Operation, State, Status, Topic
 from timeline.storage_plugins.contract import (
     ScanFilter,
     StoreError,
@@ -249,16 +250,17 @@ class Gateway:
             note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
         if not asked.tag:
             raise Invalid("a tag must not be empty: an empty one would mean every message")
-        now_ms = node.clock.now_ms()
-        at_ms = asked.at_ms or (int(np.ceil(node.clock.now())) + asked.in_ms if asked.in_ms >= 0 else 0)
+        now = node.clock.now()
+        now_ms = math.floor(now)
+        at_ms = asked.at_ms or (math.ceil(now) + asked.in_ms if asked.in_ms >= 0 else 0)
         if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
             raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
         if asked.operation is Operation.MOVE and at_ms and asked.by_ms:
             raise Invalid("a move by tag takes a time to move to or a shift, not both")
         if asked.operation is Operation.MOVE and not asked.op:
             raise Invalid("an operation id must be 64 random bits, not 0")
-        latest_ms = min(MAX_TIME_MS, now_ms + topic.settings.horizon_ms)
-        if at_ms > latest_ms:
+        last_ms = latest_ms(topic, now)
+        if at_ms > last_ms:
             raise Invalid(beyond_horizon(topic))
         mutation = TagMutation(
             operation=asked.operation,
@@ -268,7 +270,7 @@ class Gateway:
             op=asked.op,
             due_ms=at_ms,
             by_ms=asked.by_ms,
-            latest_ms=latest_ms,
+            latest_ms=last_ms,
             leased=asked.leased,
             dry_run=asked.dry_run,
         )

@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     """ "host:port,host:port" as a list. Raises Invalid for what is no address, with what was probably meant."""
-    if not isinstance(addresses, Sequence):
+    if hasattr(addresses, "decode") or not isinstance(addresses, Sequence):  # bytes are a sequence of numbers
         raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed: list[str] = []

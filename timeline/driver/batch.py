@@ -15,6 +15,9 @@ from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
 from timeline.wire import PutFlag, judge_ids
 
+_EMPTY = {"payloads": ", if empty then b''"}
+_OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one for all")
+
 
 class Batch:
     """Many messages as columns, without an object a message.
@@ -23,17 +26,18 @@ class Batch:
 
     `payloads`: a list of bytes, a `Ragged`, a numpy array of bytes (`S…` trims NULs at the end, `V…` does not), or an
     Arrow array of binary. `at`: one time for all, or one each: a list, or an integer array of milliseconds UTC.
-    `in_`: one duration for all, or a list of one each. `ids`, `tags`: texts (or bytes) one each, or None; `tags` may be
-    one text for all. `headers`: one mapping for all, or a list of one each. `expires`: one for all, or one each:
-    a list, or an integer array of milliseconds UTC.
+    `in_`: one duration for all, or one each: a list, or a numpy array of seconds. `ids`, `tags`: texts (or bytes) one
+    each, or None; `tags` may be one text for all. `headers`: one mapping for all, or a list of one each. `expires`: one
+    for all, or one each, as `at`. A data frame's column serves where a list does. None in a list of tags, headers or
+    expiries is none, and so is a null tag; other nulls, and masked times, are refused.
 
     Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
-    `births` may be set (64 bits each, none of them 0) by whoever makes the very same batch again, elsewhere, after a
-    crash, and wants it recognised; else each sending draws its own.
+    `births` may be set (64 bits each, none of them 0; an array, or a list of ints) by whoever makes the very same batch
+    again, elsewhere, after a crash, and wants it recognised; else each sending draws its own.
     Raises Invalid or TooLarge; the sentence names the first message that is out of range.
     """
 
-    births: UInt64 | None = None
+    _births: UInt64 | None = None
 
     def __init__(
         self,
@@ -64,16 +68,27 @@ class Batch:
         return self._count
 
     def _expiries(self, expires: Any, count: int) -> Int64:
-        if _is_column(expires):
-            return instants(expires, count, "expires")
-        if isinstance(expires, list | tuple):
-            _check_length(expires, count, "expires")
-            read = [(0, False) if one is None else expiry_ms(one) for one in expires]
-        else:
+        each = _one_each(expires, count, "expires")
+        if each is None:
             read = [expiry_ms(expires)] * count
+        elif isinstance(each, list | tuple):
+            read = [
+                (0, False) if one is None else _one("expires", place, expiry_ms, one) for place, one in enumerate(each)
+            ]
+        else:
+            return _instants_column(each, "expires")
         relative = np.fromiter((from_now for _, from_now in read), dtype=np.bool_, count=count)
         self.flags[relative] |= np.uint8(PutFlag.EXPIRES_IN)
         return np.fromiter((millis for millis, _ in read), dtype=np.int64, count=count)
+
+    @property
+    def births(self) -> UInt64 | None:
+        """What makes each message the same when it is put again; None: drawn when it is sent."""
+        return self._births
+
+    @births.setter
+    def births(self, births: UInt64 | Sequence[int] | None) -> None:
+        self._births = None if births is None else _births_column(births, self._count)
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
@@ -108,11 +123,24 @@ def _ragged_or_none(items: list[bytes]) -> Ragged | None:
     return Ragged.of(items) if any(items) else None
 
 
+def _births_column(births: Any, count: int) -> UInt64:
+    each = _one_each(births, count, "births")
+    if isinstance(each, list | tuple) and all(_is_birth(one) for one in each):
+        each = np.array(each, dtype=np.uint64)
+    if not isinstance(each, np.ndarray) or each.dtype.kind not in "iu" or (each < 1).any():
+        raise Invalid(f"births must be {count} ints of 64 bits, an array or a list, none of them 0 or negative")
+    return each.astype(np.uint64)
+
+
+def _is_birth(value: object) -> bool:
+    return isinstance(value, int | np.integer) and 0 < int(value) < 1 << 64
+
+
 def _check_length(items: Any, count: int, name: str) -> None:
     if getattr(items, "ndim", 1) != 1:
         raise Invalid(f"{name} must be one-dimensional, one item a message, not of shape {items.shape}")
     if len(items) != count:
-        raise Invalid(f"{name} has {len(items)} items for {count} messages: one each, or one for all")
+        raise Invalid(f"{name} has {len(items)} items for {count} messages: one each{_OR_ONE.get(name, '')}")
 
 
 def _bytes_column(items: Any, name: str) -> Ragged:
@@ -121,7 +149,7 @@ def _bytes_column(items: Any, name: str) -> Ragged:
         return items
     if isinstance(items, np.ndarray):
         return _from_numpy(items, name)
-    if hasattr(items, "to_numpy") and hasattr(items, "type"):
+    if _is_arrow(items):
         return arrow_column(items, name)
     if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
         raise Invalid(
@@ -140,18 +168,24 @@ def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
 
 
 def arrow_column(items: Any, name: str) -> Ragged:
-    """An Arrow array of binary or text, its bytes taken as they lie. Null is refused."""
+    """An Arrow array of binary or text, its bytes taken as they lie. Null is refused, but for tags: no tag."""
     array = items.combine_chunks() if hasattr(items, "combine_chunks") else items
     if hasattr(array, "num_chunks"):  # combine_chunks of older Arrow keeps a chunked array
         return Ragged.concat([arrow_column(chunk, name) for chunk in array.chunks])
     wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
     if str(array.type) not in wide:
-        raise Invalid(f"{name} must be an Arrow array of binary, not {array.type}")
-    if array.null_count:
-        raise Invalid(f"{name} has {array.null_count} nulls: each message has one, if empty then b''")
+        raise Invalid(f"{name} must be an Arrow array of binary or string, not {array.type}")
+    if array.null_count and name == "tags":
+        array = array.fill_null("")
+    _check_nulls(array.null_count, name)
     _, offsets, data = array.buffers()
     marks = np.frombuffer(offsets, dtype=wide[str(array.type)])[array.offset : array.offset + len(array) + 1]
     return Ragged(memoryview(data) if data is not None else b"", marks.astype(np.int64))
+
+
+def _check_nulls(count: int, name: str) -> None:
+    if count:
+        raise Invalid(f"{name} has {count} nulls: each message has one{_EMPTY.get(name, '')}")
 
 
 def _one(name: str, place: int, read: Any, item: Any) -> Any:
@@ -223,24 +257,57 @@ def _headers_column(headers: Any, count: int) -> Ragged:
     return Ragged.of([_one("headers", place, check_headers, item) for place, item in enumerate(headers)])
 
 
+def encode_ids(ids: Any) -> Ragged:
+    """Ids in any shape that a batch takes, a column of them (`receipts.ids`, `b.ids`) as it is. Raises Invalid."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
+    listed: Any = ids if hasattr(ids, "__len__") else list(ids)
+    return ids_column(listed, len(listed))
+
+
 def _is_column(values: Any) -> bool:
     """Whether `values` is a numpy or Arrow array."""
-    if isinstance(values, np.ndarray):
-        return values.ndim > 0
+    return values.ndim > 0 if isinstance(values, np.ndarray) else _is_arrow(values)
+
+
+def _is_arrow(values: Any) -> bool:
     return hasattr(values, "to_numpy") and hasattr(values, "type")
+
+
+def _one_each(values: Any, count: int, name: str) -> Any:
+    """`values` where they are one a message, a list, a numpy or an Arrow array without nulls; None: one for all.
+    A data frame's column is its array, an array of objects their list."""
+    if not _is_column(values) and hasattr(values, "to_numpy") and hasattr(values, "__len__"):
+        values = values.to_numpy()
+    if not isinstance(values, list | tuple) and not _is_column(values):
+        return None
+    _check_length(values, count, name)
+    if not isinstance(values, np.ndarray):
+        _check_nulls(getattr(values, "null_count", 0), name)
+        return values
+    if isinstance(values, np.ma.MaskedArray):
+        _check_nulls(int(np.count_nonzero(np.ma.getmaskarray(values))), name)
+    return values.tolist() if values.dtype.kind == "O" else np.asarray(values)
 
 
 def instants(at: Any, count: int, name: str = "at") -> Int64:
     """`at=` as milliseconds UTC: one time for all, or one each, in a list, a numpy or an Arrow array."""
-    if isinstance(at, list | tuple):
-        _check_length(at, count, name)
-        return np.fromiter((_one(name, place, instant_ms, one) for place, one in enumerate(at)), np.int64, count)
-    if not _is_column(at):
+    each = _one_each(at, count, name)
+    if each is None:
         return np.full(count, instant_ms(at, name), dtype=np.int64)
-    _check_length(at, count, name)
+    if isinstance(each, list | tuple):
+        return np.fromiter((_instant(name, place, one) for place, one in enumerate(each)), np.int64, count)
+    return _instants_column(each, name)
+
+
+def _instant(name: str, place: int, value: Any) -> int:
+    read: int = _one(name, place, lambda one: instant_ms(one, name), value)
+    return read
+
+
+def _instants_column(at: Any, name: str) -> Int64:
+    """The same of an array, of numpy or Arrow."""
     if not isinstance(at, np.ndarray):
-        if at.null_count:
-            raise Invalid(f"{name} has {at.null_count} nulls: each message has one")
         if str(at.type).startswith("timestamp["):
             return _of_timestamps(at, name)
         if not str(at.type).startswith(("int", "uint")):
@@ -251,7 +318,7 @@ def instants(at: Any, count: int, name: str = "at") -> Int64:
     wrong = (at < 0) | ((at > 0) & (at < LOOKS_LIKE_SECONDS)) | (at > MAX_TIME_MS)
     if wrong.any():
         place = int(np.flatnonzero(wrong)[0])
-        _one(name, place, instant_ms, int(at[place]))
+        _instant(name, place, int(at[place]))
     read: Int64 = np.maximum(at.astype(np.int64), 1)
     return read
 
@@ -275,16 +342,15 @@ def _of_timestamps(at: Any, name: str) -> Int64:
 
 
 def durations(in_: Any, count: int) -> Int64:
-    """`in_=` in milliseconds: one duration for all, or one each, in a list or a numpy array of seconds."""
-    if isinstance(in_, list | tuple):
-        _check_length(in_, count, "in_")
-        return np.fromiter((_one("in_", place, duration_ms, one) for place, one in enumerate(in_)), np.int64, count)
-    if isinstance(in_, np.ndarray) and in_.ndim:
-        _check_length(in_, count, "in_")
-        if in_.dtype.kind not in "iuf" or not np.isfinite(in_).all() or (in_ < 0).any():
+    """`in_=` in milliseconds: one duration for all, or one each, in a list, or a numpy array of seconds."""
+    each = None if _is_arrow(in_) else _one_each(in_, count, "in_")
+    if isinstance(each, np.ndarray):
+        if each.dtype.kind not in "iuf" or not np.isfinite(each).all() or (each < 0).any():
             raise Invalid("in_ as an array is seconds, finite and not negative")
-        seconds = in_.astype(np.float64)  # a narrower type would round the microseconds below to whole seconds
+        seconds = each.astype(np.float64)  # a narrower type would round the microseconds below to whole seconds
         if (seconds > MAX_DURATION_MS / 1000).any():
             raise Invalid("in_ must be at most 36600 days: it counts seconds from now; for points in time use at=")
         return np.ceil(np.round(seconds * 1e6) / 1e3).astype(np.int64)
+    if each is not None:
+        return np.fromiter((_one("in_", place, duration_ms, one) for place, one in enumerate(each)), np.int64, count)
     return np.full(count, duration_ms(in_), dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -57,7 +58,7 @@ class Given:
         coming: asyncio.Future[Message] | None = None
         try:
             while True:
-                coming = coming or asyncio.ensure_future(anext(source))
+                coming = coming or asyncio.ensure_future(_next(source))
                 waited: set[asyncio.Future[Any]] = {coming}
                 if pending:
                     waited.add(pending[0][0])
@@ -77,6 +78,14 @@ class Given:
         finally:
             if coming is not None and not coming.done():
                 coming.cancel()
+
+
+async def _next(source: AsyncIterator[Message]) -> Message:
+    """The next one. A coroutine of ours, so that what is wrong with the source comes where what it raises does."""
+    coming = anext(source)
+    if not inspect.isawaitable(coming):
+        raise Invalid(f"produce_iter takes an async iterable, whose __anext__ is awaited; it gave {coming!r:.60}")
+    return await coming
 
 
 def _checked(message: object) -> Message:

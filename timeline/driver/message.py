@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from timeline.driver.times import Duration, When, duration_ms, expiry_ms, instant_ms
+from timeline.driver.times import Duration, When, duration_ms, expiry_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import (
     MAX_HEADERS_BYTES,
@@ -34,7 +34,7 @@ def encode_id(id: object) -> bytes:
 
 def encode_tag(tag: object) -> bytes:
     """A tag as bytes; None or empty is no tag. Raises Invalid for more than 64 bytes."""
-    if tag is None or tag == "":
+    if tag is None:
         return b""
     if not isinstance(tag, str):
         raise Invalid(f"a tag is text, not {type(tag).__name__}: {tag!r:.80}")
@@ -79,7 +79,7 @@ def check_payload(payload: object) -> bytes:
 
 def check_headers(headers: Mapping[str, str] | None) -> bytes:
     """Headers encoded. Raises Invalid for what is no text by text, TooLarge above 8 KiB."""
-    if not headers:
+    if headers is None:
         return b""
     if not isinstance(headers, Mapping):
         raise Invalid(f"headers are a mapping of text to text, not {type(headers).__name__}")
@@ -113,9 +113,9 @@ def move_flag(if_exists: str | None) -> int:
     """The put flag for `if_exists=`."""
     if if_exists is None:
         return 0
-    if if_exists == "move":
+    if isinstance(if_exists, str) and if_exists == "move":
         return PutFlag.MOVE
-    raise Invalid(f'if_exists is "move" or left out, not {if_exists!r}')
+    raise Invalid(f'if_exists is "move" or left out, not {shown(if_exists)}')
 
 
 class Message:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.driver.batch import durations, ids_column, instants
+from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
 from timeline.driver.line import Line
 from timeline.driver.link import Link
@@ -133,7 +133,7 @@ class Mutations:
         """Moves many messages, to one due or to one each (a list, or an integer array of milliseconds UTC). Receipts in
         the order of `ids`."""
         self._start()
-        encoded = _encode_ids(ids)
+        encoded = encode_ids(ids)
         times, relative = _times(at, in_, len(encoded))
         flags = MutateFlag.IN if relative else MutateFlag(0)
         return await self._many(Operation.MOVE, encoded, times, flags, timeout)
@@ -144,7 +144,7 @@ class Mutations:
         """Cancels many messages. Receipts in the order of `ids`."""
         self._start()
         flags = MutateFlag.LEASED if leased else MutateFlag(0)
-        return await self._many(Operation.CANCEL, _encode_ids(ids), None, flags, timeout)
+        return await self._many(Operation.CANCEL, encode_ids(ids), None, flags, timeout)
 
     async def revive(
         self,
@@ -156,7 +156,7 @@ class Mutations:
     ) -> Receipts:
         """Puts dead letters back on the timeline, with their deliveries counted from 0 again."""
         self._start()
-        encoded = _encode_ids([ids] if isinstance(ids, str) else ids)
+        encoded = encode_ids([ids] if isinstance(ids, str) else ids)
         times, relative = _times(at, in_, len(encoded))
         flags = MutateFlag.IN if relative else MutateFlag(0)
         return await self._many(Operation.REVIVE, encoded, times, flags, timeout)
@@ -164,7 +164,7 @@ class Mutations:
     async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """Deletes dead letters for good."""
         self._start()
-        encoded = _encode_ids([ids] if isinstance(ids, str) else ids)
+        encoded = encode_ids([ids] if isinstance(ids, str) else ids)
         return await self._many(Operation.PURGE, encoded, None, MutateFlag(0), timeout)
 
     async def _many(
@@ -232,6 +232,7 @@ class Mutations:
     ) -> TagProgress:
         """Cancels every message of `tag` that was there at the start. See `move_tag`."""
         self._start()
+        _check_bool(leased, "leased")
         frame = replace(self._by_tag(Operation.CANCEL, tag, dry_run), leased=leased)
         return await self._walk(frame, progress, resume, timeout)
 
@@ -239,6 +240,7 @@ class Mutations:
         encoded = encode_tag(tag)
         if not encoded:
             raise Invalid("a call by tag needs a tag: None or empty would mean everything")
+        _check_bool(dry_run, "dry_run")
         return MutateTag(self.topic, self.group, operation, encoded, self._link.ids.number(), dry_run=dry_run)
 
     async def _walk(
@@ -268,19 +270,16 @@ class Mutations:
         return told
 
 
-def _encode_ids(ids: Iterable[str] | Iterable[bytes]) -> Ragged:
-    """Ids in any shape that a batch takes, a column of them (`receipts.ids`, `b.ids`) as it is."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
-    listed: Any = ids if hasattr(ids, "__len__") else list(ids)
-    return ids_column(listed, len(listed))
-
-
 def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:
     """`at=` or `in_=`, one for all or one each, as a column, and whether it counts from the broker's now."""
     if (at is None) == (in_ is None):
         raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
     return (durations(in_, count), True) if at is None else (instants(at, count), False)
+
+
+def _check_bool(value: object, name: str) -> None:
+    if not isinstance(value, bool):
+        raise Invalid(f"{name} must be True or False, not {value!r:.60}")
 
 
 def _version(if_version: int | None) -> int:

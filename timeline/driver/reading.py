@@ -10,10 +10,12 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Int64, Ragged
+from timeline.driver.batch import encode_ids
 from timeline.driver.cluster import ask_all
 from timeline.driver.link import Link
 from timeline.driver.message import encode_id, encode_tag, encode_text
-from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms
+from timeline.driver.scope import STATES, check_limit, wanted_buckets, wanted_due, wanted_states
+from timeline.driver.times import Duration, When, as_datetime, duration_ms
 from timeline.errors import Invalid, Unavailable
 from timeline.model import MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
 from timeline.wire import (
@@ -32,7 +34,6 @@ from timeline.wire import (
 )
 
 MAX_STEPS = 10_000
-STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,30 +200,6 @@ def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
     )
 
 
-def _states(state: str | Iterable[str] | None) -> tuple[State, ...]:
-    if state is None:
-        return ()
-    allowed = {one.value: one for one in STATES}
-    wanted = [state] if isinstance(state, str) or not isinstance(state, Iterable) else list(state)
-    for one in wanted:
-        if one not in allowed:
-            raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
-    return tuple(allowed[one] for one in wanted)
-
-
-def _window(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
-    if due is None:
-        return 0, 0
-    if not isinstance(due, tuple) or len(due) != 2:
-        raise Invalid("due= is a pair (from, to) of points in time, either of them None for no bound")
-    low, high = due
-    from_ms = 0 if low is None else instant_ms(low, "due[0]")
-    to_ms = 0 if high is None else instant_ms(high, "due[1]")
-    if high is not None and to_ms <= from_ms:
-        raise Invalid("due= is a pair (from, to) with from before to")
-    return from_ms, to_ms
-
-
 class Reading:
     """The part of a client that reads. See `Timeline`."""
 
@@ -236,7 +213,7 @@ class Reading:
         state: str | Iterable[str] | None = None,
         tag: str | None = None,
         due: tuple[When | None, When | None] | None = None,
-        ids: Iterable[str] | None = None,
+        ids: Iterable[str] | Iterable[bytes] | None = None,
         buckets: tuple[int, int] | None = None,
         holder: str = "",
         payload: bool = False,
@@ -244,25 +221,25 @@ class Reading:
         timeout: Duration | None = None,
     ) -> AsyncIterator[ScanPage]:
         """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
-        `timeout` is how long without a page. `buckets`: only those from the first to before the second. `holder`: only
-        what this consumer holds under a live lease, whatever else is asked."""
+        `timeout` is how long without a page. `ids`: only these. `buckets`: a pair, from the first to before
+        the second. `holder`: only what this consumer holds under a live lease, whatever else is asked."""
         self._link.check()
-        from_ms, to_ms = _window(due)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise Invalid(f"limit must be a whole number from 0 (all), not {limit!r}")
+        from_ms, to_ms = wanted_due(due)
+        check_limit(limit)
+        bucket_from, bucket_to = wanted_buckets(buckets)
         if not isinstance(payload, bool):
             raise Invalid(f"payload must be True or False, not {payload!r:.60}")
         frame = Scan(
             topic=check_topic_name(topic),
-            states=_states(state),
+            states=wanted_states(state),
             tag=encode_tag(tag),
             due_from_ms=from_ms,
             due_to_ms=to_ms,
-            ids=None if ids is None else Ragged.of([encode_id(id) for id in ids]),
+            ids=None if ids is None else encode_ids(ids),
             payload=payload,
             limit=limit,
-            bucket_from=buckets[0] if buckets else 0,
-            bucket_to=buckets[1] if buckets else 0,
+            bucket_from=bucket_from,
+            bucket_to=bucket_to,
             holder=encode_text(holder, "a holder", MAX_HOLDER_BYTES) if holder else "",
         )
         deadline, left = self._link.deadline(timeout), limit
@@ -318,7 +295,8 @@ class Reading:
     ) -> StoredMessage | None:
         """One message with its payload, dead letters included; None when it is absent."""
         found = None
-        async for page in self.scan_pages(topic, state=STATES, ids=[id], payload=payload, timeout=timeout):
+        ids = Ragged.of([encode_id(id)])
+        async for page in self.scan_pages(topic, state=STATES, ids=ids, payload=payload, timeout=timeout):
             for message in messages_of(page):
                 found = message
         return found

@@ -27,6 +27,10 @@ LOOKS_LIKE_SECONDS = 100_000_000_000
 
 _BEYOND_S = 1e15
 """More seconds than any limit allows; larger floats would overflow as microseconds."""
+_SHOWN_BITS = 192
+_POINTS = {"in_": "at=", "--in": "--at"}
+_LENGTHS = {"at": "in_=", "--at": "--in"}
+"""What takes the other kind of time, by what was given."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_US = {
     "us": 1,
@@ -52,20 +56,19 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     """
     micros = _duration_us(value, name)
     if micros < 0:
-        raise Invalid(f"{name} must not be negative, not {value!r}")
+        raise Invalid(f"{name} must not be negative, not {shown(value)}")
     millis = -(-micros // 1_000)
     if millis < least_ms:
-        raise Invalid(f"{name} must be at least {least_ms} ms, not {value!r}")
+        raise Invalid(f"{name} must be at least {least_ms} ms, not {shown(value)}")
     if millis > MAX_DURATION_MS:
-        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}{_meant(value, name)}")
+        raise Invalid(f"{name} must be at most 36600 days, not {shown(value)}{_meant(value, name)}")
     return millis
 
 
 def _meant(value: Duration, name: str) -> str:
     """What to do for whoever gave a point in time as a length, or milliseconds as seconds."""
-    point = {"in_": "at=", "--in": "--at"}.get(name)
-    if point is not None:
-        return f": it counts seconds from now; for a point in time use {point}"
+    if name in _POINTS:
+        return f": it counts seconds from now; for a point in time use {_POINTS[name]}"
     return "" if isinstance(value, str | timedelta) else ": a number is seconds"
 
 
@@ -84,15 +87,19 @@ def shift_ms(value: Duration, name: str = "by") -> int:
     micros = _duration_us(length, name)
     millis = -(micros // 1_000) if back else -(-micros // 1_000)
     if micros < 0 or millis == 0:
-        raise Invalid(f"{name} must shift by at least 1 ms, forward or, with a minus before it, back; not {value!r}")
+        raise Invalid(
+            f"{name} must shift by at least 1 ms, forward or, with a minus before it, back; not {shown(value)}"
+        )
     if abs(millis) > MAX_DURATION_MS:
-        raise Invalid(f"{name} must be at most 36600 days, not {value!r:.60}")
+        raise Invalid(f"{name} must be at most 36600 days, not {shown(value)}")
     return millis
 
 
 def _duration_us(value: Duration, name: str) -> int:
     if isinstance(value, timedelta):
-        return value // timedelta(microseconds=1)
+        micros = value // timedelta(microseconds=1)
+        # pandas' have nanoseconds, which the division drops.
+        return micros + 1 if micros >= 0 and getattr(value, "nanoseconds", 0) > 0 else micros
     if isinstance(value, str):
         return _text_us(value, name)
     if isinstance(value, bool):
@@ -106,8 +113,15 @@ def _duration_us(value: Duration, name: str) -> int:
     except TypeError:
         raise Invalid(
             f"{name} must be a timedelta, a number of seconds, or a text like '250ms', '15m', '2h', '10d', "
-            f"not {value!r:.60}"
+            f"not {shown(value)}"
         ) from None
+
+
+def shown(value: object) -> str:
+    """`value` for a sentence that refuses it, as it was written but short: Python does not write the longest ints."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.60}"
 
 
 def _text_us(text: str, name: str) -> int:
@@ -129,8 +143,8 @@ def _text_us(text: str, name: str) -> int:
 def instant_ms(value: When, name: str = "at") -> int:
     """`value` in int milliseconds since 1970 UTC, rounded up; what lies before 1970 becomes 1.
 
-    Raises Invalid for naive datetimes, dates, floats, texts, booleans, negative ints, ints above 0 and below
-    100,000,000,000 (they look like seconds), and times after the year 9999.
+    Raises Invalid for naive datetimes, datetimes that are no time (pandas' NaT), dates, floats, texts, booleans,
+    negative ints, ints above 0 and below 100,000,000,000 (they look like seconds), and times after the year 9999.
     """
     if isinstance(value, datetime):
         return _datetime_ms(value, name)
@@ -145,16 +159,18 @@ def instant_ms(value: When, name: str = "at") -> int:
 
 def _millis(number: int, name: str) -> int:
     if number < 0:
-        raise Invalid(f"{name} must be milliseconds since 1970 UTC, not negative: {number}")
+        raise Invalid(f"{name} must be milliseconds since 1970 UTC, not negative: {shown(number)}")
     if 0 < number < LOOKS_LIKE_SECONDS:
         raise Invalid(
             f"{name}={number} looks like seconds (ints below {LOOKS_LIKE_SECONDS} do): "
-            f"{name} takes milliseconds since 1970 UTC, so multiply by 1000; for a time from now use in_="
+            f"{name} takes milliseconds since 1970 UTC, so multiply by 1000{_from_now(name)}"
         )
     return _at_most(max(1, number), name)
 
 
 def _datetime_ms(value: datetime, name: str) -> int:
+    if value != value:
+        raise Invalid(f"{name} must be an aware datetime or int milliseconds UTC, not {shown(value)}, which is no time")
     if value.tzinfo is None or value.utcoffset() is None:
         raise Invalid(
             f"{name}={value.isoformat()} has no time zone: say which is meant, with "
@@ -162,12 +178,14 @@ def _datetime_ms(value: datetime, name: str) -> int:
             f'or timeline.local("{value:%Y-%m-%d}", "{value:%H:%M}", "Europe/Berlin")'
         )
     micros = (value - _EPOCH) // timedelta(microseconds=1)
+    if getattr(value, "nanosecond", 0):  # pandas' have them, and the division drops them
+        micros += 1
     return _at_most(max(1, -(-micros // 1_000)), name)
 
 
 def _at_most(millis: int, name: str) -> int:
     if millis > MAX_TIME_MS:
-        raise Invalid(f"{name} must be at most {MAX_TIME_MS} (the year 9999), not {millis}")
+        raise Invalid(f"{name} must be at most {MAX_TIME_MS} (the year 9999), not {shown(millis)}")
     return millis
 
 
@@ -177,8 +195,15 @@ def _what(value: object, name: str) -> str:
     if isinstance(value, date):
         return f"the date {value.isoformat()}: say the time of day too, timeline.local(date, '09:00', zone)"
     if isinstance(value, timedelta | str):
-        return f"{value!r}: for a time from now use in_=, for a text datetime.fromisoformat()"
-    return f"{value!r:.60} ({type(value).__name__}); give {name}= or in_="
+        return f"{shown(value)}{_from_now(name)}; for a text datetime.fromisoformat()"
+    return f"{shown(value)} ({type(value).__name__}){_from_now(name)}"
+
+
+def _from_now(name: str) -> str:
+    """What to do for whoever meant a time from now."""
+    if name in _LENGTHS:
+        return f"; for a time from now use {_LENGTHS[name]}"
+    return "; for a time from now give a text like '15m'" if name.endswith("expires") else ""
 
 
 def expiry_ms(value: When | Duration) -> tuple[int, bool]:
@@ -206,10 +231,10 @@ def local(day: date | str, clock: time | str, zone: str | ZoneInfo, gap: str = "
     Raises Invalid for what cannot be read, an unknown zone, or a skipped time with gap="refuse".
     """
     where = _zone(zone)
-    if gap not in ("later", "earlier", "refuse"):
-        raise Invalid(f"gap must be 'later', 'earlier' or 'refuse', not {gap!r}")
-    if fold not in (0, 1) or isinstance(fold, bool):
-        raise Invalid(f"fold must be 0 or 1, not {fold!r}")
+    if not isinstance(gap, str) or gap not in ("later", "earlier", "refuse"):
+        raise Invalid(f"gap must be 'later', 'earlier' or 'refuse', not {shown(gap)}")
+    if not isinstance(fold, int) or isinstance(fold, bool) or fold not in (0, 1):
+        raise Invalid(f"fold must be 0 or 1, not {shown(fold)}")
     naive = datetime.combine(_day(day), _clock(clock))
     try:
         return _on_the_wall(naive, where, gap, fold)
@@ -232,7 +257,7 @@ def _zone(zone: str | ZoneInfo) -> ZoneInfo:
     if isinstance(zone, ZoneInfo):
         return zone
     if not isinstance(zone, str):
-        raise Invalid(f"zone must be a name like 'America/New_York', not {zone!r}")
+        raise Invalid(f"zone must be a name like 'America/New_York', not {shown(zone)}")
     try:
         return ZoneInfo(zone)
     except (KeyError, ValueError, OSError):

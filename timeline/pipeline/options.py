@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.message import encode_tag, encode_text
-from timeline.driver.reading import STATES
+from timeline.driver.scope import STATES
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import DEFAULT_GROUP, MAX_BUCKETS, MAX_GROUP_BYTES, State, check_topic_name
