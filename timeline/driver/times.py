@@ -82,6 +82,8 @@ def shift_ms(value: Duration, name: str = "by") -> int:
     back, length = False, value
     if isinstance(value, str) and value.strip().startswith("-"):
         back, length = True, value.strip()[1:]
+        if length.lstrip().startswith("-"):
+            raise Invalid(f"{name} must have one minus before it at most, not {shown(value)}")
     elif (isinstance(value, timedelta) and value < timedelta(0)) or (isinstance(value, int | float) and value < 0):
         back, length = True, -value
     micros = _duration_us(length, name)
