@@ -153,8 +153,8 @@ BOARD: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Told to wait, refused",
             "ops",
-            "Messages answered THROTTLED, by what was full; frames that failed verification; connections that were hung "
-            "up on for frames that never became whole.",
+            "Messages answered THROTTLED, by what was full; frames that failed verification; connections that were "
+            "hung up on for frames that never became whole.",
             (
                 (
                     f"sum by (bound) (rate(timeline_throttled_total{{{OF}}}[$__rate_interval])) > 0",
