@@ -103,7 +103,7 @@ async def test_what_stays_below_the_bound_is_left_alone_and_so_is_all_while_noth
             while not (ended := made.look()):
                 await asyncio.sleep(0)
             await over(few + many, ended)
-        with made.begun(10, "Mutate") as few:
+        with made.begun(5, "Mutate") as few:
             async with grpc.aio.insecure_channel(made.address) as channel:
                 await channel.unary_unary(f"/{SERVICE}/Ping")(encode(Ping(1.0)))
             assert made.look() == 0

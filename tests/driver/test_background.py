@@ -11,7 +11,7 @@ import timeline
 from timeline.driver.background import Background
 
 
-def test_closing_while_it_winds_down_waits_for_it() -> None:
+def test_closing_while_it_winds_down_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that raised SystemExit ended the loop; to be told to stop in the midst of that broke it off."""
     background = Background()
     begun, cancelled, go_on = threading.Event(), threading.Event(), threading.Event()
@@ -35,9 +35,17 @@ def test_closing_while_it_winds_down_waits_for_it() -> None:
     cancelled.wait()
     thread = background._thread
     assert thread is not None
+    joined: list[int | None] = []
+    join = threading.Thread.join
+
+    def joining(self: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(self.ident)
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", joining)
     closing = threading.Thread(target=background.close)
     closing.start()
-    while background._loop is not None:
+    while thread.ident not in joined:
         pass
     go_on.set()
     closing.join()

@@ -34,14 +34,7 @@ class _Called:
     async def __call__(self, d: timeline.Delivery) -> None:
         await _works(d)
 
-    @_decorated
     async def method(self, d: timeline.Delivery) -> None:
-        await _works(d)
-
-
-class _CalledDecorated:
-    @_decorated
-    async def __call__(self, d: timeline.Delivery) -> None:
         await _works(d)
 
 
@@ -50,12 +43,10 @@ async def _given(more: object, d: timeline.Delivery) -> None:
 
 
 ASYNC: list[Callable[..., Any]] = [
-    _decorated(_works),
-    _decorated(_decorated(_works)),
-    functools.partial(_decorated(_given), 1),
-    _decorated(functools.partial(_given, 1)),
+    functools.partial(_given, 1),
+    functools.partial(functools.partial(_given), 1),
     _Called(),
-    _CalledDecorated(),
+    functools.partial(_Called()),
     _Called().method,
 ]
 
@@ -84,7 +75,10 @@ def _yields(d: timeline.SyncDelivery) -> Generator[str]:
     yield d.id
 
 
-@pytest.mark.parametrize(("handler", "kind"), [(lambda d: _works(d), "coroutine"), (_yields, "generator")])
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [(lambda d: _works(d), "coroutine"), (_decorated(_works), "coroutine"), (_yields, "generator")],
+)
 async def test_a_plain_handler_that_leaves_its_work_to_others_has_failed(
     tl: timeline.Timeline, handler: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 
 import pytest
@@ -130,6 +131,28 @@ async def test_a_thread_past_its_timeout_is_told_and_its_end_is_no_alarm(
         "the handler of 'slow' failed, again in 0 ms" in line and "took longer than 20ms" in line for line in said
     )
     assert any(line.startswith("the handler of 'slow' ended at last: ") for line in said)
+
+
+async def test_what_a_timeout_gave_back_is_not_given_back_again_when_its_thread_outlives_the_run(
+    tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    def handler(d: timeline.SyncDelivery) -> None:
+        go_on.wait()
+
+    try:
+        async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            await p.produce(b"", in_=0, id="slow")
+            running = asyncio.ensure_future(c.run(handler, concurrency=1, timeout="20ms", backoff=Backoff(first="1h")))
+            while not [m async for m in tl.scan("t", state="waiting")]:
+                pass
+            running.cancel()
+            await asyncio.wait({running})
+            assert c.stats.settle_errors == 0
+    finally:
+        go_on.set()
+    assert "was not settled" not in caplog.text
 
 
 async def test_what_was_being_settled_when_its_topic_was_dropped_is_not_found(tl: timeline.Timeline) -> None:

@@ -254,14 +254,14 @@ async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
 
 
 async def test_frames_that_never_become_whole_cost_no_more_than_their_bound(tmp_path: Path):
-    """Three times as much as may be here of such: those who brought most are hung up on, and those who are left may
-    have half of the bound, or all of it."""
+    """More than four times as much as may be here of such: those who brought most are hung up on. Those who are left
+    may have the bound, and what the process grows by until it looks again."""
     async with victim(tmp_path) as broker:
-        begun = [asyncio.create_task(unending(broker.address, "Mutate", 64 * MIB)) for _ in range(24)]
+        begun = [asyncio.create_task(unending(broker.address, "Mutate", 64 * MIB)) for _ in range(36)]
         async with asyncio.timeout(PATIENCE_S):
-            while sum(one.done() for one in begun) < 16:
+            while sum(one.done() for one in begun) < 12:
                 await broker.others(1)
-        assert broker.grown_mib < 1_100, broker.grown_mib
+        assert broker.grown_mib < 1_500, broker.grown_mib
         await broker.others()
         for one in begun:
             one.cancel()

@@ -14,7 +14,7 @@ from timeline.broker.access import ANYBODY, Caller
 from timeline.broker.begun import Begun
 from timeline.broker.gatekeeper import Gatekeeper
 from timeline.broker.gateway import Gateway
-from timeline.broker.unfinished import Unfinished
+from timeline.broker.unfinished import CALL_BYTES, Unfinished
 from timeline.metrics import Metrics
 from timeline.wire import METHODS, SERVICE, Fault, TransportError
 
@@ -142,7 +142,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         """A call's one frame is whole; answers from whom."""
         peer: str = context.peer()
         if self._unfinished is not None:
-            self._unfinished.whole(peer, len(frame))
+            self._unfinished.whole(peer, len(frame), CALL_BYTES)
         return peer
 
     def _unary(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:

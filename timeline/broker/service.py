@@ -34,8 +34,7 @@ from timeline.broker.node import Node
 from timeline.broker.peer_channel import GrpcPeerChannel
 from timeline.broker.ports import check_free
 from timeline.broker.probes import Probes
-from timeline.broker.unfinished import LOOK_EVERY_S as UNFINISHED_EVERY_S
-from timeline.broker.unfinished import Unfinished
+from timeline.broker.unfinished import FDS, UNFINISHED_EVERY_S, Unfinished
 from timeline.broker.worker import Worker
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
@@ -165,7 +164,7 @@ async def serve(
         journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
     )
     ports = {split_address(address)[1] for address in (config.listen, config.advertise)}
-    unfinished = Unfinished(ports, node.limits.unfinished_bytes)
+    unfinished = Unfinished(ports, node.limits.unfinished_bytes) if FDS.exists() else None
     server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate, unfinished),))
     servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -189,8 +188,9 @@ async def serve(
         watching = [
             asyncio.ensure_future(_watch_health(servicer, node)),
             asyncio.ensure_future(_watch_files(gate, certificates, metrics)),
-            asyncio.ensure_future(_watch_unfinished(unfinished, metrics)),
         ]
+        if unfinished is not None:
+            watching.append(asyncio.ensure_future(_watch_unfinished(unfinished, metrics)))
         try:
             if await _open(node, stopping, opened):
                 where = {"listen": config.listen, "metrics": probes_at, "broker": node.name}

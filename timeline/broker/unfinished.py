@@ -5,7 +5,10 @@ a bound over all of them (its resource quota) is not to be had from Python. Some
 large frame, would take gigabytes, and nobody would ever see them. So what the kernel counts as received on each
 connection is held against the frames that came out of it.
 
-Linux only; elsewhere nothing is looked at.
+That is the most which can be here: what gRPC has thrown away since, of calls that were turned away or broken off,
+counts until the connection ends. So those with most are not always to blame; they connect again.
+
+Linux only.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -25,12 +28,15 @@ from timeline.broker.limits import MIB
 
 log = logging.getLogger("timeline.broker")
 
-LOOK_EVERY_S = 0.25
+UNFINISHED_EVERY_S = 0.25
+"""Between two looks."""
 GROWN_BYTES = 128 * MIB
 """Connections are looked at, which takes some microseconds for each, only when the process has grown by so much."""
 FDS = Path("/proc/self/fd")
-FRAME_BYTES, SEGMENT_BYTES = 256, 64
-"""What a whole frame, and a segment of TCP, may bring besides: headers, pings, windows."""
+CALL_BYTES, FRAME_BYTES, SEGMENT_BYTES = 256, 64, 64
+"""What a call of one frame, a frame of a stream, and a segment of TCP may bring besides: headers, pings, windows."""
+SEGMENTS_BYTES = 16 * MIB
+"""No more for all segments of a connection: who cuts what he sends small enough would never be seen."""
 _INFO_BYTES, _RECEIVED_AT, _SEGMENTS_AT = 156, 128, 152
 """Of Linux's `struct tcp_info`: its size as far as it is read, `tcpi_bytes_received` and `tcpi_data_segs_in` in it."""
 
@@ -51,23 +57,22 @@ class Unfinished:
         self._ports, self._most_bytes, self._resident = ports, most_bytes, resident
         self._whole: dict[str, int] = {}
         """Bytes of whole frames and of what comes with them, by peer as gRPC names it."""
-        self._seen_bytes = resident() if FDS.exists() else 0
+        self._seen_bytes = resident()
 
-    def whole(self, peer: str, bytes_: int) -> None:
+    def whole(self, peer: str, bytes_: int, besides: int = FRAME_BYTES) -> None:
         """A whole frame came from `peer`."""
-        self._whole[peer] = self._whole.get(peer, 0) + bytes_ + FRAME_BYTES
+        self._whole[peer] = self._whole.get(peer, 0) + bytes_ + besides
 
     def look(self) -> int:
         """Hangs up on those with most, where all together have too much; answers on how many."""
-        if not FDS.exists():
-            return 0
         now_bytes = self._resident()
         if now_bytes < self._seen_bytes + GROWN_BYTES:
             self._seen_bytes = min(self._seen_bytes, now_bytes)
             return 0
-        self._seen_bytes = now_bytes
         with _connections(self._ports) as found:
-            return self._hang_up(found)
+            ended = self._hang_up(found)
+        self._seen_bytes = now_bytes
+        return ended
 
     def _hang_up(self, found: dict[Place, socket.socket]) -> int:
         peers = {_place(peer): peer for peer in self._whole}
@@ -88,7 +93,8 @@ class Unfinished:
                 missing / MIB,
                 left / MIB,
             )
-            found[place].shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # it has gone by itself
+                found[place].shutdown(socket.SHUT_RDWR)
             left -= missing
             ended += 1
         return ended
@@ -103,7 +109,7 @@ def _connections(ports: set[int]) -> Iterator[dict[Place, socket.socket]]:
             try:
                 if not os.readlink(FDS / name).startswith("socket:"):
                     continue
-                mine = socket.socket(fileno=os.dup(int(name)))
+                mine = _socket_of(os.dup(int(name)))
             except OSError:
                 continue  # closed meanwhile
             place = _peer_of(mine, ports)
@@ -115,6 +121,14 @@ def _connections(ports: set[int]) -> Iterator[dict[Place, socket.socket]]:
     finally:
         for mine in found.values():
             mine.close()
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def _peer_of(mine: socket.socket, ports: set[int]) -> Place | None:
@@ -154,4 +168,4 @@ def _received(connection: socket.socket) -> int:
         struct.unpack_from("=Q", info, _RECEIVED_AT),
         struct.unpack_from("=I", info, _SEGMENTS_AT),
     )
-    return int(received) - SEGMENT_BYTES * int(segments)
+    return int(received) - min(SEGMENT_BYTES * int(segments), SEGMENTS_BYTES)

@@ -37,13 +37,15 @@ MAX_CONCURRENCY = 10_000
 @dataclass(eq=False, slots=True)
 class _Job:
     """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread. `handling`: the
-    handler still works; afterwards its message is settled, which nothing interrupts."""
+    handler still works; afterwards its message is settled, which nothing interrupts. `given_back`: it was, when
+    a thread took too long; that goes on, and nothing becomes of what it does."""
 
     delivery: Delivery
     extend_at_ms: float
     task: asyncio.Task[None] | None
     handling: bool = True
     cancelled: bool = False
+    given_back: bool = False
 
 
 class _GivenBack(TimeoutError):
@@ -88,7 +90,8 @@ class _Crew:
             await self._call(job)
         except asyncio.CancelledError as cancelled:
             if self._ends(asyncio.current_task()):
-                await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
+                if not job.given_back:
+                    await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
                 delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
@@ -156,10 +159,10 @@ class _Crew:
     async def _call(self, job: _Job) -> None:
         try:
             if tracing.tracer() is None:
-                await self._call_plainly(job.delivery)
+                await self._call_plainly(job)
             else:
                 with job.delivery.span(expected=(Retry, Bury)):
-                    await self._call_plainly(job.delivery)
+                    await self._call_plainly(job)
             if job.task is not None and job.task.cancelling():
                 await asyncio.sleep(0)  # it may have cancelled itself last: to be heard here, and not amid the ack
         finally:
@@ -167,11 +170,11 @@ class _Crew:
             if job.cancelled and job.task is not None:
                 job.task.uncancel()
 
-    async def _call_plainly(self, delivery: Delivery) -> None:
+    async def _call_plainly(self, job: _Job) -> None:
         if self.threads is None:
-            await self._call_async(delivery)
+            await self._call_async(job.delivery)
         else:
-            await self._call_in_thread(self.threads, delivery)
+            await self._call_in_thread(self.threads, job)
 
     async def _call_async(self, delivery: Delivery) -> None:
         handler: Any = self.handler
@@ -186,15 +189,16 @@ class _Crew:
                     raise TimeoutError(self._too_long) from over
                 raise
 
-    async def _call_in_thread(self, threads: Threads, delivery: Delivery) -> None:
+    async def _call_in_thread(self, threads: Threads, job: _Job) -> None:
+        delivery = job.delivery
         future = threads.call(delivery)
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
-            if not done:
+            if not done and not self._settled(delivery):
                 # A thread cannot be stopped: its message goes back now, its next look tells it, and the worker waits.
-                if not self._settled(delivery):
-                    await self._failed(delivery, self._too_long)
-                    delivery._load.lost[delivery._index] = True
+                job.given_back = True
+                await self._failed(delivery, self._too_long)
+                delivery._load.lost[delivery._index] = True
                 await asyncio.wait({future})
                 raise _GivenBack(self._too_long) from (None if future.cancelled() else future.exception())
         await asyncio.shield(future)
@@ -223,7 +227,7 @@ class _Crew:
         while True:
             self._kept_ms = self.consumer.lease_ms
             await _pause(max(0.005, self._kept_ms / 12_000.0), self._shorter)
-            now_ms, lease_ms = self.consumer.monotonic_ms(), self.consumer.lease_ms
+            now_ms = self.consumer.monotonic_ms()
             due: list[Delivery] = []
             for job in list(self.jobs):
                 if job.delivery.lost:
@@ -232,7 +236,7 @@ class _Crew:
                         job.cancelled = True
                         task.cancel()
                 elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery) and not self.consumer.closed:
-                    job.extend_at_ms = now_ms + lease_ms / 3
+                    job.extend_at_ms = self.consumer.extend_at_ms(job.delivery)
                     due.append(job.delivery)
             if due:
                 self.consumer.extend_quietly(due)

@@ -19,7 +19,7 @@ def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
     allowed = {one.value: one for one in STATES}
     wanted = [state] if isinstance(state, str) or not isinstance(state, Iterable) else list(state)
     for one in wanted:
-        if one not in allowed:
+        if not isinstance(one, str) or one not in allowed:
             raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
     return tuple(allowed[one] for one in wanted)
 
@@ -42,7 +42,7 @@ def wanted_buckets(buckets: tuple[int, int] | None) -> tuple[int, int]:
     """The first bucket, and the one behind the last; 0, 0: all."""
     if buckets is None:
         return 0, 0
-    whole = isinstance(buckets, tuple) and len(buckets) == 2 and all(isinstance(one, int) for one in buckets)
+    whole = isinstance(buckets, tuple) and len(buckets) == 2 and all(type(one) is int for one in buckets)
     if not whole or not 0 <= buckets[0] < buckets[1] <= MAX_BUCKETS:
         raise Invalid(f"buckets= is a pair (first, end) with 0 <= first < end <= {MAX_BUCKETS}, not {buckets!r:.60}")
     return buckets

@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether it is an async function, or an object that is called as one: itself, or what a partial or a decorator
-    (`functools.wraps`) has made a handler of."""
+    """Whether it is an async function, or an object that is called as one, or a partial of either. A plain function
+    around an async one is plain, whatever it wraps: it may well run that to its end, in its thread."""
     while isinstance(handler, partial):
         handler = handler.func
-    kinds: tuple[Any, ...] = (handler, getattr(handler, "__call__", None))  # noqa: B004 - how it is called, not whether
-    return any(inspect.iscoroutinefunction(inspect.unwrap(kind, stop=inspect.iscoroutinefunction)) for kind in kinds)
+    called = getattr(handler, "__call__", None)  # noqa: B004 - how it is called, not whether
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
 
 
 class Threads:
