@@ -16,6 +16,7 @@ from timeline.demo.conductor import Options, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
 from timeline.demo.plan import DEFAULT_SPEED
 from timeline.demo.troupe import CannotPlay
+from timeline.storage_plugins import make_store
 
 
 @click.command()
@@ -46,6 +47,8 @@ def demo(
       timeline demo --day 2013-06-13 --data flights_2013.parquet
       timeline demo --cluster                        two brokers, one of which is killed
     """
+    if store:
+        make_store(store)  # judged here, before anything begins: as a setting, not as a broker that ended
     options = Options(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
     console = Console(highlight=False)
     write = partial(click.echo, err=as_json)
