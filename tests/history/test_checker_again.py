@@ -228,3 +228,28 @@ def test_at_most_so_many_violations_of_a_kind_are_kept(scene: Scene) -> None:
         scene.put(id=f"id{number}")
     verdict = scene.judge(most=3)
     assert len(verdict.violations) == 3 and verdict.counts["lost"] == 50
+
+
+def test_a_verdict_tells_all_that_was_done_with_the_first_ids_it_names(scene: Scene) -> None:
+    scene.put()
+    scene.did("move", id="a", group="g", in_ms=1_000, outcome="fail", result={"status": "UNAVAILABLE"})
+    scene.did("fault", what="crash", process="store")
+    scene.put(id="whole")
+    scene.receive(id="whole")
+    scene.settle("ack", id="whole")
+    scene.receive()
+    for number in range(5):
+        scene.put(id=f"id{number}")
+    verdict = scene.judge()
+    assert next(iter(verdict.told)) == "/a" and len(verdict.told) == 3
+    told = verdict.summary().partition("all of /a:")[2].partition("all of")[0].strip().split("\n")
+    for line, word in zip(told, ("put", "UNAVAILABLE", "fault", "receive"), strict=True):
+        assert word in line
+
+
+def test_a_long_story_is_told_by_its_ends(scene: Scene) -> None:
+    scene.put()
+    for number in range(500):
+        scene.did("get", id="a", result={"status": "OK", "at": number})
+    (told,) = scene.judge().told.values()
+    assert len(told) == 61 and told[30] == "… and 441 more" and '"operation":"put"' in told[0]

@@ -184,7 +184,7 @@ def _damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.write_bytes(b"id,name\n" * 500), "not a whole SQLite database"),
+        (lambda path: path.write_bytes(b"id,name\n" * 500), "is not an SQLite database"),
         (_damaged, "not a whole SQLite database|cannot be"),
         (_foreign, "not a Timeline's"),
         (lambda path: path.mkdir(), "is a folder"),
@@ -202,6 +202,21 @@ async def test_what_is_no_store_is_refused_and_left_alone(
         with pytest.raises(StoreRefused, match=says):
             await open_store(f"sqlite:///{path}")
     assert before is None or path.read_bytes() == before
+
+
+async def test_nothing_is_put_beside_what_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_bytes(b"root:x:0:0::/:/bin/sh\n")
+    with pytest.raises(StoreRefused, match="passwd is not an SQLite database: give another file"):
+        await open_store(f"sqlite:///{tmp_path}/passwd")
+    assert [path.name for path in tmp_path.iterdir()] == ["passwd"]
+
+
+async def test_a_lock_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "poetry.lock").write_bytes(b"# made by another tool\n")
+    for _ in range(2):
+        with pytest.raises(StoreRefused, match=r"poetry\.lock is not Timeline's"):
+            await open_store(f"sqlite:///{tmp_path}/poetry")
+    assert (tmp_path / "poetry.lock").read_bytes() == b"# made by another tool\n"
 
 
 async def test_missing_folder(tmp_path: Path) -> None:

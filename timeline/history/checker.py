@@ -47,6 +47,8 @@ from timeline.history.story import Declared, Story, Violation, sort_out
 from timeline.history.timing import is_early, timing
 from timeline.history.tokens import tokens
 
+TOLD_IDS = 3
+"""Of so many ids with a broken promise a verdict tells all that was done with them."""
 DOUBLED = ("S2", "S10", "S11")
 LOST = ("S8", "L1")
 UNANSWERED = ("commit", "deal", "queue", "fault", "healed", "consume", "parted", "lost")
@@ -56,20 +58,23 @@ UNANSWERED = ("commit", "deal", "queue", "fault", "healed", "consume", "parted",
 @dataclass(slots=True)
 class Verdict:
     """What was found. `violations`: each broken promise. `counts`: `put moved cancelled delivered acked redelivered
-    late early lost doubled`, in messages or deliveries; `statuses`: how often each operation was answered what."""
+    late early lost doubled`, in messages or deliveries; `statuses`: how often each operation was answered what; `told`:
+    of the first ids among the violations all that was done with them, so that one failure shows what led to it."""
 
     violations: list[Violation]
     counts: dict[str, int]
     statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    told: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
         return not self.violations
 
     def summary(self) -> str:
-        """A line of counts, then each violation."""
+        """A line of counts, then each violation, then the first ids' whole stories."""
         counted = ", ".join(f"{name} {count}" for name, count in self.counts.items())
-        return "\n".join([counted, *(str(violation) for violation in self.violations)])
+        stories = ("\n    ".join([f"all of {name}:", *lines]) for name, lines in self.told.items())
+        return "\n".join([counted, *(str(violation) for violation in self.violations), *stories])
 
 
 def check(
@@ -116,7 +121,17 @@ def check(
         kept[violation.invariant] += 1
         if kept[violation.invariant] <= most:
             shown.append(violation)
-    return Verdict(shown, counts, statuses)
+    return Verdict(shown, counts, statuses, _told(shown, stories, events))
+
+
+def _told(shown: list[Violation], stories: list[Story], events: list[Event]) -> dict[str, list[str]]:
+    """The whole stories of the first ids that a promise was broken to."""
+    named = list(dict.fromkeys((violation.topic, violation.id) for violation in shown if violation.id))[:TOLD_IDS]
+    if not named:
+        return {}
+    faults = [event for event in events if event.operation in ("fault", "healed")]
+    found = {(story.topic, story.id): story for story in stories}
+    return {f"{name[0]}/{name[1]}": found[name].told(faults) for name in named if name in found}
 
 
 def _judge(story: Story) -> list[Violation]:

@@ -15,6 +15,9 @@ from typing import Any
 from timeline.history.course import Course
 from timeline.history.record import UNKNOWN, Event, Values, described
 
+MOST_TOLD = 60
+"""Lines of one id that are told at most, its first and its last ones."""
+
 SETTLES = ("ack", "extend", "release", "bury")
 SCHEDULERS = ("move", "revive")
 REMOVERS = ("cancel", "purge")
@@ -217,6 +220,17 @@ class Story:
         if self.declared.durable:
             return False
         return any(put.invoked <= self.declared.last_crash for put in self.puts)
+
+    def told(self, faults: Iterable[Event] = ()) -> list[str]:
+        """All that was done with the id, as lines for people in the order of time, `faults` among them, and what the
+        store had at the end."""
+        events = [*self.puts, *self.mutations, *self.settles, *self.receives, *self.reads, *self.commits, *self.by_tag]
+        ordered = sorted((*events, *faults), key=lambda event: (event.invoked, event.number))
+        lines = [*map(described, ordered), *map(described, self.rows)]
+        if len(lines) > MOST_TOLD:
+            half = MOST_TOLD // 2
+            lines[half:-half] = [f"… and {len(lines) - MOST_TOLD} more"]
+        return lines
 
     def violation(self, invariant: str, sentence: str, *shown: Event | Values | None) -> Violation:
         """A violation about this id, with the lines that show it."""

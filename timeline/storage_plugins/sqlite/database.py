@@ -20,6 +20,8 @@ from timeline.storage_plugins.versions import Versions, migrate, noted
 
 APPLICATION_ID = 0x544C4E31
 """Marks the file as Timeline's, so that nobody else's database is written to."""
+MAGIC = b"SQLite format 3\0"
+"""How every SQLite database begins, but for one that nothing was written to yet."""
 PAGE_BYTES = 4096
 """Of a new file; an older one keeps its own. Larger pages make a commit of few messages dearer: single puts run at
 19,200 to 20,700/s with 4,096 and 16,600 to 18,300 with 8,192, in turn; a cycle beside 1 M pending is as fast."""
@@ -78,6 +80,11 @@ class Lock:
         self._path = path.with_name(path.name + ".lock")
         self._descriptor: int | None = None
 
+    @property
+    def made(self) -> bool:
+        """Whether its file is there: somebody has, or had, the database open."""
+        return self._path.exists()
+
     def take(self) -> None:
         """Raises StoreRefused naming the process that has it."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -90,6 +97,9 @@ class Lock:
                 f"{self._path.with_suffix('')} is in use by process {owner}: one broker at a time can have an SQLite "
                 "file; stop that one, or use a store that several can share"
             ) from None
+        if os.pread(descriptor, 32, 0).strip(b"0123456789\n"):
+            os.close(descriptor)
+            raise StoreRefused(f"{self._path} is not Timeline's, but its lock needs that name: give another file")
         self._descriptor = descriptor
         try:
             os.ftruncate(descriptor, 0)
@@ -141,6 +151,8 @@ class Database:
             if path.exists() and path.stat().st_nlink > 1:
                 # The log beside it is found by name: under another name, what it holds would be missed.
                 raise StoreRefused(f"{path} has several names (hard links): keep one of them")
+            if not self._lock.made:
+                _judge_beginning(path)
             self._lock.take()
         except OSError as error:
             raise _refused(path, error) from error
@@ -226,6 +238,17 @@ class Database:
             return StoreRefused(f"{path} cannot be written ({error}): let this user write the file and its folder")
         judged = unavailable(error)
         return StoreUnavailable(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
+
+
+def _judge_beginning(path: Path) -> None:
+    """Refuses what is no database before a lock is put beside it: `/etc/passwd.lock` would stop `useradd`. Not for a
+    file that this process may have open: closing it again would end SQLite's own locks on it."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(len(MAGIC))
+    if beginning and beginning != MAGIC:
+        raise StoreRefused(f"{path} is not an SQLite database: give another file, or one that is not there yet")
 
 
 def contracted(connection: sqlite3.Connection, contracting: bool) -> Versions:
