@@ -108,6 +108,16 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
+def test_a_lateness_stands_beside_a_bare_push(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "lateness", "--seconds", "0.3", "--runs", "1", "--bare", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (beside,) = told["beside"]
+    assert beside["scenario"] == "bare push"
+    ours, theirs = (one["figures"]["lateness_p99_ms"] for one in (told, beside))
+    assert told["figures"]["times_bare_push_lateness_p99_ms"] == pytest.approx(ours / theirs, rel=0.01)
+
+
+@pytest.mark.processes
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "cycle", "--store", "sqlite://", "--messages", "1000", "--batch", "500"]) == 0
     told = capsys.readouterr().out

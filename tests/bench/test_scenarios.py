@@ -10,6 +10,7 @@ import pytest
 
 from tests.services import require_service
 from timeline.bench.bare import run_bare
+from timeline.bench.bare_push import run_bare_push
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst, run_burst
 from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
@@ -46,6 +47,12 @@ async def test_a_cycle_smaller_than_a_batch(tmp_path: Path) -> None:
 
 async def test_bare(store: str) -> None:
     _well(await run_bare(Cycle(store, messages=2_500, batch=400, pending=500, warm_up=300)), "rate_per_s")
+
+
+async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
+    report = await run_bare_push(Lateness(seconds=0.2, runs=2), tmp_path)
+    _well(report, *LATENESS, "pusher_cpu_us_per_message")
+    assert 0 < report.figures["lateness_min_ms"] <= report.figures["lateness_p50_ms"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,7 +72,9 @@ async def over(connections: list[Plain], count: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["Mutate", "Produce"])
-async def test_those_who_brought_most_are_hung_up_on_and_others_go_on(method: str) -> None:
+async def test_those_who_brought_most_are_hung_up_on_and_others_go_on(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with served() as made, grpc.aio.insecure_channel(made.address) as channel:
         produce = channel.stream_stream(f"/{SERVICE}/Produce")()
         for request in range(1, 9):  # more than the bound, in whole frames
@@ -87,7 +89,10 @@ async def test_those_who_brought_most_are_hung_up_on_and_others_go_on(method: st
             while ended < 20:  # the other half of what was sent may be here
                 await asyncio.sleep(0)
                 ended += made.look()
+                ended += made.look()  # gRPC still has those that were hung up on
             assert ended < 40
+            hung_up_on = [record.args for record in caplog.records if record.msg.startswith("hung up on")]
+            assert len({args[0] for args in hung_up_on}) == len(hung_up_on) == ended
             await over(connections, ended)
         await consume.write(encode(Credit(echo=7)))
         assert decode_as(await consume.read(), Beat).echo == 7

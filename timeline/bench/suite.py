@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.bench.bare import run_bare
+from timeline.bench.bare_push import run_bare_push
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst, run_burst
 from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
@@ -80,7 +81,7 @@ def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[
         Entry(Cycle(store=SQLITE, messages=messages // 5, pending=most // 10), bare=True),
         Entry(Produce(messages=messages // 5)),
         Entry(Produce(store=SQLITE, messages=messages // 5)),
-        Entry(lateness),
+        Entry(lateness, bare=True),
         Entry(replace(lateness, pending=most // 10)),
         Entry(replace(lateness, pending=most)),
         Entry(replace(lateness, in_zero=True)),
@@ -102,7 +103,9 @@ async def run_entry(entry: Entry, folder: Path, told: Told | None = None) -> Rep
     """Measures one of them, with what is to stand beside it. Raises CannotMeasure."""
     asked = replace(entry.asked, store=fresh(entry.asked.store, folder))
     report: Report = await RUN[type(asked)](asked, folder, told)
-    if entry.bare:
+    if entry.bare and isinstance(asked, Lateness):
+        report.beside.append(await run_bare_push(asked, folder))
+    elif entry.bare:
         report.beside.append(await run_bare(replace(asked, store=fresh(entry.asked.store, folder, "bare")), told))
     if entry.peer:
         report.beside += [await run_beanstalkd(asked, kind, folder) for kind in KINDS]
@@ -126,8 +129,13 @@ RUN: dict[type, Callable[..., Any]] = {
 
 
 def compare(report: Report) -> None:
-    """Adds how many times as fast it was as each of what ran beside it, and what of that is a target."""
+    """Adds how many times as fast, or as late, it was as each of what ran beside it, and what of that is a target."""
     for other in report.beside:
+        if "rate_per_s" not in other.figures:
+            both = {name: (report.figures[name], other.figures[name]) for name in COMPARED}
+            words = other.scenario.replace(" ", "_")
+            report.figures |= {f"times_{words}_{name}": ours / theirs for name, (ours, theirs) in both.items()}
+            continue
         name = f"times_{other.scenario.replace(' ', '_')}"
         report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
         wanted = TIMES_OF.get((other.scenario, scheme(report.settings["store"])))

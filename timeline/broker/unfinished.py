@@ -37,8 +37,11 @@ CALL_BYTES, FRAME_BYTES, SEGMENT_BYTES = 256, 64, 64
 """What a call of one frame, a frame of a stream, and a segment of TCP may bring besides: headers, pings, windows."""
 SEGMENTS_BYTES = 16 * MIB
 """No more for all segments of a connection: who cuts what he sends small enough would never be seen."""
-_INFO_BYTES, _RECEIVED_AT, _SEGMENTS_AT = 156, 128, 152
-"""Of Linux's `struct tcp_info`: its size as far as it is read, `tcpi_bytes_received` and `tcpi_data_segs_in` in it."""
+_INFO_BYTES, _STATE_AT, _RECEIVED_AT, _SEGMENTS_AT = 156, 0, 128, 152
+"""Of Linux's `struct tcp_info`: its size as far as it is read, `tcpi_state`, `tcpi_bytes_received` and
+`tcpi_data_segs_in` in it."""
+_OPEN = (1, 8)
+"""TCP_ESTABLISHED, and TCP_CLOSE_WAIT: those that we have not ended ourselves."""
 
 Place: TypeAlias = tuple[str, int]
 """Address and port of a peer; IPv4 as such, also where it came through a socket for both."""
@@ -160,9 +163,12 @@ def _plain(host: str) -> str:
 
 
 def _received(connection: socket.socket) -> int:
-    """Bytes that came over it so far, without what each segment may carry besides frames."""
+    """Bytes that came over it so far, without what each segment may carry besides frames; 0 once it was hung up on,
+    though gRPC has it a moment longer."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:  # a Linux before 4.6
+        return 0
+    if info[_STATE_AT] not in _OPEN:
         return 0
     (received,), (segments,) = (
         struct.unpack_from("=Q", info, _RECEIVED_AT),

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import click
 
 from timeline.bench.bare import run_bare
+from timeline.bench.bare_push import run_bare_push
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst
 from timeline.bench.cancel_tag import CancelTag
@@ -185,9 +186,10 @@ def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> 
 @click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
 @click.option("--lease-ahead", type=DURATION, metavar="auto|off|DURATION", default="auto", show_default=True)
 @buckets_option
+@click.option("--bare", is_flag=True, help="Beside it, gRPC alone: frames pushed at each due, and nothing else.")
 @profile_option
 @measured
-def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **settings: Any) -> int:
+def lateness(as_json: bool, folder: Path | None, bare: bool, profiled: bool, store: str, **settings: Any) -> int:
     """From due until handed to the consumer's code, at a steady rate.
 
     \b
@@ -203,6 +205,9 @@ def lateness(as_json: bool, folder: Path | None, profiled: bool, store: str, **s
         with Progress("pending", asked.pending) as progress:
             profile = Profile(place) if profiled else None
             report = await run_lateness(asked, place, progress.add, profile)
+        if bare:
+            report.beside.append(await run_bare_push(asked, place))
+            compare(report)
         if profile is not None:
             report.notes += profile.lines()
         return report
