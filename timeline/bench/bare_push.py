@@ -1,7 +1,7 @@
 """What gRPC makes late by itself: a process that writes a frame at each due, and this one, which reads them.
 
-Same rate, same open loop, same clock, and nothing else: no store, no rules, no puts, no acks. What a lateness beside it
-is worth depends on the machine and the minute; this says what both are like.
+Same rate, same open loop, same clock, the event loop of a broker, and nothing else: no store, no rules, no puts, no
+acks. What a lateness beside it is worth depends on the machine and the minute; this says what both are like.
 `python -m timeline.bench.bare_push` is the process that writes; it prints its address.
 """
 
@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 
@@ -22,9 +21,10 @@ from timeline.bench.feeder import meant_of, payload_of
 from timeline.bench.figures import Report, latencies, worst
 from timeline.bench.lateness import BEGIN_MS, PATIENCE_S, Lateness, observed
 from timeline.bench.processes import Measured, within
+from timeline.broker.loop import new_loop
 from timeline.clock import Clock
 
-METHOD = "/timeline.bench/Push"
+SERVICE, METHOD = "timeline.bench", "Push"
 AROUND = b"." * 150
 """About what a frame has besides the payload of its one message."""
 BARE_PUSH = "bare push"
@@ -51,7 +51,7 @@ async def _run(channel: grpc.aio.Channel, clock: Clock, count: int, rate_per_s: 
     late_ms: list[float] = []
     start_ms = clock.now_ms() + BEGIN_MS
     async with within(count / rate_per_s + PATIENCE_S, "all frames of a bare push"):
-        call = channel.unary_stream(METHOD)(json.dumps([start_ms, count, rate_per_s]).encode())
+        call = channel.unary_stream(f"/{SERVICE}/{METHOD}")(json.dumps([start_ms, count, rate_per_s]).encode())
         async for frame in call:
             late_ms.append(clock.now() - meant_of(frame))
     return late_ms
@@ -71,8 +71,8 @@ async def _push(request: bytes, _: object) -> AsyncIterator[bytes]:
 async def serve() -> None:
     """Pushes to whoever asks, until it is ended."""
     server = grpc.aio.server()
-    handler: Any = grpc.unary_stream_rpc_method_handler(_push)
-    server.add_generic_rpc_handlers((_Only(handler),))
+    methods = {METHOD: grpc.unary_stream_rpc_method_handler(_push)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     gc.freeze()  # as a broker does: the collector walks no modules
@@ -80,16 +80,6 @@ async def serve() -> None:
     await server.wait_for_termination()
 
 
-class _Only(grpc.GenericRpcHandler):
-    """One method, whatever it is called."""
-
-    def __init__(self, handler: Any) -> None:
-        self._handler = handler
-
-    def service(self, _: object) -> Any:
-        """The method."""
-        return self._handler
-
-
 if __name__ == "__main__":
-    asyncio.run(serve())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(serve())

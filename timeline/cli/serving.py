@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 import timeline
 from timeline import config
 from timeline.broker import logs
+from timeline.broker.loop import new_loop
 from timeline.broker.service import serve
 from timeline.broker.supervisor import Started, Supervisor
 from timeline.broker.worker import Worker, settings_from_supervisor
@@ -31,7 +33,7 @@ def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
         else:
             click.echo(f"{_begun(settings, listen)}, {_measured([metrics])}")
 
-    _listening(settings, lambda: asyncio.run(serve(settings, package_version(), announce)))
+    _listening(settings, lambda: _run(serve(settings, package_version(), announce)))
     return 0
 
 
@@ -73,8 +75,14 @@ def run_worker() -> int:
     def announce(listen: str, metrics: str) -> None:
         worker.tell({"say": "serves", "listen": listen, "metrics": metrics})
 
-    _listening(settings, lambda: asyncio.run(serve(settings, package_version(), announce, worker)))
+    _listening(settings, lambda: _run(serve(settings, package_version(), announce, worker)))
     return 0
+
+
+def _run(broker: Coroutine[Any, Any, None]) -> None:
+    """To its end, on a loop of a broker's own."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(broker)
 
 
 def _begun(settings: config.ServeConfig, listen: str) -> str:
