@@ -135,21 +135,28 @@ async def test_what_was_answered_survives_a_kill(own: PostgresqlServer) -> None:
 
 
 async def test_a_crowd_survives_kills(own: PostgresqlServer) -> None:
-    """Workers and producers of two brokers at work while the server is killed, thrice; no promise is broken."""
+    """Workers and producers of two brokers at work while the server is killed, thrice; no promise is broken. Each time
+    one of them at least waits for a lock, so that the kill hits a call."""
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     async with Trial(lambda: make_store(own.url)) as trial:
         topic = await trial.topic(buckets=4, max_deliveries=0)
         async with brokers(trial, 2) as stores:
             crowd = Crowd(trial, topic, stores, 11)
             for _ in range(3):
+                somebody, before = await asyncpg.connect(own.url), crowd.unknown + crowd.unavailable
+                await crowd.run(2)
                 running = asyncio.create_task(crowd.run(12))
-                for _ in range(40):
-                    await trial.store.clock_ms()
+                await somebody.execute("BEGIN")
+                await somebody.execute("LOCK TABLE timeline.message IN EXCLUSIVE MODE")
+                while not await somebody.fetchval(waits):
+                    assert not running.done()
                 own.kill()
+                somebody.terminate()
                 own.start()
                 await running
+                assert crowd.unknown + crowd.unavailable > before
             await crowd.settle_all()
             await crowd.expect_kept(("put", "OK"), ("ack", "OK"))
-    assert crowd.unknown + crowd.unavailable > 0, "no kill hit a call"
 
 
 async def test_a_full_disk_is_told_and_loses_nothing(servers: Running, small_disk: Path) -> None:

@@ -17,6 +17,10 @@ MESSAGE_OVERHEAD_BYTES = 80
 """What a message takes in a Deliver frame beside its id, tag, headers and payload."""
 
 
+JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
+"""Parcels up to so much together go as one: a copy of that costs less than a frame."""
+
+
 @dataclass(slots=True)
 class Parcel:
     """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
@@ -48,6 +52,29 @@ class Parcel:
     def where(self, keep: Bools) -> Parcel:
         """The rows where `keep`; itself when that is all."""
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
+
+    @classmethod
+    def concat(cls, parcels: list[Parcel]) -> Parcel:
+        """Those of one round, one after the other."""
+        first = parcels[0]
+        if len(parcels) == 1:
+            return first
+        return cls(
+            rows=Rows.concat([parcel.rows for parcel in parcels]),
+            was_due_ms=np.concatenate([parcel.was_due_ms for parcel in parcels]),
+            again=np.concatenate([parcel.again for parcel in parcels]),
+            leased_ms=first.leased_ms,
+            stranded=first.stranded,
+        )
+
+    def joins(self, other: Parcel, messages: int, bytes_: int) -> bool:
+        """Whether it may go with `other`, behind so many messages and bytes: of the same round, and both small."""
+        return (
+            self.leased_ms == other.leased_ms
+            and self.stranded == other.stranded
+            and messages + len(self) <= JOINED_MESSAGES
+            and bytes_ + self.frame_bytes <= JOINED_BYTES
+        )
 
     @property
     def sizes(self) -> Int64:

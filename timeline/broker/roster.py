@@ -173,7 +173,8 @@ class Consumer:
             self.wake()
 
     async def next(self) -> Frame | Parcel | None:
-        """What to send next; None once it is finished and all that was queued is sent."""
+        """What to send next; None once it is finished and all that was queued is sent. Parcels of one round that wait
+        behind each other go together: what is late already is not made later by a frame for each."""
         while not self.outbox:
             if self.finished:
                 return None
@@ -181,10 +182,20 @@ class Consumer:
             await self._ready.wait()
         item = self.outbox.popleft()
         if isinstance(item, Parcel):
-            self._weigh(-item.frame_bytes)
+            item = self._joined(item)
         if len(self.outbox) < self.limits.answers_waiting:
             self._room.set()
         return item
+
+    def _joined(self, first: Parcel) -> Parcel:
+        """`first`, which was taken from the outbox, with those behind it that go with it."""
+        parcels, messages, bytes_ = [first], len(first), first.frame_bytes
+        while self.outbox and isinstance(behind := self.outbox[0], Parcel) and behind.joins(first, messages, bytes_):
+            parcels.append(behind)
+            self.outbox.popleft()
+            messages, bytes_ = messages + len(behind), bytes_ + behind.frame_bytes
+        self._weigh(-bytes_)
+        return Parcel.concat(parcels)
 
     async def room(self) -> None:
         """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
