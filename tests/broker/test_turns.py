@@ -11,11 +11,12 @@ import pytest
 
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
+from timeline.broker.consuming import SHORT_BYTES
 from timeline.broker.limits import Limits
 from timeline.broker.turns import BUDGET_MS, TURNS_BETWEEN, Turns
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.model import Answers, Operation, Status, Topic
+from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Puts, Settles
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, Produced, Settle, Settled, TopicAction
@@ -281,3 +282,43 @@ async def test_what_is_due_waits_for_some_pieces_of_a_flood_of_settles_not_for_a
         for pipe in floods:
             for _ in range(frames):
                 await pipe.down(Settled)
+
+
+async def test_who_settles_what_was_sent_waits_for_nobodys_frames(monkeypatch: pytest.MonkeyPatch):
+    """As many frames as messages, while the loop is others' for ever; the next one waits its turn."""
+    async with broker() as link:
+        pipe = await link.consume()
+        await link.put(["a"])
+        got = await pipe.down(Deliver)
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting: list[str] = []
+
+        async def take(peer: str, bytes_: int = 0) -> None:
+            waiting.append(peer)
+            await never
+
+        monkeypatch.setattr(link.node.turns, "take", take)
+        assert statuses(await link.settle(pipe, got, Operation.ACK)) == [Status.OK]
+        assert waiting == []
+        link.beat(pipe)
+        while not waiting:
+            await asyncio.sleep(0)
+        assert waiting == ["test"]
+
+
+async def test_a_long_frame_waits_its_turn_whatever_was_sent(monkeypatch: pytest.MonkeyPatch):
+    async with broker() as link:
+        pipe = await link.consume()
+        await link.put([f"m{at}" for at in range(8)])
+        took: list[int] = []
+        take = link.node.turns.take
+
+        async def noted(peer: str, bytes_: int = 0) -> None:
+            took.append(bytes_)
+            await take(peer, bytes_)
+
+        monkeypatch.setattr(link.node.turns, "take", noted)
+        got = await pipe.down(Deliver)
+        assert len(got.birth) == 8
+        await link.settle(pipe, got, Operation.RELEASE, reason=b"x" * MAX_REASON_BYTES)
+        assert len(took) == 1 and took[0] > SHORT_BYTES

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("timeline.broker")
 Token = tuple[bytes, int, int]
+SHORT_BYTES = 4096
+"""A settle of a message, or of some, takes less."""
 SUPERSEDED = (
     "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
     "none, and they share the messages"
@@ -61,6 +63,8 @@ class ConsumeStream:
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._consumer: Consumer | None = None
+        self._in_hand = 0
+        """Messages sent here, less the frames that came without waiting for a turn."""
 
     @property
     def sending_since_ms(self) -> float | None:
@@ -215,7 +219,12 @@ class ConsumeStream:
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
             consumer.heard(self._node.clock.monotonic_ms())
-            await turns.take(self._peer, len(data))
+            if self._in_hand and len(data) <= SHORT_BYTES:
+                # Likely a settle of what was sent, of which there are no more than that. Where others flood it would
+                # wait for milliseconds, the next one behind it, and a consumer soon have no credit left.
+                self._in_hand -= 1
+            else:
+                await turns.take(self._peer, len(data))
             try:
                 with turns.work(self._peer):
                     frame = decode(data)
@@ -284,6 +293,7 @@ class ConsumeStream:
                     item = item.where(alive)
                 if len(item) == 0:
                     continue
+                self._in_hand += len(item)
                 frame = item.deliver(now_ms, dealer.topic.settings.max_deliveries)
             else:
                 frame = item

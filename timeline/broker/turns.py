@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from timeline.broker.shares import Line
 
-BUDGET_MS = 1.0
+BUDGET_MS = 0.5
 """Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
 TURNS_BETWEEN = 16
 IDLE_MS = 0.04
