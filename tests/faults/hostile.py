@@ -219,15 +219,15 @@ class Victim:
 
     async def others(self, count: int = 50) -> Others:
         """Others get their deliveries meanwhile: puts and takes `count` messages, due 20 ms later, each once."""
-        return await self._serve([0.02] * count, at_once=1)
+        return await self._serve([0.02] * count, together=False)
 
     async def spread(self, count: int = 300) -> Others:
         """The same for messages put well ahead, due one after the other, 5 ms apart."""
-        return await self._serve([0.5 + 0.005 * at for at in range(count)], at_once=count)
+        return await self._serve([0.5 + 0.005 * at for at in range(count)], together=True)
 
-    async def _serve(self, due_s: list[float], at_once: int) -> Others:
+    async def _serve(self, due_s: list[float], together: bool) -> Others:
         """A producer and a consumer come, and are there once they have had a first message. Then messages due in so
-        many seconds are put, `at_once` in a batch, and taken."""
+        many seconds are put, in one batch or one by one, and taken."""
         self.served += 1
         late_ms: list[float] = []
         acks: list[asyncio.Task[timeline.Receipt]] = []
@@ -244,9 +244,11 @@ class Victim:
             assert first is not None
             await first.ack()
             came_s = time.monotonic()
-            batches = [messages[at : at + at_once] for at in range(0, len(messages), at_once)]
-            for receipts in await asyncio.gather(*map(producer.produce_many, batches)):
-                receipts.raise_failed()
+            if together:
+                (await producer.produce_many(messages)).raise_failed()
+            else:
+                puts = (producer.produce(one.payload, in_=one.in_, id=one.id) for one in messages)
+                assert {receipt.status for receipt in await asyncio.gather(*puts)} == {"OK"}
             while wanted:
                 delivery = await consumer.take()
                 assert delivery is not None
