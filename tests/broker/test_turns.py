@@ -19,7 +19,7 @@ from timeline.columns import Ragged
 from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Puts, Settles
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Deliver, Produced, Settle, Settled, TopicAction
+from timeline.wire import Beat, Deliver, Produced, Settle, Settled, TopicAction
 
 PIECE_MS = 5.0
 
@@ -306,7 +306,8 @@ async def test_who_settles_what_was_sent_waits_for_nobodys_frames(monkeypatch: p
         assert waiting == ["test"]
 
 
-async def test_a_long_frame_waits_its_turn_whatever_was_sent(monkeypatch: pytest.MonkeyPatch):
+async def test_what_was_settled_together_is_settled(monkeypatch: pytest.MonkeyPatch):
+    """And earns nothing for later: a long frame waits its turn, and so does whatever comes behind it."""
     async with broker() as link:
         pipe = await link.consume()
         await link.put([f"m{at}" for at in range(8)])
@@ -320,5 +321,8 @@ async def test_a_long_frame_waits_its_turn_whatever_was_sent(monkeypatch: pytest
         monkeypatch.setattr(link.node.turns, "take", noted)
         got = await pipe.down(Deliver)
         assert len(got.birth) == 8
-        await link.settle(pipe, got, Operation.RELEASE, reason=b"x" * MAX_REASON_BYTES)
+        await link.settle(pipe, got, Operation.BURY, reason=b"x" * MAX_REASON_BYTES)
         assert len(took) == 1 and took[0] > SHORT_BYTES
+        link.beat(pipe)
+        await pipe.down(Beat)
+        assert len(took) == 2 and took[1] < SHORT_BYTES

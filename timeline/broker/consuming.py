@@ -63,8 +63,8 @@ class ConsumeStream:
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._consumer: Consumer | None = None
-        self._in_hand = 0
-        """Messages sent here, less the frames that came without waiting for a turn."""
+        self._at_once = 0
+        """Messages that were sent here and not settled since: for so many short frames nobody waits for a turn."""
 
     @property
     def sending_since_ms(self) -> float | None:
@@ -219,17 +219,16 @@ class ConsumeStream:
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
             consumer.heard(self._node.clock.monotonic_ms())
-            if self._in_hand and len(data) <= SHORT_BYTES:
-                # Likely a settle of what was sent, of which there are no more than that. Where others flood it would
-                # wait for milliseconds, the next one behind it, and a consumer soon have no credit left.
-                self._in_hand -= 1
-            else:
+            # A settle of what was sent, most likely, and there are no more than that. Where others flood it would wait
+            # for milliseconds, the next one behind it, and a consumer soon have no credit left.
+            if not self._at_once or len(data) > SHORT_BYTES:
                 await turns.take(self._peer, len(data))
             try:
                 with turns.work(self._peer):
                     frame = decode(data)
             except UnknownFrame:
                 continue  # of a newer minor: not for us
+            self._at_once = max(0, self._at_once - (len(frame.operation) if isinstance(frame, Settle) else 1))
             if isinstance(frame, Credit):
                 consumer.add_credit(frame.messages, frame.bytes)
                 if frame.error_ms >= 0:
@@ -293,7 +292,7 @@ class ConsumeStream:
                     item = item.where(alive)
                 if len(item) == 0:
                     continue
-                self._in_hand += len(item)
+                self._at_once += len(item)
                 frame = item.deliver(now_ms, dealer.topic.settings.max_deliveries)
             else:
                 frame = item
