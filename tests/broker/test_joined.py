@@ -8,7 +8,7 @@ from tests.broker.columns import make_parcel
 from tests.broker.test_parts import make_consumer
 from timeline.broker.parcel import JOINED_BYTES, JOINED_MESSAGES, Parcel
 from timeline.broker.roster import Consumer
-from timeline.wire.frames import Beat, Frame, LeavingReason, Welcome
+from timeline.wire.frames import Beat
 
 
 def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> Parcel:
@@ -16,7 +16,7 @@ def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> Parcel:
     return replace(make_parcel(list(due_ms), [b"x" * bytes_] * len(due_ms)), leased_ms=leased_ms)
 
 
-async def sent(consumer: Consumer) -> list[list[int] | Frame]:
+async def sent(consumer: Consumer) -> list[list[int] | Beat]:
     """What is sent, one after the other: the dues of each parcel, and frames."""
     consumer.finish()
     found = []
@@ -27,32 +27,10 @@ async def sent(consumer: Consumer) -> list[list[int] | Frame]:
 
 
 async def test_parcels_of_one_round_that_wait_behind_each_other_go_together():
-    consumer = make_consumer("c")
-    for item in (at(5, 10, 11), at(5, 12), at(6, 13), at(7, 14), at(7, 15)):
+    consumer, beat = make_consumer("c"), Beat(1, 2)
+    for item in (at(5, 10, 11), at(5, 12), at(6, 13), beat, at(6, 14), at(6, 15)):
         consumer.push(item)
-    assert await sent(consumer) == [[10, 11, 12], [13], [14, 15]]
-
-
-async def test_deliveries_and_answers_take_turns():
-    """Neither waits for a line of the others."""
-    consumer, beats = make_consumer("c"), [Beat(at, 0) for at in range(4)]
-    for item in (*beats, at(5, 10), at(6, 11)):
-        consumer.push(item)
-    assert await sent(consumer) == [[10], beats[0], [11], *beats[1:]]
-    consumer = make_consumer("c")
-    for item in (at(5, 10), at(6, 11), at(7, 12), beats[0]):
-        consumer.push(item)
-    assert await sent(consumer) == [[10], beats[0], [11], [12]]
-
-
-async def test_nothing_goes_before_the_welcome_nor_answers_after_the_word_to_leave():
-    consumer, beats = make_consumer("c"), [Beat(at, 0) for at in range(3)]
-    welcome = Welcome("b", 0, 1, 1, 1, 1, ())
-    for item in (*beats[:1], welcome, at(5, 10), *beats[1:]):
-        consumer.push(item)
-    unsent = consumer.leave(LeavingReason.STALLED, "too slow")
-    assert [one.was_due_ms.tolist() for one in unsent] == [[10]]
-    assert await sent(consumer) == [welcome, *beats, consumer.leaving]
+    assert await sent(consumer) == [[10, 11, 12], [13], beat, [14, 15]]
 
 
 async def test_all_columns_of_what_goes_together_are_there():

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.consuming import SHORT_BYTES
+from tests.broker.test_newer import UNKNOWN
 from timeline.broker.limits import Limits
-from timeline.broker.turns import BUDGET_MS, TURNS_BETWEEN, Turns
+from timeline.broker.turns import BUDGET_MS, FRAME_MS, TURNS_BETWEEN, Turns
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status, Topic
@@ -22,6 +23,7 @@ from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Beat, Deliver, Produced, Settle, Settled, TopicAction
 
 PIECE_MS = 5.0
+NOTHING = make_parcel([], []).deliver(0, 0)
 
 
 class Hours:
@@ -284,45 +286,127 @@ async def test_what_is_due_waits_for_some_pieces_of_a_flood_of_settles_not_for_a
                 await pipe.down(Settled)
 
 
-async def test_who_settles_what_was_sent_waits_for_nobodys_frames(monkeypatch: pytest.MonkeyPatch):
-    """As many frames as messages, while the loop is others' for ever; the next one waits its turn."""
+async def test_what_goes_ahead_passes_those_who_wait_up_to_the_budget_of_a_turn():
+    hours = Hours()
+    turns = Turns(lambda: hours() * 1_000)
+
+    async def piece() -> None:
+        await turns.take("flood:1")
+        with turns.work("flood:1"):
+            hours.work(PIECE_MS)
+
+    flood = [asyncio.create_task(piece()) for _ in range(5)]
+    while not turns.waiting:
+        await asyncio.sleep(0)
+    for _ in range(round(BUDGET_MS / FRAME_MS)):
+        with pytest.raises(StopIteration):
+            turns.take("good:1", ahead=True).send(None)
+    late = turns.take("good:1", ahead=True)
+    assert late.send(None) is not None
+    late.close()
+    await asyncio.gather(*flood)
+
+
+async def test_who_waits_has_his_turn_however_many_go_ahead():
+    hours, served = Hours(), 0
+    turns = Turns(lambda: hours() * 1_000)
+
+    async def favoured(peer: str) -> None:
+        while True:
+            await turns.take(peer, ahead=True)
+            with turns.work(peer):
+                hours.work(0.1)
+            await asyncio.sleep(0)
+
+    async def patient() -> None:
+        nonlocal served
+        while served < 20:
+            await turns.take("patient:1")
+            served += 1
+
+    crowd = [asyncio.create_task(favoured(f"many:{number}")) for number in range(20)]
+    waiting = asyncio.create_task(patient())
+    async with counted() as loop:
+        while served < 20 and loop.turns < 20 * 2 * TURNS_BETWEEN:
+            await asyncio.sleep(0)
+    for task in (waiting, *crowd):
+        task.cancel()
+    assert served == 20
+
+
+@pytest.fixture
+def aheads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which frames went ahead of others', where that was asked, one after the other."""
+    found: list[bool] = []
+    take = Turns.take
+
+    async def noted(self: Turns, peer: str, bytes_: int = 0, ahead: bool = False) -> None:
+        if peer == "test":
+            found.append(ahead)
+        await take(self, peer, bytes_, ahead)
+
+    monkeypatch.setattr(Turns, "take", noted)
+    return found
+
+
+async def test_a_settle_of_what_was_sent_goes_ahead_and_nothing_more(aheads: list[bool]):
     async with broker() as link:
         pipe = await link.consume()
         await link.put(["a"])
         got = await pipe.down(Deliver)
-        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting: list[str] = []
-
-        async def take(peer: str, bytes_: int = 0) -> None:
-            waiting.append(peer)
-            await never
-
-        monkeypatch.setattr(link.node.turns, "take", take)
+        aheads.clear()
         assert statuses(await link.settle(pipe, got, Operation.ACK)) == [Status.OK]
-        assert waiting == []
         link.beat(pipe)
-        while not waiting:
-            await asyncio.sleep(0)
-        assert waiting == ["test"]
+        await pipe.down(Beat)
+        assert aheads == [True, False]
 
 
-async def test_what_was_settled_together_is_settled(monkeypatch: pytest.MonkeyPatch):
-    """And earns nothing for later: a long frame waits its turn, and so does whatever comes behind it."""
+@pytest.mark.parametrize("what", ["a beat", "no settles", "a newer frame"])
+async def test_whatever_goes_ahead_uses_it_up(what: str, aheads: list[bool]):
+    async with broker() as link:
+        pipe = await link.consume()
+        await link.put(["a"])
+        got = await pipe.down(Deliver)
+        aheads.clear()
+        for _ in range(2):
+            if what == "a beat":
+                link.beat(pipe)
+                await pipe.down(Beat)
+            elif what == "no settles":
+                await link.settle(pipe, NOTHING, Operation.ACK)
+            else:
+                pipe.to_broker.put_nowait(UNKNOWN)
+        assert statuses(await link.settle(pipe, got, Operation.ACK)) == [Status.OK]
+        assert aheads == [True, False, False]
+
+
+async def test_what_was_settled_together_is_settled(aheads: list[bool]):
+    """And earns nothing for later. A long frame waits its turn."""
     async with broker() as link:
         pipe = await link.consume()
         await link.put([f"m{at}" for at in range(8)])
-        took: list[int] = []
-        take = link.node.turns.take
-
-        async def noted(peer: str, bytes_: int = 0) -> None:
-            took.append(bytes_)
-            await take(peer, bytes_)
-
-        monkeypatch.setattr(link.node.turns, "take", noted)
         got = await pipe.down(Deliver)
         assert len(got.birth) == 8
-        await link.settle(pipe, got, Operation.BURY, reason=b"x" * MAX_REASON_BYTES)
-        assert len(took) == 1 and took[0] > SHORT_BYTES
+        aheads.clear()
+        await link.settle(pipe, got, Operation.EXTEND, 60_000)
         link.beat(pipe)
         await pipe.down(Beat)
-        assert len(took) == 2 and took[1] < SHORT_BYTES
+        assert aheads == [True, False]
+        await link.put([f"n{at}" for at in range(8)])
+        got = await pipe.down(Deliver)
+        aheads.clear()
+        await link.settle(pipe, got, Operation.BURY, reason=b"x" * MAX_REASON_BYTES)
+        assert aheads == [False]
+
+
+async def test_a_stream_keeps_some_for_later_and_no_more(aheads: list[bool], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("timeline.broker.consuming.MOST_EARNED", 3)
+    async with broker() as link:
+        pipe = await link.consume()
+        await link.put([f"m{at}" for at in range(8)])
+        await pipe.down(Deliver)
+        aheads.clear()
+        for _ in range(5):
+            link.beat(pipe)
+            await pipe.down(Beat)
+        assert aheads == [True, True, True, False, False]

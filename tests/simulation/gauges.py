@@ -78,7 +78,7 @@ class Gauges:
         answers = limits.answers_waiting + limits.requests_per_stream + CREDIT
         for dealer in node._dealers.values():
             for consumer in dealer.roster.consumers.values():
-                self._held("frames for a consumer", len(consumer.outbox) + len(consumer.answers), answers)
+                self._held("frames for a consumer", len(consumer.outbox), answers)
 
     def _held(self, what: str, count: int, bound: int) -> None:
         self._most[what] = max(self._most[what], count)

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("timeline.broker")
 Token = tuple[bytes, int, int]
 SHORT_BYTES = 4096
-"""A settle of a message, or of some, takes less."""
+"""A frame up to so long goes ahead of others' where a message was sent for it."""
+MOST_EARNED = 1_000
+"""So many such frames may a stream have left at most, whatever was sent to it."""
 SUPERSEDED = (
     "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
     "none, and they share the messages"
@@ -63,8 +65,8 @@ class ConsumeStream:
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._consumer: Consumer | None = None
-        self._at_once = 0
-        """Messages that were sent here and not settled since: for so many short frames nobody waits for a turn."""
+        self._earned = 0
+        """So many short frames may go ahead of others': one for each message sent here, less what was asked."""
 
     @property
     def sending_since_ms(self) -> float | None:
@@ -219,16 +221,15 @@ class ConsumeStream:
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
             consumer.heard(self._node.clock.monotonic_ms())
-            # A settle of what was sent, most likely, and there are no more than that. Where others flood it would wait
-            # for milliseconds, the next one behind it, and a consumer soon have no credit left.
-            if not self._at_once or len(data) > SHORT_BYTES:
-                await turns.take(self._peer, len(data))
+            # A settle of what was sent, most likely. Where others flood it would wait for milliseconds, the next one
+            # behind it, and a consumer soon have no credit left.
+            await turns.take(self._peer, len(data), ahead=self._earned > 0 and len(data) <= SHORT_BYTES)
+            self._earned = max(0, self._earned - 1)
             try:
                 with turns.work(self._peer):
                     frame = decode(data)
             except UnknownFrame:
                 continue  # of a newer minor: not for us
-            self._at_once = max(0, self._at_once - (len(frame.operation) if isinstance(frame, Settle) else 1))
             if isinstance(frame, Credit):
                 consumer.add_credit(frame.messages, frame.bytes)
                 if frame.error_ms >= 0:
@@ -236,6 +237,7 @@ class ConsumeStream:
                 if not frame.messages and not frame.bytes:
                     consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):
+                self._earned = max(0, self._earned + 1 - max(1, len(frame.operation)))
                 await self._room.acquire()
                 task = self._node.tasks.spawn(self._settle(frame, consumer, topic), "answering a settle")
                 self._settling.add(task)
@@ -292,7 +294,7 @@ class ConsumeStream:
                     item = item.where(alive)
                 if len(item) == 0:
                     continue
-                self._at_once += len(item)
+                self._earned = min(MOST_EARNED, self._earned + len(item))
                 frame = item.deliver(now_ms, dealer.topic.settings.max_deliveries)
             else:
                 frame = item

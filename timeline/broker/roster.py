@@ -14,7 +14,7 @@ from timeline.broker.drift import Offset
 from timeline.broker.limits import Limits
 from timeline.broker.parcel import Parcel
 from timeline.storage_plugins.contract import Grant
-from timeline.wire.frames import Beat, Frame, Leaving, LeavingReason, Settled
+from timeline.wire.frames import Frame, Leaving, LeavingReason
 
 
 class Health(StrEnum):
@@ -69,8 +69,6 @@ class Consumer:
     """Whose token its stream came with: while it is here, nobody else takes its id."""
     changed: Callable[[Consumer], None] = lambda _: None
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
-    answers: deque[Frame] = field(default_factory=deque)
-    """What it asked, beside the outbox: where both wait they take turns, and no delivery is late by a line of these."""
     outbox_bytes: int = 0
     room_bytes: int = 0
     room_messages: int = 0
@@ -84,8 +82,6 @@ class Consumer:
     clock: Offset | None = None
     gone: bool = False
     finished: bool = False
-    _answered: bool = True
-    """Whether it was an answer's turn last."""
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -163,17 +159,10 @@ class Consumer:
 
     def push(self, item: Frame | Parcel) -> None:
         """Queues a frame, or a parcel to be made into one when its turn comes."""
-        if isinstance(item, Settled | Beat):
-            self.answers.append(item)
-        else:
-            self.outbox.append(item)
+        self.outbox.append(item)
         if isinstance(item, Parcel):
             self._weigh(item.frame_bytes)
         self._ready.set()
-
-    @property
-    def _queued(self) -> int:
-        return len(self.outbox) + len(self.answers)
 
     def _weigh(self, bytes_: int) -> None:
         was_full = self.outbox_bytes >= self.limits.outbox_bytes
@@ -186,25 +175,17 @@ class Consumer:
     async def next(self) -> Frame | Parcel | None:
         """What to send next; None once it is finished and all that was queued is sent. Parcels of one round that wait
         behind each other go together: what is late already is not made later by a frame for each."""
-        while not self._queued:
+        while not self.outbox:
             if self.finished:
                 return None
             self._ready.clear()
             await self._ready.wait()
-        self._answered = self._answers_next()
-        item = self.answers.popleft() if self._answered else self.outbox.popleft()
+        item = self.outbox.popleft()
         if isinstance(item, Parcel):
             item = self._joined(item)
-        if self._queued < self.limits.answers_waiting:
+        if len(self.outbox) < self.limits.answers_waiting:
             self._room.set()
         return item
-
-    def _answers_next(self) -> bool:
-        """Whether it is an answer's turn: when nothing else waits, after each delivery, and before it is told to leave,
-        which may be the last it hears."""
-        if not (self.answers and self.outbox):
-            return bool(self.answers)
-        return not self._answered or isinstance(self.outbox[0], Leaving)
 
     def _joined(self, first: Parcel) -> Parcel:
         """`first`, which was taken from the outbox, with those behind it that go with it."""
@@ -219,7 +200,7 @@ class Consumer:
     async def room(self) -> None:
         """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
         not."""
-        while self._queued >= self.limits.answers_waiting:
+        while len(self.outbox) >= self.limits.answers_waiting:
             self._room.clear()
             await self._room.wait()
 

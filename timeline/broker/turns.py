@@ -34,9 +34,12 @@ class Turns:
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
-        self._line: Line[tuple[asyncio.Future[None], float]] = Line()
+        self._line: Line[tuple[asyncio.Future[bool], float]] = Line()
+        """What is told of its turn: whether it is the first in it."""
         self._spent_ms = self._worked_ms = 0.0
         """Of this turn's budget: what is given out, and what is used."""
+        self._passed_ms = 0.0
+        """What went ahead of the line in this turn of the event loop."""
         self._scheduled = False
         self._number = self._between = 0
         self._at_once = 1
@@ -47,19 +50,25 @@ class Turns:
         """Who waits for a turn."""
         return len(self._line)
 
-    async def take(self, peer: str, bytes_: int = 0) -> None:
-        """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it."""
+    async def take(self, peer: str, bytes_: int = 0, ahead: bool = False) -> None:
+        """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it, or where it
+        goes ahead of the line. Of that there is never more in a turn of the event loop than its budget."""
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
             self._spend(cost_ms)
             return
+        if ahead and self._passed_ms + cost_ms <= BUDGET_MS:
+            self._passed_ms += cost_ms
+            self._schedule()
+            return
         while True:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._line.push(peer, (turn, cost_ms), cost_ms)
             self._schedule()
-            await turn
-            if self._worked_ms < BUDGET_MS:
-                return  # else who came before in this turn took longer than was thought
+            # The first goes whatever went ahead of it; behind it, whoever came before may have taken longer than was
+            # thought.
+            if await turn or self._worked_ms < BUDGET_MS:
+                return
 
     @contextmanager
     def work(self, peer: str) -> Iterator[None]:
@@ -106,6 +115,7 @@ class Turns:
         now_ms = self._monotonic_ms()
         idle, self._last_ms = now_ms - self._last_ms < IDLE_MS, now_ms
         self._scheduled = False
+        self._passed_ms = 0.0
         self._number += 1
         if self._between:
             self._between = 0 if idle else self._between - 1
@@ -123,7 +133,7 @@ class Turns:
         while self._line and let < self._at_once and self._time_for(self._line.first()[1]):
             turn, cost_ms = self._line.pop()
             if not turn.done():  # its stream may be over
-                turn.set_result(None)
+                turn.set_result(not let)
                 self._spent_ms += cost_ms
                 let += 1
         self._schedule()
