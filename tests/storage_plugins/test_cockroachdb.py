@@ -147,16 +147,16 @@ async def test_transactions_that_make_each_other_impossible_are_done_again(opene
     """Write skew, for real: each of two reads both rows and changes one; without retries one would be refused."""
     connections = opened._connections
     both = asyncio.Barrier(2)
-    refused = 0
+    tries = 0
 
     async def prepare(connection: Connection) -> None:
         await connection.execute("INSERT INTO timeline.meta (name, value) VALUES ('x', '1'), ('y', '1')")
 
     async def skew(connection: Connection, mine: str) -> int:
-        nonlocal refused
-        refused += 1
+        nonlocal tries
+        tries += 1
         rows = await connection.fetch("SELECT value FROM timeline.meta WHERE name IN ('x', 'y') ORDER BY name")
-        if refused <= 2:
+        if tries <= 2:
             await both.wait()
         total = sum(int(record["value"]) for record in rows)
         await connection.execute("UPDATE timeline.meta SET value = $1 WHERE name = $2", str(total), mine)
@@ -167,7 +167,7 @@ async def test_transactions_that_make_each_other_impossible_are_done_again(opene
         *(connections.transact(lambda connection, mine=mine: skew(connection, mine)) for mine in ("x", "y"))  # type: ignore[misc]
     )
     assert sorted(found) == [2, 3], "as if one had come after the other"
-    assert refused == 3
+    assert tries > 2, "one of them was done again"  # and once more, if the other had not quite committed
 
 
 @pytest.mark.servers
