@@ -221,7 +221,7 @@ async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() 
     await scene.told()
     assert scene.ways["b2:9000"].heard == [{topic.uid: 400}] and "b3:9000" not in scene.ways
     for mono_ms in (6_000.0, 12_000.0):
-        cluster.recount([], mono_ms, True)
+        cluster.stand([], mono_ms, True)
     cluster.changed()
     await scene.told()
     assert len(scene.ways["b2:9000"].heard) == 1, "what was put long ago, its own looks have found"

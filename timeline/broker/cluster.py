@@ -49,17 +49,19 @@ class Cluster:
         """These healthy consumers of the topic are connected here; a broker that does not serve hosts nobody."""
         self.membership.host(topic.uid, topic.name, consumers if self._serving else ())
 
-    def recount(self, dealers: Iterable[Dealer], mono_ms: float, serving: bool) -> None:
-        """Looks through the rosters: who has fallen silent or stalled, or is well again. `serving`: whether this broker
-        can deal at all."""
-        otherwise = serving != self._serving
-        self._serving = serving
+    def stand(self, dealers: Iterable[Dealer], mono_ms: float, serving: bool) -> None:
+        """`serving`: whether this broker can deal at all. Where that has changed, all that it hosts is told anew."""
         if mono_ms - self._turned_ms >= self._retell_ms:
             self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
-        for dealer in dealers:
-            if dealer.roster.recount(mono_ms) or otherwise:
-                self.host(dealer.topic, dealer.roster.well)
-                dealer.look()
+        if serving != self._serving:
+            self._serving = serving
+            for dealer in dealers:
+                self.rehost(dealer)
+
+    def rehost(self, dealer: Dealer) -> None:
+        """Others of the topic's consumers are well than were: buckets may be ours because of it, or no more."""
+        self.host(dealer.topic, dealer.roster.well)
+        dealer.look()
 
     def drop(self, topic: Topic) -> None:
         """The topic is gone."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from timeline.broker.catalog import Catalog
+from timeline.broker.census import CONSUMERS_AT_ONCE, TOPICS_AT_ONCE, Census
 from timeline.broker.cluster import Cluster
 from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
@@ -24,10 +25,10 @@ from timeline.broker.neighbours import Neighbours
 from timeline.broker.parting import part, stand_back
 from timeline.broker.peers import PeerFactory
 from timeline.broker.quarantine import watched
-from timeline.broker.roster import Health, Outboxes
+from timeline.broker.roster import Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
-from timeline.broker.tasks import FINISH_S, Tasks
+from timeline.broker.tasks import FINISH_S, Tasks, by_turns
 from timeline.broker.traces import Traces
 from timeline.broker.turns import Turns
 from timeline.clock import Clock
@@ -41,7 +42,6 @@ from timeline.wire.frames import Cause, LeavingReason
 log = logging.getLogger("timeline.broker")
 STARTING = "the broker is starting"
 JOINING = "the broker waits to join its cluster"
-SHOWN = (Health.HEALTHY, Health.SILENT, Health.STALLED, Health.SET_ASIDE)
 DRAINING = "the broker is draining: use another one, or wait until it is back"
 
 
@@ -304,7 +304,7 @@ class Node:
                 log.exception("%s stumbled and goes on", work)
                 self._crashed(work.__name__, error)
 
-    def _observe(self) -> None:
+    async def _observe(self) -> None:
         """Looks at the wall clock, at consumers that stopped reading, and at whatever needs no store to be measured."""
         before_ms = self.clock.now_ms()
         self.clocks.look()
@@ -313,12 +313,26 @@ class Node:
             log.warning("the clock jumped by %d ms: what came due in between is late by it", after_ms - before_ms)
             for dealer in self._dealers.values():
                 dealer.clock_jumped(before_ms, after_ms)
-        self.service.streams.abort_stalled(self.clock.monotonic_ms())
-        self.recount()
+        self.stand()
         self._measure()
+        async for some in by_turns(self._dealers.values(), TOPICS_AT_ONCE):
+            for dealer in some:
+                await self._look_over(dealer)
+        await self.service.streams.abort_stalled(self.clock.monotonic_ms())
 
-    def recount(self) -> None:
-        """Tells the membership which healthy consumers are here: none, while this broker cannot deal."""
+    async def _look_over(self, dealer: Dealer) -> None:
+        """Who of its consumers has fallen silent or stalled, or is well again; and the gauges of them all."""
+        census, changed = Census(), False
+        async for some in by_turns(dealer.roster.consumers.values(), CONSUMERS_AT_ONCE):
+            changed |= dealer.roster.recount(some, self.clock.monotonic_ms(), census.count)
+        if not self.deals(dealer):
+            return  # its topic was dropped in between
+        if changed:
+            self.cluster.rehost(dealer)
+        census.show(self.metrics, dealer.topic.name)
+
+    def stand(self) -> None:
+        """Tells the membership whether this broker can deal: while it cannot, no healthy consumers are here."""
         mono_ms = self.clock.monotonic_ms()
         if not self.store.down:
             self._store_down_since_ms = None
@@ -327,7 +341,7 @@ class Node:
         since_ms = self._store_down_since_ms
         cut_off = since_ms is not None and mono_ms - since_ms >= self.limits.withdraw_after_ms
         serving = not (self._state or cut_off or self.clocks.quarantined)
-        self.cluster.recount(self._dealers.values(), mono_ms, serving)
+        self.cluster.stand(self._dealers.values(), mono_ms, serving)
 
     async def _check_store(self) -> None:
         """While the store is down, asks whether it is back; a broker that comes back deals at once."""
@@ -338,7 +352,7 @@ class Node:
         except StoreUnavailable:
             return
         log.info("the store is back")
-        self.recount()
+        self.stand()
         self._look_all()
 
     async def _sweep(self) -> None:
@@ -365,7 +379,6 @@ class Node:
 
     def _measure(self) -> None:
         """Sets the gauges that need no store."""
-        mono_ms = self.clock.monotonic_ms()
         self.metrics.gauge("timeline_ready", 0 if self.not_ready else 1)
         self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
@@ -373,12 +386,3 @@ class Node:
         self.metrics.gauge("timeline_cluster_brokers", len(self.membership.members()))
         confirmed = self.membership.state.standing is Standing.JOINED
         self.metrics.gauge("timeline_etcd_up", 1 if confirmed else 0)
-        for dealer in self._dealers.values():
-            name = dealer.topic.name
-            consumers = list(dealer.roster.consumers.values())
-            states = [consumer.health(mono_ms) for consumer in consumers]
-            for health in SHOWN:
-                self.metrics.topic_gauge("timeline_consumers", name, states.count(health), health.value)
-            self.metrics.topic_gauge("timeline_leases_in_flight", name, sum(c.in_flight for c in consumers))
-            credit = sum(c.open_credit(mono_ms) for c in consumers)
-            self.metrics.topic_gauge("timeline_credit_messages", name, credit)

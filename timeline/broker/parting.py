@@ -19,7 +19,7 @@ log = logging.getLogger("timeline.broker")
 def stand_back(node: Node, cause: Cause = Cause.PAUSED) -> None:
     """From this moment nothing is leased and nothing pushed; what was not pushed goes back. `cause`: what is to blame
     for lateness from now on."""
-    node.recount()  # first of all: others deal its buckets from now on
+    node.stand()  # first of all: others deal its buckets from now on
     for dealer in node.dealers:
         dealer.stop_leasing(cause)
         dealer.withdraw()

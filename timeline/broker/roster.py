@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -285,11 +285,19 @@ class Roster:
             self.well.discard(consumer.id)
             self._credit(consumer.id, False)
 
-    def recount(self, now_ms: float) -> bool:
-        """Looks at the health of all, at monotonic `now_ms`; whether others are well than were before."""
-        before = self.well
-        self.well = {id for id, one in self.consumers.items() if one.dealing and one.health(now_ms) is Health.HEALTHY}
-        return self.well != before
+    def recount(self, some: Iterable[Consumer], now_ms: float, count: Callable[[Consumer, Health], None]) -> bool:
+        """Looks at the health of `some`, at monotonic `now_ms`, and counts those that are still here; whether others
+        are well than were before."""
+        changed = False
+        for one in some:
+            if self.consumers.get(one.id) is not one:
+                continue
+            health = one.health(now_ms)
+            count(one, health)
+            if (one.dealing and health is Health.HEALTHY) != (one.id in self.well):
+                self.well ^= {one.id}
+                changed = True
+        return changed
 
     def _changed(self, consumer: Consumer) -> None:
         if self.consumers.get(consumer.id) is consumer:
