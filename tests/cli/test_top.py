@@ -50,7 +50,7 @@ def test_a_picture_has_load_topics_consumers_and_lateness() -> None:
     lines = drawn(GLANCE)
     text = "\n".join(lines)
     assert lines[0] == "timeline top  2026-03-29 07:00:00"
-    assert "● b1 at b1:9000  0.1.0  up 60 s  sqlite:///t.db  p99 1.5 ms" in lines[1]
+    assert "● b1 at b1:9000  0.1.0  up 60 s  sqlite:///t.db, leases' p99 1.5 ms" in lines[1]
     assert "DUE PER SECOND  72 in the next 60 s, most 10 at 07:00:02" in text
     (row,) = [line for line in lines if line.startswith("departures  delivers")]
     assert row.split("  ")[-1].strip() == "> 1h" and "in 4.52 s" in row and "1,234" in row and "≤ 10 ms" in row

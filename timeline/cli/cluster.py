@@ -231,7 +231,7 @@ def picture(look: ClusterLook, trouble: str = "") -> Group:
 
 
 def _brokers(look: ClusterLook) -> RenderableType:
-    numbers = ("UP", "CLOCK", "CONSUMERS", "IN HAND", "CREDIT", "  p50", "  p99", "MAX LATE")
+    numbers = ("UP", "CLOCK", "CONSUMERS", "IN HAND", "CREDIT", "p50 LATE", "p99 LATE", "MAX LATE")
     made = table("BROKER", "ADDRESS", "VERSION", *numbers, "CLUSTER", right=numbers)
     for one in look.brokers:
         stands = one.stands

@@ -220,7 +220,7 @@ class Taker:
             return
         again = f"  delivery {delivery.deliveries}" if delivery.deliveries > 1 else ""
         done = f"  {done}" if done else ""
-        due = shown_time(delivery.scheduled_ms)
+        due = shown_time(delivery.due_ms)  # what it is late by is counted from it
         text = f"{due}  {plain(delivery.id)}  {shown_payload(delivery.payload, 200)}"
         click.echo(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 

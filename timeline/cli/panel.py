@@ -82,7 +82,7 @@ def _head(glance: Glance, zone: ZoneInfo | None, trouble: str) -> Text:
 
 def _broker(one: BrokerStanding) -> Text:
     up = shown_lateness(max(0, one.now_ms - one.started_ms))
-    store = f"  p99 {shown_lateness(one.store_ms)}" if one.store_ms else ""
+    store = f", leases' p99 {shown_lateness(one.store_ms)}" if one.store_ms else ""
     line = Text.assemble(
         ("  ● ", "bold red" if one.trouble else "green"),
         (one.broker, "bold"),
@@ -121,7 +121,7 @@ def _ahead(glance: Glance, zone: ZoneInfo | None) -> list[RenderableType]:
 
 
 WHOLE = ("DELIVERED", "STATE", "HEALTH")
-WIDE = ("NEXT DUE", "  p50", "IN HAND")
+WIDE = ("NEXT DUE", "p50 LATE", "IN HAND")
 
 
 def table(*heads: str, right: Sequence[str] = ()) -> Table:
@@ -136,7 +136,7 @@ def table(*heads: str, right: Sequence[str] = ()) -> Table:
 
 
 def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
-    numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", "  p50", "  p99", "MAX LATE"]
+    numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", "p50 LATE", "p99 LATE", "MAX LATE"]
     if narrow:
         numbers = [head for head in numbers if head not in WIDE]
     made = table("TOPIC", "STATE", *numbers, right=numbers)
@@ -150,8 +150,8 @@ def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
             "CONSUMERS": Text(f"{one.consumers:,}", "bold yellow" if starved and not one.consumers else ""),
             "IN HAND": f"{one.in_flight:,}",
             "CREDIT": Text(f"{one.credit:,}", "bold yellow" if starved and one.consumers else ""),
-            "  p50": late_bound(one.p50_ms),
-            "  p99": late_bound(one.p99_ms),
+            "p50 LATE": late_bound(one.p50_ms),
+            "p99 LATE": late_bound(one.p99_ms),
             "MAX LATE": late_bound(one.max_ms),
         }
         state = Text(one.state, "bold yellow" if one.state == "paused" else "")

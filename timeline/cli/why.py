@@ -109,7 +109,8 @@ def _state(topic: str, id: str, entry: timeline.StoredMessage, zone: ZoneInfo | 
         return f"{entry.holder} has it until {when}, delivery {entry.deliveries}"
     if entry.state is State.AVAILABLE:
         return "due this moment"
-    before = f", after {entry.deliveries} deliveries" if entry.deliveries else ""
+    many = "delivery" if entry.deliveries == 1 else "deliveries"
+    before = f", after {entry.deliveries} {many}" if entry.deliveries else ""
     return f"waiting{before}: due in {shown_lateness(max(0, left_ms))}, at {when}"
 
 
