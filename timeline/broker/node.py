@@ -315,10 +315,10 @@ class Node:
                 dealer.clock_jumped(before_ms, after_ms)
         self.stand()
         self._measure()
+        await self.service.streams.abort_stalled(self.clock.monotonic_ms())
         async for some in by_turns(self._dealers.values(), TOPICS_AT_ONCE):
             for dealer in some:
                 await self._look_over(dealer)
-        await self.service.streams.abort_stalled(self.clock.monotonic_ms())
 
     async def _look_over(self, dealer: Dealer) -> None:
         """Who of its consumers has fallen silent or stalled, or is well again; and the gauges of them all."""

@@ -20,7 +20,7 @@ from timeline.cli.asking import client_command
 from timeline.cli.glance import bound_ms
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
-from timeline.cli.panel import QUIET, consumer_table, late_bound, more, table
+from timeline.cli.panel import LATE, QUIET, consumer_table, late_bound, more, table
 from timeline.cli.top import keys
 from timeline.cli.values import DURATION, iso, shown_lateness
 from timeline.clock import CRITICAL_MS, WARN_MS
@@ -231,7 +231,7 @@ def picture(look: ClusterLook, trouble: str = "") -> Group:
 
 
 def _brokers(look: ClusterLook) -> RenderableType:
-    numbers = ("UP", "CLOCK", "CONSUMERS", "IN HAND", "CREDIT", "p50 LATE", "p99 LATE", "MAX LATE")
+    numbers = ("UP", "CLOCK", "CONSUMERS", "IN HAND", "CREDIT", *LATE)
     made = table("BROKER", "ADDRESS", "VERSION", *numbers, "CLUSTER", right=numbers)
     for one in look.brokers:
         stands = one.stands

@@ -121,6 +121,7 @@ def _ahead(glance: Glance, zone: ZoneInfo | None) -> list[RenderableType]:
 
 
 WHOLE = ("DELIVERED", "STATE", "HEALTH")
+LATE = ("p50 LATE", "p99 LATE", "MAX LATE")
 WIDE = ("NEXT DUE", "p50 LATE", "IN HAND")
 
 
@@ -136,7 +137,7 @@ def table(*heads: str, right: Sequence[str] = ()) -> Table:
 
 
 def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
-    numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", "p50 LATE", "p99 LATE", "MAX LATE"]
+    numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", *LATE]
     if narrow:
         numbers = [head for head in numbers if head not in WIDE]
     made = table("TOPIC", "STATE", *numbers, right=numbers)
@@ -150,9 +151,7 @@ def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
             "CONSUMERS": Text(f"{one.consumers:,}", "bold yellow" if starved and not one.consumers else ""),
             "IN HAND": f"{one.in_flight:,}",
             "CREDIT": Text(f"{one.credit:,}", "bold yellow" if starved and one.consumers else ""),
-            "p50 LATE": late_bound(one.p50_ms),
-            "p99 LATE": late_bound(one.p99_ms),
-            "MAX LATE": late_bound(one.max_ms),
+            **dict(zip(LATE, map(late_bound, (one.p50_ms, one.p99_ms, one.max_ms)), strict=True)),
         }
         state = Text(one.state, "bold yellow" if one.state == "paused" else "")
         made.add_row(Text(one.name, "bold"), state, *(cells[head] for head in numbers))
