@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
 
 from tests.broker.link import Link, Pipe, broker
+from timeline.broker.census import _look_at
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.tasks import by_turns
+from timeline.broker.pace import AT_ONCE, Pace
+from timeline.broker.roster import Roster
+from timeline.broker.streams import Streams
+from timeline.metrics import Metrics
+from timeline.wire import TopicAction
 
 SELDOM = Limits(observe_every_ms=3_600_000)
-
-
-async def test_others_have_a_turn_between_some_and_the_next():
-    loop, there = asyncio.get_running_loop(), dict.fromkeys(range(7))
-    seen: list[list[int]] = []
-    between: list[list[int]] = []
-    async for some in by_turns(there, 3):
-        assert len(between) == len(seen)
-        seen.append(some)
-        there[len(there)] = None
-        loop.call_soon(between.append, some)
-    assert seen == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.fixture
@@ -33,13 +25,75 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Looks stop behind each that they have looked at until this is set."""
     told = asyncio.Event()
 
-    async def one_by_one(all_: Iterable[Any], _: int) -> AsyncIterator[list[Any]]:
-        for one in list(all_):
-            yield [one]
-            await told.wait()
+    async def pause(_: Pace) -> None:
+        await told.wait()
 
-    monkeypatch.setattr("timeline.broker.node.by_turns", one_by_one)
+    monkeypatch.setattr("timeline.broker.pace.AT_ONCE", 1)
+    monkeypatch.setattr(Pace, "_pause", pause)
     return told
+
+
+async def test_a_pause_is_longer_than_one_turn_of_the_loop():
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await Pace().did(AT_ONCE)
+    counting.cancel()
+    assert turns > 3
+
+
+async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spread(monkeypatch: pytest.MonkeyPatch):
+    looked, pieces = 0, list[int]()
+    recount = Roster.recount
+
+    def noted(self: Roster, some: list[bytes], *more: Any) -> bool:
+        nonlocal looked
+        looked += len(some)
+        return recount(self, some, *more)
+
+    async def pause(_: Pace) -> None:
+        nonlocal looked
+        pieces.append(looked)
+        looked = 0
+
+    monkeypatch.setattr("timeline.broker.pace.AT_ONCE", 4)
+    monkeypatch.setattr("timeline.broker.census.TOPIC", 1)
+    monkeypatch.setattr(Roster, "recount", noted)
+    monkeypatch.setattr(Pace, "_pause", pause)
+    async with broker(limits=SELDOM) as link:
+        for topic, count in (("t", 9), ("u", 3), ("v", 3)):
+            if topic != "t":
+                await link.topic(TopicAction.CREATE, topic)
+            for at in range(count):
+                await link.consume(f"{topic}{at}", topic=topic)
+        await link.node._look_over()
+    assert sum(pieces) + looked == 15
+    assert max([*pieces, looked]) < 2 * 4
+
+
+async def test_of_two_that_are_stalled_the_one_that_ends_meanwhile_is_left_alone(go_on: asyncio.Event):
+    class Stalled:
+        sending_since_ms = 0.0
+
+        def abort(self) -> None:
+            aborted.append(self)
+
+    aborted = list[Stalled]()
+    streams, one, other = Streams(Limits(stall_ms=1), Metrics()), Stalled(), Stalled()
+    with streams.serving(one):
+        with streams.serving(other):
+            looking = asyncio.create_task(streams.abort_stalled(10.0, Pace()))
+            await asyncio.sleep(0)
+        assert aborted == [one] and not looking.done()
+        go_on.set()
+        await looking
+    assert aborted == [one]
 
 
 async def come(link: Link, *names: str) -> list[Pipe]:
@@ -48,6 +102,14 @@ async def come(link: Link, *names: str) -> list[Pipe]:
     while not link.node.dealers[0].roster.well.issuperset(name.encode() for name in names):
         await asyncio.sleep(0)
     return pipes
+
+
+async def begun(link: Link) -> asyncio.Task[None]:
+    """A look at the topic's consumers that has come to its first pause, behind one of those that are there."""
+    look = asyncio.create_task(_look_at(link.node.dealers[0], link.node, Pace()))
+    await asyncio.sleep(0)
+    assert not look.done()
+    return look
 
 
 def shown(node: Node, health: str) -> float | None:
@@ -59,11 +121,11 @@ async def test_who_is_silent_is_not_among_the_well_until_it_is_heard_again():
         await come(link, "steady", "moody")
         roster = link.node.dealers[0].roster
         roster.consumers[b"moody"].heard_ms = -1e9
-        await link.node._observe()
+        await link.node._look_over()
         assert roster.well == {b"steady"}
         assert (shown(link.node, "healthy"), shown(link.node, "silent")) == (1, 1)
         roster.consumers[b"moody"].heard(link.node.clock.monotonic_ms())
-        await link.node._observe()
+        await link.node._look_over()
         assert roster.well == {b"steady", b"moody"}
         assert (shown(link.node, "healthy"), shown(link.node, "silent")) == (2, 0)
 
@@ -72,8 +134,7 @@ async def test_who_leaves_or_comes_in_the_middle_of_a_look(go_on: asyncio.Event)
     async with broker(limits=SELDOM) as link:
         pipes = await come(link, "c0", "c1", "c2")
         roster = link.node.dealers[0].roster
-        look = asyncio.create_task(link.node._observe())
-        await asyncio.sleep(0)  # the first of three has been looked at
+        look = await begun(link)
         before = roster.consumers[b"c2"]
         await link.consume("c2", session=2)  # another has its name from now on
         while not roster.consumers[b"c2"].dealing:
@@ -86,15 +147,30 @@ async def test_who_leaves_or_comes_in_the_middle_of_a_look(go_on: asyncio.Event)
         go_on.set()
         await look
         assert roster.well == {b"c0", b"c2", b"late"}
-        assert shown(link.node, "healthy") == 1, "of those that were there from its beginning to their turn"
+        assert shown(link.node, "healthy") == 2, "of those that were there when it began and at their turn"
 
 
 async def test_a_topic_that_is_dropped_in_the_middle_of_a_look_has_no_gauges(go_on: asyncio.Event):
     async with broker(limits=SELDOM) as link:
         await come(link, "a", "b")
-        look = asyncio.create_task(link.node._observe())
-        await asyncio.sleep(0)
+        look = await begun(link)
         await link.drop()
+        assert not look.done()
         go_on.set()
         await look
         assert shown(link.node, "healthy") is None
+
+
+async def test_one_whose_id_another_took_is_not_hosted_though_the_store_let_it_in_late():
+    async with broker(limits=SELDOM) as link:
+        await come(link, "w")
+        dealer = link.node.dealers[0]
+        first = dealer.roster.consumers[b"w"]
+        second = await link.consume("w", session=2)
+        while not dealer.roster.consumers[b"w"].dealing:
+            await asyncio.sleep(0)
+        await second.close()
+        while b"w" in dealer.roster.consumers:
+            await asyncio.sleep(0)
+        dealer.admit(first)
+        assert not dealer.roster.well

@@ -20,10 +20,10 @@ def aheads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     take = Turns.take
 
-    async def noted(self: Turns, peer: str, bytes_: int = 0, ahead: bool = False) -> None:
+    async def noted(self: Turns, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
         if peer == "test":
             found.append(ahead)
-        await take(self, peer, bytes_, ahead)
+        return await take(self, peer, bytes_, ahead)
 
     monkeypatch.setattr(Turns, "take", noted)
     return found

@@ -96,6 +96,6 @@ async def test_credit_of_those_that_nobody_hears_of_is_no_room():
         for name, credit in (("well", 5), ("ill", 7)):
             await link.consume(name, credit=credit)
         link.node.dealers[0].roster.consumers[b"ill"].heard_ms = -1e9
-        await link.node._observe()
+        await link.node._look_over()
         shown = link.node.metrics.registry.get_sample_value("timeline_credit_messages", {"topic": "t"})
         assert shown == (await stands(link)).topics.credit[0] == 5

@@ -142,6 +142,33 @@ async def test_who_goes_away_while_it_waits_takes_nobodys_turn():
     assert gone.cancelled()
 
 
+async def test_what_goes_ahead_does_not_slow_down_those_in_line():
+    """Small frames wait, and consumers acknowledge all the while: as many of the line have a turn as without those."""
+    hours = Hours()
+    turns, let = Turns(lambda: hours() * 1_000), list[int]()
+    over = False
+
+    async def acknowledging() -> None:
+        while not over:
+            if await turns.take("good:1", ahead=True):
+                with turns.work("good:1", ahead=True):
+                    hours.work(FRAME_MS)
+            await asyncio.sleep(0)
+
+    async def small(peer: str) -> None:
+        await turns.take(peer)
+        with turns.work(peer):
+            let.append(turns._number)
+            hours.work(FRAME_MS)
+
+    async with counted():
+        others = [asyncio.create_task(acknowledging()) for _ in range(20)]
+        await asyncio.gather(*(small(f"flood:{number % 8}") for number in range(400)))
+        over = True
+        await asyncio.gather(*others)
+    assert max(let.count(turn) for turn in set(let)) >= BUDGET_MS / FRAME_MS - 1
+
+
 class Noting(SlowStore):
     """Notes the ids of each call."""
 

@@ -1,20 +1,46 @@
-"""The census: how a topic's consumers are and what they have, looked at some at a time, again and again."""
+"""The census: how a broker's consumers are and what they have, looked up again and again."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
+from timeline.broker.pace import Pace
 from timeline.broker.roster import Consumer, Health
 from timeline.metrics import Metrics
 
-CONSUMERS_AT_ONCE, TOPICS_AT_ONCE = 100, 20
-"""Looked at between two pauses, which takes 0.1 to 0.3 ms. All at once, 5,000 consumers made what came due meanwhile 15
-to 20 ms late, four times a second (`/design-docs/decisions.md`)."""
+if TYPE_CHECKING:
+    from timeline.broker.dealer import Dealer
+    from timeline.broker.node import Node
+
 AILING = (Health.SILENT, Health.STALLED, Health.SET_ASIDE)
+TOPIC = 10
+"""A topic's gauges take as long as so many consumers."""
 
 
-class Census:
-    """Of one topic at one look."""
+async def look_over(node: Node) -> None:
+    """Ends streams that do not take what is sent; tells the membership of consumers that fell silent or stalled, or are
+    well again; sets the gauges of all of them."""
+    pace = Pace()
+    await node.service.streams.abort_stalled(node.clock.monotonic_ms(), pace)
+    for dealer in node.dealers:
+        await _look_at(dealer, node, pace)
+
+
+async def _look_at(dealer: Dealer, node: Node, pace: Pace) -> None:
+    tally, changed = _Tally(), False
+    for some in pace.some(dealer.roster.consumers):
+        changed |= dealer.roster.recount(some, node.clock.monotonic_ms(), tally.count)
+        await pace.did(len(some))
+    if node.deals(dealer):  # its topic may have been dropped meanwhile
+        if changed:
+            node.cluster.rehost(dealer)
+        tally.show(node.metrics, dealer.topic.name)
+    await pace.did(TOPIC)
+
+
+class _Tally:
+    """Of one topic's consumers."""
 
     def __init__(self) -> None:
         self._ailing: Counter[Health] = Counter()

@@ -24,6 +24,7 @@ from timeline.broker.drift import (
     sample,
 )
 from timeline.broker.limits import Limits
+from timeline.broker.pace import Pace
 from timeline.broker.peers import Peers
 from timeline.broker.roster import Consumer
 from timeline.clock import WARN_MS, Clock, Verdict
@@ -89,7 +90,7 @@ class Clocks:
             self._others = {name: other for name, other in self._others.items() if name in there}
         await asyncio.gather(self._ask_store(), *(self._ask(member) for member in asked))
         self.weigh()
-        self._show()
+        await self._show()
 
     def _asked(self) -> list[Member]:
         """Those whose clocks are measured: where there are very many, the next ones by name, round about."""
@@ -200,7 +201,7 @@ class Clocks:
 
     # ── showing ──
 
-    def _show(self) -> None:
+    async def _show(self) -> None:
         """Sets the gauges, and takes away those of clocks that are gone."""
         compared = self.compared()
         metrics = self._metrics
@@ -210,7 +211,7 @@ class Clocks:
         metrics.gauge("timeline_quarantined", 1 if self.quarantined else 0)
         found = {("broker", name): self._fresh(other.window) for name, other in self._others.items()}
         found["store", ""] = self._fresh(self._of_store)
-        found["client", ""] = self._show_clients()
+        found["client", ""] = await self._show_clients()
         known = {key: offset for key, offset in found.items() if offset is not None}
         for kind, peer in self._shown - known.keys():
             metrics.forget("timeline_clock_offset_seconds", kind, peer)
@@ -220,12 +221,16 @@ class Clocks:
             metrics.gauge("timeline_clock_offset_seconds", offset.ahead_ms / 1000.0, kind, peer)
             metrics.gauge("timeline_clock_error_seconds", offset.error_ms / 1000.0, kind, peer)
 
-    def _show_clients(self) -> Offset | None:
+    async def _show_clients(self) -> Offset | None:
         """Counts the consumers whose clocks are off, and warns once there are some; the worst of all."""
-        told = [(one.clock, one.id) for one in self._consumers() if one.clock is not None and not one.gone]
-        off = sum(offset.sure_ms >= WARN_MS for offset, _ in told)
+        off, pace = 0, Pace()
+        worst: tuple[Offset, bytes] | None = None
+        for some in pace.some(self._consumers()):
+            told = [(one.clock, one.id) for one in some if one.clock is not None and not one.gone]
+            off += sum(offset.sure_ms >= WARN_MS for offset, _ in told)
+            worst = max([worst, *told] if worst else told, key=_by_offset, default=None)
+            await pace.did(len(some))
         self._metrics.gauge("timeline_clients_adrift", off)
-        worst = max(told, key=lambda one: (one[0].sure_ms, abs(one[0].ahead_ms)), default=None)
         if worst is None:
             self._adrift = False
             return None
@@ -246,6 +251,12 @@ SAID = {
     Verdict.DENIED: "other clocks are with ours, it is not followed",
     Verdict.OPEN: "no other clock can say, it is followed if it stands for a minute",
 }
+
+
+def _by_offset(told: tuple[Offset, bytes]) -> tuple[float, float]:
+    """Who is off for sure by most comes last."""
+    offset, _ = told
+    return offset.sure_ms, abs(offset.ahead_ms)
 
 
 def _off(offset: Offset) -> str:

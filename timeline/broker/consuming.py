@@ -66,7 +66,8 @@ class ConsumeStream:
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._consumer: Consumer | None = None
         self._earned = 0
-        """So many short frames may go ahead of others': one for each message sent here, less what was asked."""
+        """So many short frames may go ahead of others': one for each message sent here, less one for each frame that
+        came, and for each further settle in it."""
 
     @property
     def sending_since_ms(self) -> float | None:
@@ -223,10 +224,11 @@ class ConsumeStream:
             consumer.heard(self._node.clock.monotonic_ms())
             # A settle of what was sent, most likely. Where others flood it would wait for milliseconds, the next one
             # behind it, and a consumer soon have no credit left.
-            await turns.take(self._peer, len(data), ahead=self._earned > 0 and len(data) <= SHORT_BYTES)
+            short = len(data) <= SHORT_BYTES
+            ahead = await turns.take(self._peer, len(data), ahead=self._earned > 0 and short)
             self._earned = max(0, self._earned - 1)
             try:
-                with turns.work(self._peer):
+                with turns.work(self._peer, ahead):
                     frame = decode(data)
             except UnknownFrame:
                 continue  # of a newer minor: not for us
@@ -239,7 +241,7 @@ class ConsumeStream:
             elif isinstance(frame, Settle):
                 self._earned = max(0, self._earned + 1 - max(1, len(frame.operation)))
                 await self._room.acquire()
-                task = self._node.tasks.spawn(self._settle(frame, consumer, topic), "answering a settle")
+                task = self._node.tasks.spawn(self._settle(frame, consumer, topic, ahead), "answering a settle")
                 self._settling.add(task)
                 task.add_done_callback(self._settled)
             elif isinstance(frame, Leaving):
@@ -252,10 +254,10 @@ class ConsumeStream:
         self._settling.discard(task)
         self._room.release()
 
-    async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic) -> None:
+    async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic, ahead: bool) -> None:
         node = self._node
         topic = node.current(topic)
-        with node.turns.work(self._peer):
+        with node.turns.work(self._peer, ahead):
             refusals, settles = admit_settles(frame, topic, consumer.id, node.clock.now())
         answers = await node.settling.settle(topic, settles, self._peer) if len(settles) else None
         whole = refusals.merge(answers)

@@ -107,7 +107,9 @@ class Dealer:
         self.wake()
 
     def admit(self, consumer: Consumer) -> None:
-        """From now on `consumer` is dealt to, and buckets are ours because of it."""
+        """From now on `consumer` is dealt to, and buckets are ours because of it; unless another has its id by now."""
+        if not self.roster.knows(consumer):
+            return
         consumer.deal()
         self.roster.well.add(consumer.id)
         self._hosts(self.topic, self.roster.well)

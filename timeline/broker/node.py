@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from timeline.broker.catalog import Catalog
-from timeline.broker.census import CONSUMERS_AT_ONCE, TOPICS_AT_ONCE, Census
+from timeline.broker.census import look_over
 from timeline.broker.cluster import Cluster
 from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
@@ -28,7 +28,7 @@ from timeline.broker.quarantine import watched
 from timeline.broker.roster import Outboxes
 from timeline.broker.settling import Settling
 from timeline.broker.standing import Depth
-from timeline.broker.tasks import FINISH_S, Tasks, by_turns
+from timeline.broker.tasks import FINISH_S, Tasks
 from timeline.broker.traces import Traces
 from timeline.broker.turns import Turns
 from timeline.clock import Clock
@@ -140,6 +140,7 @@ class Node:
         self._say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
+        self.tasks.spawn(self._every(self.limits.observe_every_ms, self._look_over), "consumers")
         self.tasks.spawn(self._every(self.limits.clocks_every_ms, self.clocks.measure), "clocks of others")
         self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
@@ -304,8 +305,8 @@ class Node:
                 log.exception("%s stumbled and goes on", work)
                 self._crashed(work.__name__, error)
 
-    async def _observe(self) -> None:
-        """Looks at the wall clock, at consumers that stopped reading, and at whatever needs no store to be measured."""
+    def _observe(self) -> None:
+        """Looks at the wall clock, whether this broker can deal, and whatever needs no store to be measured."""
         before_ms = self.clock.now_ms()
         self.clocks.look()
         after_ms = self.clock.now_ms()
@@ -315,21 +316,9 @@ class Node:
                 dealer.clock_jumped(before_ms, after_ms)
         self.stand()
         self._measure()
-        await self.service.streams.abort_stalled(self.clock.monotonic_ms())
-        async for some in by_turns(self._dealers.values(), TOPICS_AT_ONCE):
-            for dealer in some:
-                await self._look_over(dealer)
 
-    async def _look_over(self, dealer: Dealer) -> None:
-        """Who of its consumers has fallen silent or stalled, or is well again; and the gauges of them all."""
-        census, changed = Census(), False
-        async for some in by_turns(dealer.roster.consumers.values(), CONSUMERS_AT_ONCE):
-            changed |= dealer.roster.recount(some, self.clock.monotonic_ms(), census.count)
-        if not self.deals(dealer):
-            return  # its topic was dropped in between
-        if changed:
-            self.cluster.rehost(dealer)
-        census.show(self.metrics, dealer.topic.name)
+    async def _look_over(self) -> None:
+        await look_over(self)
 
     def stand(self) -> None:
         """Tells the membership whether this broker can deal: while it cannot, no healthy consumers are here."""

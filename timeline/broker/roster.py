@@ -279,28 +279,33 @@ class Roster:
 
     def leave(self, consumer: Consumer) -> None:
         """Takes it off, unless another has its place already."""
-        if self.consumers.get(consumer.id) is consumer:
+        if self.knows(consumer):
             del self.consumers[consumer.id]
             self._aside.discard(consumer.id)
             self.well.discard(consumer.id)
             self._credit(consumer.id, False)
 
-    def recount(self, some: Iterable[Consumer], now_ms: float, count: Callable[[Consumer, Health], None]) -> bool:
-        """Looks at the health of `some`, at monotonic `now_ms`, and counts those that are still here; whether others
-        are well than were before."""
+    def recount(self, some: Iterable[bytes], now_ms: float, count: Callable[[Consumer, Health], None]) -> bool:
+        """Looks at the health of those with `some` ids, at monotonic `now_ms`, and counts whoever is here under them;
+        whether others are well than were before."""
         changed = False
-        for one in some:
-            if self.consumers.get(one.id) is not one:
+        for id in some:
+            one = self.consumers.get(id)
+            if one is None:
                 continue
             health = one.health(now_ms)
             count(one, health)
-            if (one.dealing and health is Health.HEALTHY) != (one.id in self.well):
-                self.well ^= {one.id}
+            if (one.dealing and health is Health.HEALTHY) != (id in self.well):
+                self.well ^= {id}
                 changed = True
         return changed
 
+    def knows(self, consumer: Consumer) -> bool:
+        """Whether it is here, and no other has its id by now."""
+        return self.consumers.get(consumer.id) is consumer
+
     def _changed(self, consumer: Consumer) -> None:
-        if self.consumers.get(consumer.id) is consumer:
+        if self.knows(consumer):
             self._credit(consumer.id, consumer.dealing and consumer.credit_messages > 0)
             if consumer.set_aside_until_ms:
                 self._aside.add(consumer.id)

@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from timeline.broker.limits import Limits
+from timeline.broker.pace import Pace
 from timeline.broker.shares import host_of
-from timeline.broker.tasks import by_turns
 from timeline.metrics import Metrics
 from timeline.wire import Fault, Stream, TransportError
 
 S = TypeVar("S")
-
-LOOKED_AT_ONCE = 1_000
-"""Between two pauses: 0.2 ms."""
 
 
 class Served(Protocol):
@@ -84,13 +81,14 @@ class Streams:
         finally:
             del self._served[stream]
 
-    async def abort_stalled(self, now_ms: float) -> None:
+    async def abort_stalled(self, now_ms: float, pace: Pace) -> None:
         """Ends those whose peers have not taken a frame for too long at monotonic `now_ms`."""
-        async for some in by_turns(self._served, LOOKED_AT_ONCE):
+        for some in pace.some(self._served):
             for stream in some:
                 since_ms = stream.sending_since_ms
                 if since_ms is not None and now_ms - since_ms > self._limits.stall_ms and stream in self._served:
                     stream.abort()
+            await pace.did(len(some))
 
     def of(self, kind: type[S]) -> list[S]:
         """Those of one kind that are served."""

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable, Coroutine
 
 log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
-PAUSE_S = 0.001
-"""A message takes several turns of the event loop: with work of others in each of them it would be late by all that."""
-
-
-async def by_turns(all_: Iterable[T], at_once: int) -> AsyncIterator[list[T]]:
-    """What there is now, `at_once` at a time, with a pause between, for what is urgent: by its turn one may be gone."""
-    left = list(all_)
-    for start in range(0, len(left), at_once):
-        if start:
-            await asyncio.sleep(PAUSE_S)
-        yield left[start : start + at_once]
 
 
 class Underway:

@@ -2,8 +2,8 @@
 
 One loop serves all: what a frame costs it, everybody waits for, and so does what is due. So frames are worked on for a
 moment only in each turn of the loop, that of the peer first that was served least; what else is ready, timers above
-all, goes between. A frame that has to wait waits in its stream, which is not read meanwhile: flow control holds the
-sender back. Where nobody waits, nobody is held up.
+all, goes between, and so do some few frames that go ahead of the line. A frame that has to wait waits in its stream,
+which is not read meanwhile: flow control holds the sender back. Where nobody waits, nobody is held up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUDGET_MS = 0.5
 """Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
 TURNS_BETWEEN = 16
 IDLE_MS = 0.04
-"""Where the budget was not enough, the next turns of the loop are everybody else's, up to so many or until one in which
+"""Where the budget was not enough, nobody in line has the next turns of the loop, up to so many or until one in which
 nobody has anything to do: what is due needs several, from the timer to the frame on its way, and would wait for the
 whole budget in each."""
 MOST_AT_ONCE = 64
@@ -50,17 +50,18 @@ class Turns:
         """Who waits for a turn."""
         return len(self._line)
 
-    async def take(self, peer: str, bytes_: int = 0, ahead: bool = False) -> None:
+    async def take(self, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
         """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it, or where it
-        goes ahead of the line. Of that there is never more in a turn of the event loop than its budget."""
+        goes ahead of the line, which is then the answer. Of that there is no more in a turn of the event loop than is
+        thought to fit into the budget of one."""
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
             self._spend(cost_ms)
-            return
+            return False
         if ahead and self._passed_ms + cost_ms <= BUDGET_MS:
             self._passed_ms += cost_ms
             self._schedule()
-            return
+            return True
         while True:
             turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._line.push(peer, (turn, cost_ms), cost_ms)
@@ -68,16 +69,17 @@ class Turns:
             # The first goes whatever went ahead of it; behind it, whoever came before may have taken longer than was
             # thought.
             if await turn or self._worked_ms < BUDGET_MS:
-                return
+                return False
 
     @contextmanager
-    def work(self, peer: str) -> Iterator[None]:
-        """What is done meanwhile, without waiting, is done for `peer`."""
+    def work(self, peer: str, ahead: bool = False) -> Iterator[None]:
+        """What is done meanwhile, without waiting, is done for `peer`. What went `ahead` of the line does not count as
+        time that those in it took."""
         began_ms = self._monotonic_ms()
         try:
             yield
         finally:
-            self._worked(peer, self._monotonic_ms() - began_ms)
+            self._worked(peer, self._monotonic_ms() - began_ms, ahead)
 
     @contextmanager
     def call(self, peer: str) -> Iterator[None]:
@@ -90,8 +92,9 @@ class Turns:
             if number == self._number:
                 self._worked(peer, self._monotonic_ms() - began_ms)
 
-    def _worked(self, peer: str, took_ms: float) -> None:
-        self._worked_ms += took_ms
+    def _worked(self, peer: str, took_ms: float, ahead: bool = False) -> None:
+        if not ahead:
+            self._worked_ms += took_ms
         self._spend(took_ms)
         if self._line:
             self._line.charge(peer, took_ms)
