@@ -36,12 +36,16 @@ LOGGERS = ("timeline", "asyncio", "grpc")
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
-    """What `serve` does to loggers when it runs in the tests' process is undone: others read what is logged."""
+    """What commands and the simulation do to loggers in the tests' process is undone: others read what is logged."""
+    disabled = logging.root.manager.disable
     before = [
-        (logger, logger.handlers[:], logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGERS)
+        (logger, logger.handlers[:], logger.level, logger.propagate, logger.disabled)
+        for logger in map(logging.getLogger, LOGGERS)
     ]
     yield
-    for logger, handlers, level, propagate in before:
+    for logger, handlers, level, propagate, silent in before:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
+        logger.disabled = silent
+    logging.disable(disabled)
