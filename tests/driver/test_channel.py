@@ -1,4 +1,4 @@
-"""Addresses, and which one is tried when."""
+"""Addresses, which one is tried when, and for how long."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import timeline
 from timeline.clock import Clock
 from timeline.driver.addresses import parse_addresses
 from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
+from timeline.driver.client import Timeline
 from timeline.driver.topics import settings_of
 from timeline.driver.transport import GrpcTransport
 from timeline.errors import Invalid
-from timeline.wire.transport import Fault, TransportError
+from timeline.model import Answers
+from timeline.wire import Fault, Mutate, Mutated, MutateTag, TagMutated, TransportError, decode, encode
 
 
 def test_addresses() -> None:
@@ -188,3 +190,34 @@ async def test_one_watch_for_all_who_wait_for_a_silent_address_and_none_after_cl
         assert len(asyncio.all_tasks() - before) == 1
         await transport.close()
         assert asyncio.all_tasks() <= before
+
+
+class _Breaks(GrpcTransport):
+    """An address whose connection breaks in the middle of the first call. `told`: how long each was awaited, and what
+    its frame said of that."""
+
+    told: list[tuple[float, int]]
+
+    async def ready(self, timeout_s: float) -> None:
+        """At once."""
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        asked = decode(frame)
+        assert isinstance(asked, Mutate | MutateTag)
+        self.told.append((timeout_s * 1000.0, asked.timeout_ms))
+        if len(self.told) == 1:
+            raise TransportError(Fault.BROKEN, "reset")
+        if isinstance(asked, MutateTag):
+            return encode(TagMutated({}, b"", 1, 0))
+        return encode(Mutated(Answers.blank(len(asked.ids)), 0))
+
+
+@pytest.mark.parametrize("by_tag", [False, True])
+async def test_a_broker_is_told_how_long_it_is_awaited_itself(by_tag: bool) -> None:
+    _Breaks.told = []
+    async with Timeline("a:1,b:2", "20s", transport_factory=_Breaks) as tl:
+        p = tl.producer("t")
+        await (p.move_tag("red", in_=0) if by_tag else p.move("m", in_=0))
+    (first_ms, first_told), (again_ms, again_told) = _Breaks.told
+    assert first_ms <= 10_000 and again_ms <= 10_000
+    assert first_told == int(first_ms) and again_told == int(again_ms)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from timeline.broker.access import ANYBODY, Caller, Deed
-from timeline.broker.admission import admit_mutations, beyond_horizon, forbidden, latest_ms, perhaps_done, refused
 from timeline.broker.consuming import ConsumeStream
-from timeline.broker.cursors import Walk, opened, sealed
 from timeline.broker.late import LateOne, late_list
-from timeline.broker.owners import note_operator, owners
+from timeline.broker.mutating import Mutating
 from timeline.broker.producing import ProduceStream
 from timeline.broker.scanning import pages
 from timeline.broker.shares import Room
@@ -28,13 +25,12 @@ from timeline.broker.standing import standing
 from timeline.broker.streams import Streams
 from timeline.columns import Ragged
 from timeline.errors import Invalid
-from timeline.model import Answers, Operation, State, Status, Topic
+from timeline.model import State, Status, Topic
 from timeline.storage_plugins.contract import (
     ScanFilter,
     StoreError,
     StoreUnavailable,
     StoreUnknown,
-    TagMutation,
     TopicConflict,
 )
 from timeline.wire import (
@@ -45,14 +41,12 @@ from timeline.wire import (
     Late,
     LateList,
     Mutate,
-    Mutated,
     MutateTag,
     Ping,
     Pong,
     Scan,
     Stand,
     Stream,
-    TagMutated,
     TopicAction,
     TopicList,
     Topics,
@@ -61,7 +55,6 @@ from timeline.wire import (
     WireVersionError,
     decode,
     encode,
-    judge_mutate,
 )
 from timeline.wording import no_such_topic
 
@@ -83,6 +76,7 @@ class Gateway:
         self._calls = Room(node.limits.calls_in_flight, node.limits.calls_bytes)
         self._scans = Room(node.limits.scans, 0)
         self.streams = Streams(node.limits, node.metrics)
+        self._mutating = Mutating(node)
 
     async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = "") -> bytes:
         """One frame for one. `caller` (here and below): who asks, and what he may do. `peer`: whence."""
@@ -98,12 +92,18 @@ class Gateway:
             self._node.metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
-        # reach the dealer, a topic that was created its catalog.
-        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer))
+        # reach the dealer, a topic that was created its catalog. What waits for its turn then has not begun.
+        begun = asyncio.Event()
+        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer, begun))
         self._under_way.add(call)
         self._calls.add(peer, 1, len(frame))
         call.add_done_callback(partial(self._over, peer, len(frame)))
-        return await asyncio.shield(call)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if not begun.is_set():
+                call.cancel()
+            raise
 
     def _over(self, peer: str, bytes_: int, call: asyncio.Task[bytes]) -> None:
         self._under_way.discard(call)
@@ -114,22 +114,26 @@ class Gateway:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str) -> bytes:
+    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str, begun: asyncio.Event) -> bytes:
+        came_ms = self._node.clock.monotonic_ms()
         await self._node.turns.take(peer, len(frame))
+        begun.set()
         try:
             with self._node.turns.call(peer):
-                return await self._answer(method, frame, caller)
+                return await self._answer(method, frame, caller, came_ms)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
 
-    async def _answer(self, method: str, data: bytes, caller: Caller) -> bytes:
+    async def _answer(self, method: str, data: bytes, caller: Caller, came_ms: float) -> bytes:
         if method == "Mutate":
             mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
-            if isinstance(mutation, MutateTag):
-                return encode(await self._mutate_tag(mutation, caller))
-            return encode(await self._mutate(mutation, caller))
+            if isinstance(mutation, Mutate):
+                return encode(await self._mutating.by_ids(mutation, caller, came_ms))
+            _check(caller.change_refusal(mutation.topic, mutation.group))
+            topic = await self._topic(mutation.topic, caller, Deed.SEE)
+            return encode(await self._mutating.by_tag(mutation, topic, caller, came_ms))
         if method == "Forecast":
             return encode(await self._forecast(self._decoded(method, data, Forecast), caller))
         if method == "Topics":
@@ -213,79 +217,6 @@ class Gateway:
         if topic is None:
             raise TransportError(Fault.NO_TOPIC, no_such_topic(name))
         return topic
-
-    async def _mutate(self, asked: Mutate, caller: Caller) -> Mutated:
-        node, count = self._node, len(asked.op)
-        why = caller.change_refusal(asked.topic, asked.group)
-        if why:
-            denied = forbidden(count, judge_mutate(asked), why)
-            node.count(asked.operation, denied.status)
-            return Mutated(denied)
-        topic = await node.topic(asked.topic)
-        if topic is None:
-            return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
-        refusals, mutations = admit_mutations(asked, topic, node.clock.now())
-        if caller.as_operator:
-            mutations.groups = await owners(node, topic, mutations, caller)
-        answers: Answers | None = None
-        if len(mutations):
-            try:
-                answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
-            except StoreError as trouble:
-                nothing = isinstance(trouble, StoreUnavailable)
-                status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
-                answers = refused(len(mutations), status, str(trouble))
-            if asked.operation in (Operation.MOVE, Operation.REVIVE):
-                node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
-        whole = refusals.merge(answers)
-        node.count(asked.operation, whole.status)
-        waits = bool((whole.status == Status.UNAVAILABLE.code).any())
-        return Mutated(whole, node.limits.throttle_ms if waits else 0)
-
-    async def _mutate_tag(self, asked: MutateTag, caller: Caller) -> TagMutated:
-        node = self._node
-        _check(caller.change_refusal(asked.topic, asked.group))
-        topic = await self._topic(asked.topic, caller, Deed.SEE)
-        if caller.as_operator:
-            note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
-        if not asked.tag:
-            raise Invalid("a tag must not be empty: an empty one would mean every message")
-        now = node.clock.now()
-        now_ms = math.floor(now)
-        at_ms = asked.at_ms or (math.ceil(now) + asked.in_ms if asked.in_ms >= 0 else 0)
-        if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
-            raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
-        if asked.operation is Operation.MOVE and at_ms and asked.by_ms:
-            raise Invalid("a move by tag takes a time to move to or a shift, not both")
-        if asked.operation is Operation.MOVE and not asked.op:
-            raise Invalid("an operation id must be 64 random bits, not 0")
-        last_ms = latest_ms(topic, now)
-        if at_ms > last_ms:
-            raise Invalid(beyond_horizon(topic))
-        mutation = TagMutation(
-            operation=asked.operation,
-            tag=asked.tag,
-            group=asked.group.encode(),
-            started_ms=asked.started_ms or now_ms,
-            op=asked.op,
-            due_ms=at_ms,
-            by_ms=asked.by_ms,
-            latest_ms=last_ms,
-            leased=asked.leased,
-            dry_run=asked.dry_run,
-        )
-        limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
-        cursor = opened(topic, Walk.TAG, asked.cursor)
-        step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
-        if step.earliest_due_ms is not None:
-            node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)
-        if not asked.dry_run:
-            for code, many in step.counts.items():
-                node.count(asked.operation, np.full(many, code, dtype=np.uint8))
-            node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
-            if node.store.journal is not None:
-                node.store.journal.mutated_tag(topic, mutation, step)
-        return TagMutated(step.counts, sealed(topic, Walk.TAG, step.cursor), mutation.started_ms, at_ms)
 
     async def _late(self, asked: Late, caller: Caller) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()

@@ -107,14 +107,12 @@ class Changing:
         # A little before the callers give up, so that they learn whether it was ever sent.
         spare_ms = min(SPARE_MS, (parcel.sink.deadline_ms - link.clock.monotonic_ms()) / 4)
         deadline = Deadline(link.clock, parcel.sink.deadline_ms - spare_ms)
-        frame = Mutate(
-            topic=self._topic,
-            group=self._group,
-            operation=self._operation,
-            timeout_ms=max(1, int(deadline.left_ms)),
-            **parcel.columns,
-        )
-        return await link.channel.unary("Mutate", encode(frame), deadline, parcel)
+
+        def frame(timeout_ms: int) -> bytes:
+            asked = self._topic, self._group, self._operation
+            return encode(Mutate(*asked, timeout_ms=timeout_ms, **parcel.columns))
+
+        return await link.channel.unary("Mutate", frame, deadline, parcel)
 
     def let_go(self) -> None:
         """Nobody can ask anything of it any more: it ends by itself."""

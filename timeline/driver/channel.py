@@ -24,6 +24,8 @@ from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportEr
 log = logging.getLogger("timeline.driver")
 
 TransportFactory: TypeAlias = Callable[[str], Transport]
+Timed: TypeAlias = Callable[[int], bytes]
+"""Makes a frame that tells the broker for how many ms its answer is awaited there."""
 
 BACKOFF_FIRST_MS = 25.0
 BACKOFF_CAP_MS = 2_000.0
@@ -251,10 +253,12 @@ class Channel:
                 break
         raise Unavailable(self.unreached)
 
-    async def unary(self, method: str, frame: bytes, deadline: Deadline, sending: Sending | None = None) -> bytes:
-        """One frame for one, repeated as it is until it is answered. `sending` is kept up to date meanwhile. Raises
-        Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid, NotFound or Forbidden for
-        what stays refused."""
+    async def unary(
+        self, method: str, frame: bytes | Timed, deadline: Deadline, sending: Sending | None = None
+    ) -> bytes:
+        """One frame for one, repeated until it is answered, as it is but for the time that it tells. `sending` is kept
+        up to date meanwhile. Raises Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid,
+        NotFound or Forbidden for what stays refused."""
         fate = sending if sending is not None else Fate()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
@@ -262,8 +266,10 @@ class Channel:
                 await transport.ready(self._attempt_s(deadline))
                 if fate.outdated:
                     raise Unavailable(self.unreached)
+                attempt_s = self._attempt_s(deadline)
+                data = frame if isinstance(frame, bytes) else frame(max(1, int(attempt_s * 1000.0)))
                 fate.aboard = True
-                answer = await transport.unary(method, frame, self._attempt_s(deadline))
+                answer = await transport.unary(method, data, attempt_s)
             except TransportError as fault:
                 fate.aboard = False
                 if fault.fault in REFUSALS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -253,12 +254,10 @@ class Mutations:
         told = replace(resume, counts=dict(resume.counts)) if resume is not None else TagProgress(op=frame.op)
         while not told.finished:
             deadline = self._link.deadline(timeout)
-            frame = replace(
-                frame, op=told.op, cursor=told.cursor, started_ms=told.started_ms, timeout_ms=int(deadline.left_ms)
-            )
+            frame = replace(frame, op=told.op, cursor=told.cursor, started_ms=told.started_ms)
             if told.at_ms:
                 frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
-            data = await self._link.channel.unary("Mutate", encode(frame), deadline)
+            data = await self._link.channel.unary("Mutate", partial(_timed, frame), deadline)
             chunk = decode_as(data, TagMutated)
             for code, many in chunk.counts.items():
                 status = Status.of(code)
@@ -268,6 +267,10 @@ class Mutations:
             if progress is not None:
                 progress(replace(told, counts=dict(told.counts)))
         return told
+
+
+def _timed(frame: MutateTag, timeout_ms: int) -> bytes:
+    return encode(replace(frame, timeout_ms=timeout_ms))
 
 
 def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:

@@ -123,7 +123,8 @@ class Produced:
 
 @dataclass(slots=True)
 class Mutate:
-    """MOVE, CANCEL, REVIVE or PURGE by ids. `op`: operation ids, kept when a call is repeated. `if_version` 0: any."""
+    """MOVE, CANCEL, REVIVE or PURGE by ids. `op`: operation ids, kept when a call is repeated. `if_version` 0: any.
+    `timeout_ms`: as of `Produce`."""
 
     topic: str
     group: str
@@ -139,7 +140,8 @@ class Mutate:
 @dataclass(slots=True)
 class MutateTag:
     """A chunk of MOVE or CANCEL by tag. `at_ms` (0: none) or `by_ms`, for MOVE. First call: `cursor` empty and
-    `started_ms` 0; later ones hand back what the answer said."""
+    `started_ms` 0; later ones hand back what the answer said. `timeout_ms`: as of `Produce`; a chunk that was not
+    started by then is not done, and the call is refused as NOT_READY."""
 
     topic: str
     group: str

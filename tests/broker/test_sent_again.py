@@ -1,0 +1,196 @@
+"""Mutations sent again while their first sending is with the store; and what was given up before it began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.broker.link import Link, broker, statuses
+from timeline.broker.mutating import Sendings
+from timeline.clock import Clock
+from timeline.columns import Ragged
+from timeline.model import Operation, State, Status
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.wire import Fault, Mutate, Mutated, MutateFlag, MutateTag, TagMutated, TransportError, decode, encode
+
+HOUR_MS = 3_600_000
+
+
+class SlowToBegin(MemoryStore):
+    """The first mutation reaches the store, and is done once the test says `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self.calls = 0
+
+    async def _held(self) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            self.reached.set()
+            await self.go.wait()
+
+    async def mutate(self, *arguments: Any) -> Any:
+        await self._held()
+        return await super().mutate(*arguments)
+
+    async def mutate_tag(self, *arguments: Any) -> Any:
+        await self._held()
+        return await super().mutate_tag(*arguments)
+
+
+class Hands:
+    """A monotonic clock that the test moves on."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def move(op: int, timeout_ms: int = 0, ids: tuple[str, ...] = ("a",)) -> Mutate:
+    count = len(ids)
+    return Mutate(
+        topic="t",
+        group="default",
+        operation=Operation.MOVE,
+        ids=Ragged.of([id.encode() for id in ids]),
+        time_ms=np.full(count, HOUR_MS, dtype=np.int64),
+        flags=np.full(count, MutateFlag.IN, dtype=np.uint8),
+        if_version=np.zeros(count, dtype=np.int64),
+        op=np.arange(op, op + count, dtype=np.uint64),
+        timeout_ms=timeout_ms,
+    )
+
+
+def cancel_tag(op: int, timeout_ms: int = 0) -> MutateTag:
+    return MutateTag("t", "default", Operation.CANCEL, b"red", op, timeout_ms=timeout_ms)
+
+
+def sent(link: Link, frame: Mutate | MutateTag) -> asyncio.Task[Any]:
+    async def call() -> Any:
+        return decode(await link.node.service.unary("Mutate", encode(frame), peer="test"))
+
+    return asyncio.ensure_future(call())
+
+
+@asynccontextmanager
+async def slow(clock: Clock | None = None) -> AsyncIterator[tuple[Link, SlowToBegin]]:
+    store = SlowToBegin()
+    async with broker(store, clock=clock) as link:
+        try:
+            yield link, store
+        finally:
+            store.go.set()
+
+
+@pytest.mark.parametrize("given_up", [True, False], ids=["given up", "both awaited"])
+async def test_a_move_sent_again_is_answered_when_its_first_sending_is_over(given_up: bool) -> None:
+    async with slow() as (link, store):
+        first = sent(link, move(op=7))
+        await store.reached.wait()
+        if given_up:
+            first.cancel()
+            await asyncio.wait({first})
+        again = sent(link, move(op=7))
+        # Refused as NOT_FOUND now, it would be moved all the same: by its first sending.
+        assert statuses(await link.put(["a"], 2 * HOUR_MS)) == [Status.OK]
+        store.go.set()
+        answer: Mutated = await again
+        assert statuses(answer) == [Status.OK]
+        assert answer.answers.version.tolist() == [2] and answer.answers.repeat.tolist() == [1]
+
+
+async def test_what_shares_an_operation_waits_and_what_shares_none_does_not() -> None:
+    async with slow() as (link, store):
+        first = sent(link, move(op=7, ids=("a", "b")))
+        await store.reached.wait()
+        again = sent(link, move(op=8, ids=("b", "c")))
+        assert statuses(await sent(link, move(op=100, ids=("d",)))) == [Status.NOT_FOUND]
+        assert store.calls == 2 and not again.done()
+        store.go.set()
+        assert statuses(await first) == statuses(await again) == [Status.NOT_FOUND] * 2
+
+
+async def test_a_chunk_by_tag_sent_again_is_answered_when_its_first_sending_is_over() -> None:
+    async with slow() as (link, store):
+        assert statuses(await link.put(["a"], HOUR_MS, tags=Ragged.of([b"red"]))) == [Status.OK]
+        first = sent(link, cancel_tag(op=7))
+        await store.reached.wait()
+        again = sent(link, cancel_tag(op=7))
+        assert statuses(await sent(link, move(op=8, ids=("none",)))) == [Status.NOT_FOUND]
+        assert store.calls == 2 and not again.done()
+        store.go.set()
+        answers: list[TagMutated] = [await first, await again]
+        assert [answer.counts.get(Status.OK.code, 0) for answer in answers] == [1, 0]
+
+
+async def test_what_its_callers_time_was_over_for_is_not_begun() -> None:
+    hands = Hands()
+    async with slow(Clock(hands, hands)) as (link, store):
+        assert statuses(await link.put(["a"], HOUR_MS, tags=Ragged.of([b"red"]))) == [Status.OK]
+        first, tagged = sent(link, move(op=7)), sent(link, cancel_tag(op=8))
+        await store.reached.wait()
+        await tagged  # it was the second, and is not held
+        again = [sent(link, move(op=7, timeout_ms=timeout_ms)) for timeout_ms in (0, 100, 101)]
+        by_tag = sent(link, cancel_tag(op=7, timeout_ms=100))
+        # They have come once another one, sent after them, is answered.
+        assert statuses(await sent(link, move(op=9, ids=("none",)))) == [Status.NOT_FOUND]
+        hands.now_s += 0.1
+        calls = store.calls
+        store.go.set()
+        await first
+        assert [statuses(await one) for one in again] == [[Status.NOT_FOUND], [Status.UNAVAILABLE], [Status.NOT_FOUND]]
+        assert "not begun" in (await again[1]).answers.details[0]
+        with pytest.raises(TransportError, match="not begun") as refused:
+            await by_tag
+        assert refused.value.fault is Fault.NOT_READY
+        assert store.calls == calls + 2
+
+
+async def test_what_was_given_up_while_it_waited_for_its_turn_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker() as link:
+        assert statuses(await link.put(["a"], HOUR_MS)) == [Status.OK]
+        turns, waits, turn = link.node.turns, asyncio.Event(), asyncio.Event()
+        take = turns.take
+
+        async def taken(peer: str, *more: Any) -> bool:
+            waits.set()
+            await turn.wait()
+            return await take(peer, *more)
+
+        with monkeypatch.context() as held:
+            held.setattr(turns, "take", taken)
+            call = sent(link, move(op=7))
+            await waits.wait()
+            call.cancel()
+            await asyncio.wait({call})
+        turn.set()
+        await link.node.service.idle()
+        assert await link.ids(State.WAITING) == [b"a"]
+        assert statuses(await sent(link, move(op=8))) == [Status.OK]
+        assert (await sent(link, move(op=8))).answers.version.tolist() == [2], "moved once"
+
+
+async def test_sendings_of_one_operation_go_one_after_the_other() -> None:
+    sendings, under_way = Sendings(), set[int]()
+    done: dict[int, list[int]] = {}
+
+    async def send(number: int, *ops: int) -> None:
+        async with sendings.in_order(ops):
+            assert not under_way & set(ops)
+            under_way.update(ops)
+            await asyncio.sleep(0)
+            for op in set(ops):
+                done.setdefault(op, []).append(number)
+            under_way.difference_update(ops)
+
+    await asyncio.gather(send(0, 1, 2), send(1, 2, 3), send(2, 3), send(3, 1, 3), send(4, 2, 2))
+    assert done == {1: [0, 3], 2: [0, 1, 4], 3: [1, 2, 3]}
+    assert not sendings._last
