@@ -35,6 +35,24 @@ async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
 
 
+async def test_what_a_producer_asked_that_is_gone_is_not_put_where_it_had_not_begun():
+    store = SlowStore()
+    async with broker(store, PATIENT) as link:
+        store.hold("put")
+        first = link.begin_put(["a"])
+        await store.arrived("put")
+        gone, stays = link.begin_put(["b"]), link.begin_put(["c"])
+        while link.node.intake.waiting < 3:
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone.task])
+        store.release("put")
+        for pipe in (first, stays):
+            assert (await pipe.down(Produced)).answers.status.tolist() == [Status.OK.code]
+        await link.node.intake.idle()
+        assert await link.ids() == [b"a", b"c"] and not link.node.intake.waiting
+
+
 async def test_what_is_due_at_once_is_leased_before_its_put_is_answered():
     store = InTurn()
     async with broker(store, PATIENT) as link:

@@ -37,8 +37,9 @@ class _Waiting:
 
 class Intake:
     """The queue of puts of one broker, a lane a topic. `deadline_ms` is monotonic: what did not start by then is not
-    put. `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored, or may have been, whether or not its
-    producer still waits, and of what is due at once while it is on its way to a store that does things in turn."""
+    put, nor is what nobody waits for any more. `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored,
+    or may have been, whether or not its producer still waits, and of what is due at once while it is on its way to a
+    store that does things in turn."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
@@ -114,10 +115,13 @@ class Intake:
 
     async def _call(self, topic: Topic, batch: list[_Waiting]) -> None:
         now_ms = self._monotonic_ms()
-        started = [waiting for waiting in batch if waiting.deadline_ms > now_ms]
+        started: list[_Waiting] = []
         for waiting in batch:
-            if waiting.deadline_ms <= now_ms:
+            # Whoever has gone may have sent it again and got an answer: what has not begun must not be done after it.
+            if waiting.deadline_ms <= now_ms or waiting.answer.cancelled():
                 self._answer(waiting, Answers.blank(len(waiting.puts), Status.UNAVAILABLE))
+            else:
+                started.append(waiting)
         if not started:
             return
         parts = [waiting.puts for waiting in started]
