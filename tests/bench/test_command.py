@@ -27,6 +27,7 @@ SCENARIOS = (
     "cancel-tag",
     "restart",
     "memory",
+    "scale",
     "cluster",
     "failover",
 )

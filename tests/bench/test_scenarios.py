@@ -22,6 +22,7 @@ from timeline.bench.payload import OPERATIONS, Payload, run_payload
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce, run_produce
 from timeline.bench.restart import Restart, run_restart
+from timeline.bench.scale import OF, Scale, run_scale
 
 pytestmark = pytest.mark.processes
 
@@ -113,6 +114,15 @@ async def test_restart(tmp_path: Path) -> None:
 async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None:
     with pytest.raises(CannotMeasure, match="keeps nothing"):
         await run_restart(Restart("memory://"), tmp_path)
+
+
+@pytest.mark.parametrize("of", OF)
+async def test_scale(store: str, of: str, tmp_path: Path) -> None:
+    asked = Scale(of, 5, store, rate=300, seconds=0.4, rest_seconds=0.2)
+    report = await run_scale(asked, tmp_path)
+    _well(report, "broker_cpu_us_per_message", *LATENESS)
+    assert report.figures["messages"] == 120
+    assert report.figures["lateness_min_ms"] >= 0
 
 
 async def test_memory(store: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from timeline.bench.cycle import Cycle
 from timeline.bench.figures import Report
-from timeline.bench.plots import Curves, draw, lateness_by_pending, rate_by_batch
+from timeline.bench.plots import Curves, cost_by_number, draw, lateness_by_pending, rate_by_batch
 from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
 from timeline.cli.bench import run_suite
@@ -94,6 +94,11 @@ async def test_curves_come_from_runs_that_were_right(tmp_path: Path) -> None:
     assert [x for x, _ in lateness.curves["p50"]] == [0, 1_000]
     rates = await rate_by_batch(tmp_path, messages=2_000, batches=(100,))
     assert set(rates.curves) == {"memory", "SQLite"}
+    costs = await cost_by_number(tmp_path, 0.2, {"pending": (1_000,), "topics": (1, 3), "consumers": (2,)})
+    assert {of: [x for x, _ in points] for of, points in costs.curves.items()} == {
+        "pending": [1_000], "topics": [1, 3], "consumers": [2],
+    }  # fmt: skip
+    assert not [*tmp_path.glob("*.db*")], "what was measured is removed"
 
 
 @pytest.mark.slow

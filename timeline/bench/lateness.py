@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import timeline
 from timeline.bench.feeder import NOW, meant_of
@@ -117,6 +118,44 @@ async def run_lateness(
     return Report("lateness", asdict(asked), figures, targets, wrong, notes=notes, store=own.store)
 
 
+class Arrivals:
+    """What came of a run of `count` messages: how late by `clock`, and whether twice. `all`: every one of them."""
+
+    def __init__(self, clock: Clock, count: int) -> None:
+        self._clock, self.count = clock, count
+        self._late_ms: list[float] = []
+        self._since_meant_ms: list[float] = []
+        self._seen: set[str] = set()
+        self._doubled = 0
+        self.all = asyncio.Event()
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self._late_ms)
+
+    def take(self, d: timeline.Delivery) -> None:
+        """One was handed to the consumer's code just now."""
+        handed_ms = self._clock.now()
+        self._late_ms.append(handed_ms - d.due_ms)
+        self._since_meant_ms.append(handed_ms - meant_of(d.payload))
+        self._doubled += d.id in self._seen
+        self._seen.add(d.id)
+        if len(self._late_ms) == self.count:
+            self.all.set()
+
+    def judged(self, fed: dict[str, Any], in_zero: bool) -> tuple[dict[str, float], list[str]]:
+        """Figures, and what was wrong. `fed`: what the feeder says at its end."""
+        wrong = [f"{self._doubled} messages were delivered twice"] if self._doubled else []
+        if fed["put"] != self.count:
+            wrong.append(f"{self.count - fed['put']} puts were refused: {fed['refused']}")
+        if (early_ms := -min(self._late_ms)) > 0:
+            wrong.append(f"handed out {early_ms:.3f} ms before its due")
+        figures = latencies(self._late_ms)
+        if in_zero:
+            figures |= latencies(self._since_meant_ms, "since_call")
+        return {**figures, "messages": float(self.count), "feeder_behind_ms": fed["behind_ms"]}, wrong
+
+
 async def start_feeder(folder: Path, address: str, topic: str, count: int, asked: Lateness) -> Measured:
     """The process that puts, connected and waiting for the time to begin."""
     lead = NOW if asked.in_zero else str(asked.lead_ms)
@@ -143,37 +182,22 @@ async def measured_run(
     """One run of `count` messages: its figures and what was wrong. `begun` is set with the first delivery."""
     feeder = await start_feeder(folder, address, topic, count, asked)
     ahead_ms = 0 if asked.in_zero else asked.lead_ms
-    late_ms: list[float] = []
-    since_meant_ms: list[float] = []
-    seen: set[str] = set()
-    doubled = 0
+    arrivals = Arrivals(clock, count)
     consumer = client.consumer(topic, credit=CREDIT)
     try:
         await feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
         async with asyncio.timeout(ahead_ms / 1000 + count / asked.rate + PATIENCE_S):
             async for d in consumer:
-                handed_ms = clock.now()
-                late_ms.append(handed_ms - d.due_ms)
-                since_meant_ms.append(handed_ms - meant_of(d.payload))
-                doubled += d.id in seen
-                seen.add(d.id)
+                arrivals.take(d)
                 d.ack_soon()
                 if begun is not None:
                     begun.set()
-                if len(late_ms) == count:
+                if arrivals.all.is_set():
                     break
         fed = json.loads(await feeder.line())
     except TimeoutError:
-        raise CannotMeasure(f"{count - len(late_ms)} of {count} messages never came: {feeder.last_words()}") from None
+        raise CannotMeasure(f"{arrivals.missing} of {count} messages never came: {feeder.last_words()}") from None
     finally:
         await consumer.aclose()
         await feeder.end()
-    wrong = [f"{doubled} messages were delivered twice"] if doubled else []
-    if fed["put"] != count:
-        wrong.append(f"{count - fed['put']} puts were refused: {fed['refused']}")
-    if (early_ms := -min(late_ms)) > 0:
-        wrong.append(f"handed out {early_ms:.3f} ms before its due")
-    figures = latencies(late_ms)
-    if asked.in_zero:
-        figures |= latencies(since_meant_ms, "since_call")
-    return {**figures, "messages": float(count), "feeder_behind_ms": fed["behind_ms"]}, wrong
+    return arrivals.judged(fed, asked.in_zero)

@@ -1,8 +1,9 @@
-"""Pictures for the documents: lateness against messages pending, and the cycle's rate against the size of a batch."""
+"""Pictures for the documents: lateness against messages pending, the cycle's rate against the size of a batch, and what
+a message costs against how much else there is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from timeline.bench.figures import machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure
+from timeline.bench.scale import CONSUMERS, TOPICS, Scale, run_scale
+from timeline.bench.scale import PENDING as PENDING_MESSAGES
 from timeline.bench.suite import SQLITE, fresh
 
 PENDING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (10, 30, 100, 300, 1_000, 2_000, 5_000, 10_000)
+BESIDE = {PENDING_MESSAGES: PENDING[1:], TOPICS: (1, 10, 100, 1_000), CONSUMERS: (1, 10, 100, 1_000)}
+"""What there may be many of, and how many."""
 STORES = {"memory": "memory://", "SQLite": SQLITE}
 SHOWN = {"lateness_p50_ms": "p50", "lateness_p99_ms": "p99", "lateness_p99_9_ms": "p99.9"}
 
@@ -45,8 +50,7 @@ async def lateness_by_pending(
         _check(report.wrong)
         for figure, name in SHOWN.items():
             drawn.add(name, count, report.figures[figure])
-        for file in folder.glob(f"pending-{count}.db*"):
-            file.unlink()
+        _remove(folder, f"pending-{count}")
     return drawn
 
 
@@ -62,12 +66,35 @@ async def rate_by_batch(folder: Path, messages: int, batches: Sequence[int] = BA
             report = await run_cycle(asked, folder)
             _check(report.wrong)
             drawn.add(name, batch, report.figures["rate_per_s"])
+            _remove(folder, f"batch-{batch}")
+    return drawn
+
+
+async def cost_by_number(
+    folder: Path, seconds: float, beside: Mapping[str, Sequence[int]] = BESIDE, told: Told | None = None
+) -> Curves:
+    """The broker's processor time a message on SQLite, single ones at 1,000 a second, by what there is beside them."""
+    drawn = Curves("A message's cost at 1,000/s, SQLite", "pending messages, topics, consumers", "µs of the broker")
+    for of, numbers in beside.items():
+        for number in numbers:
+            store = fresh(SQLITE, folder, f"{of}-{number}")
+            asked = Scale(of=of, number=number, store=store, seconds=seconds, rest_seconds=min(5.0, seconds))
+            report = await run_scale(asked, folder, told)
+            _check(report.wrong)
+            drawn.add(of, number, report.figures["broker_cpu_us_per_message"])
+            _remove(folder, f"{of}-{number}")
     return drawn
 
 
 def _check(wrong: list[str]) -> None:
     if wrong:
         raise CannotMeasure(f"there is nothing to draw of a run that went wrong: {wrong[0]}")
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Makes room for the next: the file of a store, where it was one."""
+    for file in folder.glob(f"{name}.db*"):
+        file.unlink()
 
 
 def drawing_tools() -> tuple[Any, Any]:

@@ -25,6 +25,7 @@ from timeline.bench.memory import Memory, run_memory
 from timeline.bench.payload import Payload, run_payload
 from timeline.bench.produce import Produce, run_produce
 from timeline.bench.restart import Restart, run_restart
+from timeline.bench.scale import Scale, run_scale
 from timeline.bench.topic import scheme
 
 SQLITE = "sqlite://"
@@ -124,6 +125,7 @@ RUN: dict[type, Callable[..., Any]] = {
     Restart: run_restart,
     Cluster: lambda asked, folder, _: run_cluster(asked, folder),
     Memory: run_memory,
+    Scale: run_scale,
 }
 """A scenario's settings → what runs it, given settings, a folder, and who is told of pending messages."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
@@ -17,21 +17,29 @@ from timeline.bench.bare_push import run_bare_push
 from timeline.bench.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.burst import Burst
 from timeline.bench.cancel_tag import CancelTag
-from timeline.bench.cluster import Cluster, run_cluster
 from timeline.bench.cycle import APIS, Cycle, run_cycle
-from timeline.bench.failover import Failover, run_failover
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.memory import Memory
 from timeline.bench.payload import Payload
 from timeline.bench.peers import PEERS, run_peer
-from timeline.bench.plots import PENDING, draw, drawing_tools, lateness_by_pending, rate_by_batch
+from timeline.bench.plots import (
+    BESIDE,
+    PENDING,
+    cost_by_number,
+    draw,
+    drawing_tools,
+    lateness_by_pending,
+    rate_by_batch,
+)
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce
 from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart
+from timeline.bench.scale import OF, TOPICS, Scale
 from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
+from timeline.cli.bench_cluster import BROKERS, cluster, failover
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
 from timeline.cli.scenario import (
@@ -53,13 +61,7 @@ from timeline.cli.scenario import (
     tell,
 )
 from timeline.cli.values import DURATION
-from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
-from timeline.demo.troupe import CannotPlay, Troupe
 from timeline.driver.times import duration_ms
-
-BROKERS = click.IntRange(1, 64)
-Together: TypeAlias = Callable[[str, str, Path], Coroutine[Any, Any, Report]]
-"""A scenario on a store, with an etcd, in a folder."""
 
 
 @click.group(cls=Suggesting, invoke_without_command=True)
@@ -293,82 +295,22 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
     return plainly(Memory, as_json, folder, store, settings)
 
 
-cluster_store_option = click.option(
-    "--store", default="", metavar="URL", help="One that brokers share.  [a Redis for the measurement]"
-)
-cluster_sync_option = click.option(
-    "--sync", default="", metavar="URL", help="Where they meet.  [an etcd for the measurement]"
-)
-
-
-def together(as_json: bool, folder: Path | None, store: str, sync: str, run: Together, meet: bool = True) -> int:
-    """Runs what takes several brokers, with a store, and, where they are to `meet`, an etcd of its own where none is
-    given."""
-
-    async def with_servers(place: Path) -> Report:
-        async with AsyncExitStack() as stack:
-            troupe = Troupe(place)
-            stack.push_async_callback(troupe.kill)
-            if absent := missing(*([ETCD] * (meet and not sync) + [REDIS] * (not store))):
-                raise CannotMeasure(absent)
-            try:
-                at = sync or (await start_etcd(troupe) if meet else "")
-                on = store or await start_redis(troupe)
-            except CannotPlay as trouble:
-                raise CannotMeasure(trouble.reason) from trouble
-            return await run(on, at, place)
-
-    return conducted(as_json, folder, with_servers)
-
-
 @bench.command()
-@cluster_store_option
-@cluster_sync_option
-@click.option("--brokers", type=BROKERS, default=2, show_default=True)
-@click.option("--workers", is_flag=True, help="Brokers as workers of one `serve --workers`, which need no etcd.")
-@click.option("--messages", type=SOME, default=200_000, show_default=True, help="In the cycle.")
-@click.option("--burst", type=SOME, default=100_000, show_default=True, help="Due in one millisecond.")
-@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second, for lateness.")
-@click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
-@click.option("--rest-seconds", type=Finite(0), default=60.0, show_default=True, help="To watch etcd for, at rest.")
-@measured
-def cluster(as_json: bool, folder: Path | None, store: str, sync: str, **settings: Any) -> int:
-    """Cycle, hot instant and lateness of several brokers on one store, and what etcd takes at rest.
-
-    \b
-    Example:
-      timeline bench cluster --brokers 4
-      timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
-    """
-
-    meet = settings["brokers"] > 1 and not settings["workers"]
-
-    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
-        return run_cluster(Cluster(store=on, sync=at, **settings), place)
-
-    return together(as_json, folder, store, sync, run, meet)
-
-
-@bench.command()
-@cluster_store_option
-@cluster_sync_option
-@click.option("--brokers", type=click.IntRange(2, 64), default=3, show_default=True)
+@store_option("sqlite://")
+@click.option("--of", type=click.Choice(OF), default=TOPICS, show_default=True, help="What there are many of.")
+@click.option("--number", type=SOME, default=1_000, show_default=True, help="How many.")
 @click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second.")
-@click.option("--before-s", type=Finite(1), default=8.0, show_default=True, help="Until one is killed.")
-@click.option("--after-s", type=Finite(1), default=12.0, show_default=True, help="From then on.")
+@click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
+@click.option("--rest-seconds", type=Finite(0), default=5.0, show_default=True, help="To watch the broker at rest.")
 @measured
-def failover(as_json: bool, folder: Path | None, store: str, sync: str, **settings: Any) -> int:
-    """A broker of several is killed -9 under load: how long until its buckets are delivered again.
+def scale(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """What a message costs beside many pending messages, topics or consumers.
 
     \b
     Example:
-      timeline bench failover --brokers 3
+      timeline bench scale --of consumers --number 1000
     """
-
-    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
-        return run_failover(Failover(store=on, sync=at, **settings), place)
-
-    return together(as_json, folder, store, sync, run)
+    return plainly(Scale, as_json, folder, store, settings)
 
 
 @bench.command()
@@ -377,20 +319,29 @@ def failover(as_json: bool, folder: Path | None, store: str, sync: str, **settin
 @click.option("--messages", type=SOME, default=500_000, show_default=True, help="Each cycle.")
 @click.option("--most", type=NONE_OR_SOME, default=10_000_000, show_default=True, help="Messages pending.")
 def plot(into: Path, seconds: float, messages: int, most: int) -> int:
-    """Draw lateness against messages pending, and the cycle's rate against the size of a batch.
+    """Draw lateness and cost against how much there is, and the cycle's rate against the size of a batch.
 
     \b
     Example:
       timeline bench plot --into design-docs --most 1000000
     """
     pending = tuple(count for count in PENDING if count <= most)
+    beside = {**BESIDE, "pending": pending[1:]}
     with tempfile.TemporaryDirectory(prefix="timeline-bench-") as made, Progress("messages put") as progress:
+        place = Path(made)
         try:
             drawing_tools()
-            draw(asyncio.run(rate_by_batch(Path(made), messages)), into / "rate-by-batch.svg")
-            late = lateness_by_pending(Path(made), seconds, pending, progress.add)
-            draw(asyncio.run(late), into / "lateness-by-pending.svg")
+            for name, measure in {
+                "rate-by-batch": partial(rate_by_batch, place, messages),
+                "lateness-by-pending": partial(lateness_by_pending, place, seconds, pending, progress.add),
+                "cost-by-number": partial(cost_by_number, place, seconds, beside, progress.add),
+            }.items():
+                draw(asyncio.run(measure()), into / f"{name}.svg")
         except CannotMeasure as trouble:
             raise Failed(REFUSED, trouble.reason) from trouble
-    click.echo(f"lateness-by-pending.svg and rate-by-batch.svg are in {into}")
+    click.echo(f"cost-by-number.svg, lateness-by-pending.svg and rate-by-batch.svg are in {into}")
     return 0
+
+
+for command in (cluster, failover):
+    bench.add_command(command)
