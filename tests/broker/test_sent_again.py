@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, statuses
+from tests.broker.slow import SlowStore
+from timeline.broker.access import ANYBODY, Caller
 from timeline.broker.mutating import Sendings
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.model import Operation, State, Status
+from timeline.model import Operation, Status
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Fault, Mutate, Mutated, MutateFlag, MutateTag, TagMutated, TransportError, decode, encode
 
@@ -73,9 +77,9 @@ def cancel_tag(op: int, timeout_ms: int = 0) -> MutateTag:
     return MutateTag("t", "default", Operation.CANCEL, b"red", op, timeout_ms=timeout_ms)
 
 
-def sent(link: Link, frame: Mutate | MutateTag) -> asyncio.Task[Any]:
+def sent(link: Link, frame: Mutate | MutateTag, caller: Caller = ANYBODY) -> asyncio.Task[Any]:
     async def call() -> Any:
-        return decode(await link.node.service.unary("Mutate", encode(frame), peer="test"))
+        return decode(await link.node.service.unary("Mutate", encode(frame), caller, "test"))
 
     return asyncio.ensure_future(call())
 
@@ -131,6 +135,80 @@ async def test_a_chunk_by_tag_sent_again_is_answered_when_its_first_sending_is_o
         assert [answer.counts.get(Status.OK.code, 0) for answer in answers] == [1, 0]
 
 
+async def test_an_operators_repeat_waits_while_it_is_asked_whose_the_messages_are() -> None:
+    operator = Caller(ANYBODY.identity, as_operator=True)
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("scan")
+        first = sent(link, move(op=7), operator)
+        await store.arrived("scan")
+        again = sent(link, move(op=7), operator)
+        assert statuses(await link.put(["a"], 2 * HOUR_MS)) == [Status.OK]
+        assert store.calls["scan"] == 1 and not again.done()
+        store.release("scan")
+        answers = await first, await again
+        assert statuses(answers[0]) == statuses(answers[1])
+
+
+async def test_what_is_no_operation_is_no_sending_of_another() -> None:
+    async with slow() as (link, store):
+        none = np.zeros(1, dtype=np.uint64)
+        one, other = (replace(move(op=1, ids=(id,)), operation=Operation.CANCEL, op=none) for id in ("a", "b"))
+        first = sent(link, one)
+        await store.reached.wait()
+        assert statuses(await sent(link, other)) == [Status.NOT_FOUND]
+        assert (await sent(link, cancel_tag(op=0))).counts == {}
+        store.go.set()
+        assert statuses(await first) == [Status.NOT_FOUND]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun_after_its_first_sending(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with slow() as (link, store):
+        first = sent(link, move(op=7))
+        await store.reached.wait()
+        gone = [sent(link, frame) for frame in (move(op=7), cancel_tag(op=7))]
+        assert statuses(await sent(link, move(op=8, ids=("none",)))) == [Status.NOT_FOUND]
+        for call in (first, *gone):
+            call.cancel()
+        await asyncio.wait({first, *gone})
+        calls = store.calls
+        store.go.set()
+        await link.node.service.idle()
+        assert store.calls == calls
+        del first, gone, call
+        gc.collect()
+    assert not caplog.records
+
+
+async def test_a_mistake_of_ours_is_told_though_its_caller_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    async with slow() as (link, store):
+        call = sent(link, move(op=7))
+        await store.reached.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        link.node.count = None  # type: ignore[assignment, method-assign]
+        store.go.set()
+        await link.node.service.idle()
+    assert [record.getMessage() for record in caplog.records] == ["a call whose caller has gone failed"]
+
+
+async def test_its_callers_time_counts_from_when_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands = Hands()
+    async with broker(clock=Clock(hands, hands)) as link:
+        turns = link.node.turns
+        take = turns.take
+
+        async def taken(peer: str, *more: Any) -> bool:
+            hands.now_s += 0.1
+            return await take(peer, *more)
+
+        monkeypatch.setattr(turns, "take", taken)
+        assert statuses(await sent(link, move(op=7, timeout_ms=100))) == [Status.UNAVAILABLE]
+        assert statuses(await sent(link, move(op=7, timeout_ms=101))) == [Status.NOT_FOUND]
+
+
 async def test_what_its_callers_time_was_over_for_is_not_begun() -> None:
     hands = Hands()
     async with slow(Clock(hands, hands)) as (link, store):
@@ -173,9 +251,8 @@ async def test_what_was_given_up_while_it_waited_for_its_turn_is_not_begun(monke
             await asyncio.wait({call})
         turn.set()
         await link.node.service.idle()
-        assert await link.ids(State.WAITING) == [b"a"]
-        assert statuses(await sent(link, move(op=8))) == [Status.OK]
-        assert (await sent(link, move(op=8))).answers.version.tolist() == [2], "moved once"
+        later = await sent(link, move(op=8))
+        assert statuses(later) == [Status.OK] and later.answers.version.tolist() == [2], "moved once, by this one"
 
 
 async def test_sendings_of_one_operation_go_one_after_the_other() -> None:
@@ -194,3 +271,26 @@ async def test_sendings_of_one_operation_go_one_after_the_other() -> None:
     await asyncio.gather(send(0, 1, 2), send(1, 2, 3), send(2, 3), send(3, 1, 3), send(4, 2, 2))
     assert done == {1: [0, 3], 2: [0, 1, 4], 3: [1, 2, 3]}
     assert not sendings._last
+
+
+async def test_a_third_sending_waits_for_the_second_though_the_first_is_over() -> None:
+    sendings, order, go = Sendings(), list[str](), [asyncio.Event() for _ in range(3)]
+
+    async def send(number: int) -> None:
+        async with sendings.in_order([1]):
+            order.append(f"{number} begins")
+            await go[number].wait()
+            order.append(f"{number} ends")
+
+    first, second = asyncio.ensure_future(send(0)), asyncio.ensure_future(send(1))
+    await asyncio.sleep(0)  # both have come
+    go[0].set()
+    await first
+    while "1 begins" not in order:
+        await asyncio.sleep(0)
+    go[2].set()
+    third = asyncio.ensure_future(send(2))
+    await asyncio.sleep(0)
+    go[1].set()
+    await asyncio.gather(second, third)
+    assert order == [f"{number} {what}" for number in range(3) for what in ("begins", "ends")]

@@ -182,6 +182,7 @@ def test_the_shell_completes_commands_options_and_topics(tell: Call, address: st
     assert completed("timeline ls boa", address) == ["boarding"]
     assert completed("timeline topic pause boa", address) == ["boarding"]
     assert completed("timeline ls boa", "127.0.0.1:1") == []
+    assert completed("timeline pro --i", address) == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

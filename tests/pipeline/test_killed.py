@@ -179,8 +179,11 @@ def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promis
         write_events(tmp_path / name, "t", [*events[:1], events[1] | more])
         write_events(tmp_path / name, "", [gap])
         page = tmp_path / f"{name}.html"
-        done = run("audit", f"file://{tmp_path}/{name}", "--html", f"file://{page}")
+        done = run("audit", f"file://{tmp_path}/{name}", "--html", f"file://{page}", "--id", "a", "--id", "none")
         assert (done.returncode, said in done.stdout) == (code, True), (done.stdout, done.stderr)
+        story_told = [line.split() for line in done.stdout.partition("none:")[0].splitlines()]
+        assert story_told[0] == ["a:"] and [line[2] for line in story_told[2:4]] == ["put", "delivered"], done.stdout
+        assert "the journal has no event of it" in done.stdout
         assert page.read_text().startswith("<!doctype html>")
 
 

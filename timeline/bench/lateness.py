@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,6 +142,15 @@ class Arrivals:
         self._seen.add(d.id)
         if len(self._late_ms) == self.count:
             self.all.set()
+
+    async def wait(self, patience_s: float, working: Sequence[asyncio.Task[None]]) -> bool:
+        """Whether all came in that time. `working`: those who take them; raises what one of them ended with."""
+        came = asyncio.ensure_future(self.all.wait())
+        done, _ = await asyncio.wait({came, *working}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        came.cancel()
+        for task in done - {came}:
+            task.result()
+        return self.all.is_set()
 
     def judged(self, fed: dict[str, Any], in_zero: bool) -> tuple[dict[str, float], list[str]]:
         """Figures, and what was wrong. `fed`: what the feeder says at its end."""

@@ -13,13 +13,12 @@ from timeline.bench.figures import machine
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scale import CONSUMERS, TOPICS, Scale, run_scale
-from timeline.bench.scale import PENDING as PENDING_MESSAGES
+from timeline.bench.scale import CONSUMERS, PENDING, TOPICS, Scale, run_scale
 from timeline.bench.suite import SQLITE, fresh
 
-PENDING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
+WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (10, 30, 100, 300, 1_000, 2_000, 5_000, 10_000)
-BESIDE = {PENDING_MESSAGES: PENDING[1:], TOPICS: (1, 10, 100, 1_000), CONSUMERS: (1, 10, 100, 1_000)}
+BESIDE = {PENDING: WAITING[1:], TOPICS: (1, 10, 100, 1_000), CONSUMERS: (1, 10, 100, 1_000)}
 """What there may be many of, and how many."""
 STORES = {"memory": "memory://", "SQLite": SQLITE}
 SHOWN = {"lateness_p50_ms": "p50", "lateness_p99_ms": "p99", "lateness_p99_9_ms": "p99.9"}
@@ -40,7 +39,7 @@ class Curves:
 
 
 async def lateness_by_pending(
-    folder: Path, seconds: float, pending: Sequence[int] = PENDING, told: Told | None = None
+    folder: Path, seconds: float, pending: Sequence[int] = WAITING, told: Told | None = None
 ) -> Curves:
     """Lateness on SQLite at 1,000 messages a second while ever more others wait."""
     drawn = Curves("Lateness at 1,000/s, SQLite", "messages pending", "ms late", none=1_000.0)

@@ -1,7 +1,7 @@
 """Scale: what a message costs a broker, and how late it is, by how many others there are beside it.
 
 Single messages at a steady rate, as of `lateness`. What the broker takes at rest, while nobody asks for anything, is
-looked at before and told apart: it goes by time, not by message.
+looked at before: it is a part of what a message costs then, and goes by time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import timeline
 from timeline.bench.figures import Report
 from timeline.bench.lateness import BEGIN_MS, PATIENCE_S, Arrivals, Lateness, observed, start_feeder
 from timeline.bench.load import Told, fill, fill_store
-from timeline.bench.processes import Measured, broker, within
+from timeline.bench.processes import CannotMeasure, Measured, broker, within
 from timeline.bench.topic import own_topic, scheme
 
 PENDING, TOPICS, CONSUMERS = OF = ("pending", "topics", "consumers")
 CREDIT = 100
 LOOK_EVERY_S = 0.1
+SETTLED_S = 1.0
+"""From the last consumer's coming until the broker is at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +65,31 @@ async def run_scale(asked: Scale, folder: Path, told: Told | None = None) -> Rep
         count = max(1, int(asked.rate * asked.seconds))
         arrivals = Arrivals(clock, count)
         topics = names * (asked.number if asked.of == CONSUMERS else 1)
-        await stack.enter_async_context(_consuming(client, topics, arrivals))
+        working = await stack.enter_async_context(_consuming(client, topics, arrivals))
         rest_s = await _at_rest(child, asked.rest_seconds)
         steady = Lateness(store=asked.store, rate=asked.rate, seconds=asked.seconds)
         feeder = await start_feeder(folder, address, own.name, count, steady)
         try:
-            used_s, began_s = child.cpu_s(), time.monotonic()
+            used_s = child.cpu_s()
             await feeder.tell(str(clock.now_ms() + BEGIN_MS + steady.lead_ms))
             patience_s = steady.lead_ms / 1000 + asked.seconds + PATIENCE_S
-            async with within(patience_s, "the last of the messages"):
-                await arrivals.all.wait()
-            used_s, took_s = child.cpu_s() - used_s, time.monotonic() - began_s
+            if not await arrivals.wait(patience_s, working):
+                words = feeder.last_words()
+                raise CannotMeasure(f"{arrivals.missing} of {count} messages never came: {words}")
+            used_s = child.cpu_s() - used_s
             figures, wrong = arrivals.judged(json.loads(await feeder.line()), in_zero=False)
         finally:
             await feeder.end()
-    figures["broker_cpu_us_per_message"] = (used_s - rest_s * took_s) * 1e6 / count
+    figures["broker_cpu_us_per_message"] = used_s * 1e6 / count
     figures["broker_at_rest_ms_per_s"] = rest_s * 1e3
     return Report("scale", asdict(asked), figures, wrong=wrong, store=own.store)
 
 
 @asynccontextmanager
-async def _consuming(client: timeline.Timeline, topics: Sequence[str], arrivals: Arrivals) -> AsyncIterator[None]:
-    """A consumer of each of `topics`, all of them connected."""
+async def _consuming(
+    client: timeline.Timeline, topics: Sequence[str], arrivals: Arrivals
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """A consumer of each of `topics`, all of them connected; the tasks that have them."""
     consumers = [client.consumer(topic, credit=CREDIT) for topic in topics]
 
     async def work(consumer: timeline.Consumer) -> None:
@@ -100,7 +105,7 @@ async def _consuming(client: timeline.Timeline, topics: Sequence[str], arrivals:
                     if task.done():
                         task.result()
                 await asyncio.sleep(LOOK_EVERY_S)
-        yield
+        yield tasks
     finally:
         for task in tasks:
             task.cancel()
@@ -114,7 +119,8 @@ async def _connected(client: timeline.Timeline) -> int:
 
 
 async def _at_rest(child: Measured, seconds: float) -> float:
-    """Processor seconds a second that a process takes while nobody asks it for anything."""
+    """Processor seconds a second that a process takes while nobody asks it for anything, counted in steps of 10 ms."""
+    await asyncio.sleep(min(seconds, SETTLED_S))
     used_s, began_s = child.cpu_s(), time.monotonic()
     await asyncio.sleep(seconds)
     return (child.cpu_s() - used_s) / (time.monotonic() - began_s) if seconds else 0.0

@@ -151,6 +151,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             try:
                 return await self._service.unary(method, frame, caller, peer)
             except TransportError as fault:
+                del frame
                 await _abort(context, fault)
                 raise AssertionError("abort raises") from fault
 
@@ -159,9 +160,11 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     def _unary_stream(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
             stream, peer = ServerStream(context), self._came(frame, context)
+            asked = self._service.unary_stream(method, frame, caller, peer)
+            del frame
             try:
                 with self._gate.serving(caller):
-                    async with aclosing(self._service.unary_stream(method, frame, caller, peer)) as pages:
+                    async with aclosing(asked) as pages:
                         async for page in pages:
                             async with asyncio.timeout(self._stall_s):
                                 await stream.send(page)
@@ -200,5 +203,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
 
 async def _abort(context: Any, fault: TransportError) -> None:
+    # What `abort` raises leads to the call's context, and that leads back to it: all that hangs there, such as the
+    # frame that was refused, stays until Python's collector comes by.
+    fault.__traceback__ = fault.__cause__ = fault.__context__ = None
     trailers = NOT_READY_TRAILER if fault.fault is Fault.NOT_READY else ()
     await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)

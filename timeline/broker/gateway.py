@@ -17,7 +17,7 @@ import numpy as np
 from timeline.broker.access import ANYBODY, Caller, Deed
 from timeline.broker.consuming import ConsumeStream
 from timeline.broker.late import LateOne, late_list
-from timeline.broker.mutating import Mutating
+from timeline.broker.mutating import Call, Mutating
 from timeline.broker.producing import ProduceStream
 from timeline.broker.scanning import pages
 from timeline.broker.shares import Room
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("timeline.broker")
 MAX_STEPS = 10_000
-MAX_TAG_CHUNK = 10_000
 F = TypeVar("F")
 
 
@@ -93,47 +92,51 @@ class Gateway:
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog. What waits for its turn then has not begun.
-        begun = asyncio.Event()
-        call = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer, begun))
-        self._under_way.add(call)
+        call = Call(self._node.clock.monotonic_ms())
+        task = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer, call))
+        self._under_way.add(task)
         self._calls.add(peer, 1, len(frame))
-        call.add_done_callback(partial(self._over, peer, len(frame)))
+        task.add_done_callback(partial(self._over, peer, len(frame), call))
         try:
-            return await asyncio.shield(call)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not begun.is_set():
-                call.cancel()
+            call.gone = True
+            if not call.begun:
+                task.cancel()
             raise
 
-    def _over(self, peer: str, bytes_: int, call: asyncio.Task[bytes]) -> None:
-        self._under_way.discard(call)
+    def _over(self, peer: str, bytes_: int, call: Call, task: asyncio.Task[bytes]) -> None:
+        """Takes note of what became of it: where the caller has gone, nobody else does."""
+        self._under_way.discard(task)
         self._calls.remove(peer, 1, bytes_)
+        failed = None if task.cancelled() else task.exception()
+        if call.gone and failed is not None and not isinstance(failed, TransportError):
+            log.error("a call whose caller has gone failed", exc_info=failed)
 
     async def idle(self) -> None:
         """Returns when no call is under way."""
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str, begun: asyncio.Event) -> bytes:
-        came_ms = self._node.clock.monotonic_ms()
+    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str, call: Call) -> bytes:
         await self._node.turns.take(peer, len(frame))
-        begun.set()
+        call.begun = True
         try:
             with self._node.turns.call(peer):
-                return await self._answer(method, frame, caller, came_ms)
+                return await self._answer(method, frame, caller, call)
         except StoreError as trouble:
             raise _fault_of(trouble) from trouble
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
 
-    async def _answer(self, method: str, data: bytes, caller: Caller, came_ms: float) -> bytes:
+    async def _answer(self, method: str, data: bytes, caller: Caller, call: Call) -> bytes:
         if method == "Mutate":
             mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
             if isinstance(mutation, Mutate):
-                return encode(await self._mutating.by_ids(mutation, caller, came_ms))
+                return encode(await self._mutating.by_ids(mutation, caller, call))
             _check(caller.change_refusal(mutation.topic, mutation.group))
-            topic = await self._topic(mutation.topic, caller, Deed.SEE)
-            return encode(await self._mutating.by_tag(mutation, topic, caller, came_ms))
+            find = partial(self._topic, mutation.topic, caller, Deed.SEE)
+            return encode(await self._mutating.by_tag(mutation, find, caller, call))
         if method == "Forecast":
             return encode(await self._forecast(self._decoded(method, data, Forecast), caller))
         if method == "Topics":

@@ -1,16 +1,17 @@
 """Mutate calls: moves, cancels, revivals and purges, by ids and by tag; a definite answer each.
 
 What is with the store cannot be called back. A driver that lost the answer sends the same operations again, and is
-told how things stand then: that must still hold once the first sending is over. So the same operation, sent again to
-the same broker, waits for that.
+told how things stand then: that must still hold once the first sending is over. So the same mutation, sent again to
+the same broker, waits for that; and what nobody waits for any more is not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from timeline.broker.cursors import Walk, opened, sealed
 from timeline.broker.owners import note_operator, owners
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status, Topic
-from timeline.storage_plugins.contract import Mutations, StoreError, StoreUnavailable, TagMutation
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TagMutation
 from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, judge_mutate
 from timeline.wording import no_such_topic
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 MAX_TAG_CHUNK = 10_000
-TOO_LATE = "the broker came to it after its caller's time was over: it was not begun"
+NOT_BEGUN = "the broker came to it after its caller's time was over: it was not begun"
 
 
 class Sendings:
-    """Operations on their way, by operation id, so that one that was sent again is done after its earlier sendings."""
+    """Mutations on their way, by operation id, so that one that was sent again is done after its earlier sendings."""
 
     def __init__(self) -> None:
         self._last: dict[int, asyncio.Future[None]] = {}
@@ -41,12 +42,13 @@ class Sendings:
 
     @asynccontextmanager
     async def in_order(self, ops: Sequence[int]) -> AsyncIterator[None]:
-        """Entered once no earlier sending of any of `ops` is under way; later ones wait for its end. Not for those who
-        are cancelled: whoever comes after them would wait no longer for whoever came before."""
+        """Entered once no earlier sending of any of `ops` is under way; later ones wait for its end. 0 is none. Not for
+        those who are cancelled: whoever comes after them would wait no longer for whoever came before."""
         again = not self._last.keys().isdisjoint(ops)
         before = {self._last[op] for op in ops if op in self._last} if again else set()
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last.update(dict.fromkeys(ops, over))
+        self._last.pop(0, None)
         try:
             if before:
                 await asyncio.wait(before)
@@ -58,6 +60,15 @@ class Sendings:
             over.set_result(None)
 
 
+@dataclass(slots=True)
+class Call:
+    """A call of a peer. `came_ms`: when (monotonic). `begun`: its turn has come. `gone`: its caller waits no more."""
+
+    came_ms: float
+    begun: bool = False
+    gone: bool = False
+
+
 class Mutating:
     """Mutate calls of one broker."""
 
@@ -65,57 +76,59 @@ class Mutating:
         self._node = node
         self._sendings = Sendings()
 
-    async def by_ids(self, asked: Mutate, caller: Caller, came_ms: float) -> Mutated:
-        """What became of each message named. `came_ms` (here and below, monotonic): when the call came, from which its
-        `timeout_ms` counts. Raises StoreError."""
+    async def by_ids(self, asked: Mutate, caller: Caller, call: Call) -> Mutated:
+        """What became of each message named. The frame's `timeout_ms` (here and below) counts from when the call came.
+        Raises StoreError."""
         node, count = self._node, len(asked.op)
         why = caller.change_refusal(asked.topic, asked.group)
         if why:
             denied = forbidden(count, judge_mutate(asked), why)
             node.count(asked.operation, denied.status)
             return Mutated(denied)
-        topic = await node.topic(asked.topic)
-        if topic is None:
-            return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
+        async with self._sendings.in_order(asked.op.tolist()):
+            if self._not_wanted(call, asked.timeout_ms):
+                return Mutated(refused(count, Status.UNAVAILABLE, NOT_BEGUN), node.limits.throttle_ms)
+            topic = await node.topic(asked.topic)
+            if topic is None:
+                return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
+            return await self._mutate(asked, topic, caller)
+
+    async def _mutate(self, asked: Mutate, topic: Topic, caller: Caller) -> Mutated:
+        node = self._node
         refusals, mutations = admit_mutations(asked, topic, node.clock.now())
         if caller.as_operator:
             mutations.groups = await owners(node, topic, mutations, caller)
         answers: Answers | None = None
         if len(mutations):
-            async with self._sendings.in_order(mutations.op.tolist()):
-                answers = await self._mutate(topic, mutations, came_ms, asked.timeout_ms)
+            try:
+                answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
+            except StoreError as trouble:
+                nothing = isinstance(trouble, StoreUnavailable)
+                status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
+                answers = refused(len(mutations), status, str(trouble))
+            if asked.operation in (Operation.MOVE, Operation.REVIVE):
+                node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
         whole = refusals.merge(answers)
         node.count(asked.operation, whole.status)
         waits = bool((whole.status == Status.UNAVAILABLE.code).any())
         return Mutated(whole, node.limits.throttle_ms if waits else 0)
 
-    async def _mutate(self, topic: Topic, mutations: Mutations, came_ms: float, timeout_ms: int) -> Answers:
-        node = self._node
-        if self._too_late(came_ms, timeout_ms):
-            return refused(len(mutations), Status.UNAVAILABLE, TOO_LATE)
-        try:
-            answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
-        except StoreError as trouble:
-            nothing = isinstance(trouble, StoreUnavailable)
-            answers = refused(len(mutations), Status.UNAVAILABLE if nothing else Status.UNKNOWN, str(trouble))
-        if mutations.operation in (Operation.MOVE, Operation.REVIVE):
-            node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
-        return answers
+    def _not_wanted(self, call: Call, timeout_ms: int) -> bool:
+        """Whether its caller has gone, or will not wait for it any more."""
+        late = timeout_ms > 0 and self._node.clock.monotonic_ms() >= call.came_ms + timeout_ms
+        return call.gone or late
 
-    def _too_late(self, came_ms: float, timeout_ms: int) -> bool:
-        return bool(timeout_ms) and self._node.clock.monotonic_ms() >= came_ms + timeout_ms
-
-    async def by_tag(self, asked: MutateTag, topic: Topic, caller: Caller, came_ms: float) -> TagMutated:
-        """A chunk of what a tag is asked. Raises Invalid, StoreError."""
-        if caller.as_operator:
-            note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
-        mutation = self._tag_mutation(asked, topic)
-        limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
-        cursor = opened(topic, Walk.TAG, asked.cursor)
-        async with self._sendings.in_order([asked.op] if asked.op else []):
-            if self._too_late(came_ms, asked.timeout_ms):
-                raise StoreUnavailable(TOO_LATE)
-            return await self._walk(topic, mutation, cursor, limit)
+    async def by_tag(
+        self, asked: MutateTag, find: Callable[[], Awaitable[Topic]], caller: Caller, call: Call
+    ) -> TagMutated:
+        """A chunk of what a tag is asked, on the topic that `find` finds. Raises Invalid, StoreError, and as `find`."""
+        async with self._sendings.in_order([asked.op]):
+            if self._not_wanted(call, asked.timeout_ms):
+                raise StoreUnavailable(NOT_BEGUN)
+            topic = await find()
+            if caller.as_operator:
+                note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
+            return await self._walk(topic, self._tag_mutation(asked, topic), asked)
 
     def _tag_mutation(self, asked: MutateTag, topic: Topic) -> TagMutation:
         if not asked.tag:
@@ -144,8 +157,10 @@ class Mutating:
             dry_run=asked.dry_run,
         )
 
-    async def _walk(self, topic: Topic, mutation: TagMutation, cursor: bytes, limit: int) -> TagMutated:
+    async def _walk(self, topic: Topic, mutation: TagMutation, asked: MutateTag) -> TagMutated:
         node = self._node
+        limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
+        cursor = opened(topic, Walk.TAG, asked.cursor)
         now_ms = node.clock.now_ms()
         step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
         if step.earliest_due_ms is not None:

@@ -81,7 +81,8 @@ class Suggesting(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if self.get_command(context, name) is None and not name.startswith("-"):
+        completing = context.resilient_parsing  # into the line that a person is typing nothing is said
+        if self.get_command(context, name) is None and not name.startswith("-") and not completing:
             known = self.list_commands(context)
             hint = meant.likeliest(name, [*known, "--help"], meant.COMMANDS) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)

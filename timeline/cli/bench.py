@@ -25,7 +25,7 @@ from timeline.bench.payload import Payload
 from timeline.bench.peers import PEERS, run_peer
 from timeline.bench.plots import (
     BESIDE,
-    PENDING,
+    WAITING,
     cost_by_number,
     draw,
     drawing_tools,
@@ -36,7 +36,7 @@ from timeline.bench.processes import CannotMeasure
 from timeline.bench.produce import Produce
 from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart
-from timeline.bench.scale import OF, TOPICS, Scale
+from timeline.bench.scale import OF, PENDING, TOPICS, Scale
 from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
 from timeline.cli.bench_cluster import BROKERS, cluster, failover
@@ -325,8 +325,8 @@ def plot(into: Path, seconds: float, messages: int, most: int) -> int:
     Example:
       timeline bench plot --into design-docs --most 1000000
     """
-    pending = tuple(count for count in PENDING if count <= most)
-    beside = {**BESIDE, "pending": pending[1:]}
+    pending = tuple(count for count in WAITING if count <= most)
+    beside = {**BESIDE, PENDING: pending[1:]}
     with tempfile.TemporaryDirectory(prefix="timeline-bench-") as made, Progress("messages put") as progress:
         place = Path(made)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -288,6 +289,8 @@ def audit(
             }
         )
     else:
+        for id in dict.fromkeys(ids):
+            _tell_story(id, found.stories.get(id, []))
         print_fields({name.replace("_", " "): f"{count:,}" for name, count in found.messages.items()})
         rows = [(promise, f"{count:,}") for promise, count in found.broken.items()]
         print_table(("broken promise", "messages"), rows, ("messages",), empty=found.verdict)
@@ -303,6 +306,25 @@ def audit(
                 "journal, or not be written yet"
             )
     return found.exit_code
+
+
+def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
+    click.echo(f"{id}:")
+    rows = [
+        (
+            one["time"].isoformat(" ", "milliseconds"),
+            one["kind"].replace("_", " "),
+            one["topic"],
+            one["version"],
+            one["due"].isoformat(" ", "milliseconds") if one["due"] is not None else "",
+            one["consumer"] or "",
+            one["cause"] or "",
+        )
+        for one in events
+    ]
+    heads = ("time", "event", "topic", "version", "due", "consumer", "cause or reason")
+    print_table(heads, rows, ("version",), empty="the journal has no event of it")
+    click.echo()
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,7 @@ def why(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json
             raise Failed(
                 REFUSED,
                 f"NOT_FOUND: no message {id!r} is on {topic}, and no late delivery of it is remembered: it was "
-                "delivered in time, cancelled, never put, or late longer ago than the broker is up",
+                "never put, delivered in time, cancelled, purged, expired, or late longer ago than a broker knows",
             )
         if as_json:
             print_json(_json(topic, id, delivered, kept, entry))
@@ -94,7 +94,7 @@ def story(
         lines.append(f"now  {_state(topic, id, entry, zone)}")
     else:
         lines.append(
-            f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired (which one is not kept)"
+            f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired (a journal knows which)"
         )
     return lines
 

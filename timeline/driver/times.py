@@ -131,7 +131,8 @@ def _text_us(text: str, name: str) -> int:
         raise Invalid(f"{name} must not be negative, not {text!r:.60}")
     if not _WHOLE.fullmatch(text):
         raise Invalid(
-            f"{name} must be numbers with a unit, like '250ms', '30s', '15m', '2h', '10d' or '1h30m', not {text!r:.60}"
+            f"{name} must be numbers with a unit, like '250ms', '30s', '15m', '2h', '10d' or '1h30m', or a number of "
+            f"seconds, not {text!r:.60}"
         )
     # Through integers: "0.1s" is 100 ms exactly, whatever binary fractions make of a tenth.
     total = 0

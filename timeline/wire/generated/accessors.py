@@ -1059,6 +1059,8 @@ class Mutate(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
         return o == 0
 
+    # Operation ids: 64 random bits, kept when the call is sent again; a broker does the sendings of one operation one after
+    # the other. MOVE, REVIVE: not 0.
     # Mutate
     def Op(self, j):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
@@ -1086,6 +1088,7 @@ class Mutate(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
         return o == 0
 
+    # What the caller will wait; what the broker has not started by then answers UNAVAILABLE. 0: no limit.
     # Mutate
     def TimeoutMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
@@ -1322,6 +1325,7 @@ class MutateTag(object):
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 5000
 
+    # What the caller will wait; a chunk that was not started by then is refused as not ready. 0: no limit.
     # MutateTag
     def TimeoutMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(30))
