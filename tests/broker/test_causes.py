@@ -12,6 +12,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
+from timeline.broker.late import Spans
 from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, Status
@@ -234,3 +235,22 @@ async def test_a_topic_that_is_dropped_while_one_asks_why():
         await link.drop()
         store.release("scan")
         assert await asking == {b"a": Cause.NO_CONSUMER}
+
+
+async def test_a_slow_call_of_one_topic_is_noted_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[int, int]] = []
+    add = Spans.add
+
+    def counted(spans: Spans, since_ms: int, until_ms: int) -> None:
+        noted.append((since_ms, until_ms))
+        add(spans, since_ms, until_ms)
+
+    async with broker() as link:
+        for number in range(5):
+            await link.topic(TopicAction.CREATE, f"other{number}")
+        monkeypatch.setattr(Spans, "add", counted)
+        link.node._store_took(150.0)
+        assert len(noted) == 1, "where each of a thousand topics tells all others, that is a million notes"
+        for dealer in link.node.dealers:
+            told = dealer._hindrances._spans[Cause.STORE_SLOW]
+            assert next(reversed(told))[1] == noted[0][1], f"{dealer.topic.name} does not know"

@@ -72,12 +72,13 @@ async def rate_by_batch(folder: Path, messages: int, batches: Sequence[int] = BA
 async def cost_by_number(
     folder: Path, seconds: float, beside: Mapping[str, Sequence[int]] = BESIDE, told: Told | None = None
 ) -> Curves:
-    """The broker's processor time a message on SQLite, single ones at 1,000 a second, by what there is beside them."""
-    drawn = Curves("A message's cost at 1,000/s, SQLite", "pending messages, topics, consumers", "µs of the broker")
+    """The broker's processor time a message on SQLite, single ones at 300 a second, by what there is beside them."""
+    drawn = Curves("A message's cost at 300/s, SQLite", "pending messages, topics, consumers", "µs of the broker")
     for of, numbers in beside.items():
         for number in numbers:
             store = fresh(SQLITE, folder, f"{of}-{number}")
-            asked = Scale(of=of, number=number, store=store, seconds=seconds, rest_seconds=min(5.0, seconds))
+            rest_s = min(5.0, seconds)
+            asked = Scale(of=of, number=number, store=store, rate=300.0, seconds=seconds, rest_seconds=rest_s)
             report = await run_scale(asked, folder, told)
             _check(report.wrong)
             drawn.add(of, number, report.figures["broker_cpu_us_per_message"])

@@ -36,7 +36,7 @@ class Scale:
     of: str = TOPICS
     number: int = 1
     store: str = "sqlite://"
-    rate: float = 1_000.0
+    rate: float = 300.0
     seconds: float = 20.0
     rest_seconds: float = 5.0
     payload_bytes: int = 100

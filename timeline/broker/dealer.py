@@ -15,7 +15,7 @@ import numpy as np
 from timeline.broker.ahead import Ahead
 from timeline.broker.handback import HandBack
 from timeline.broker.held import Held
-from timeline.broker.late import Hindrances, Lateness, LateRing
+from timeline.broker.late import Hindrances, Lateness, LateRing, Spans
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.next_due import NextDue
@@ -56,6 +56,7 @@ class Dealer:
         buckets: Callable[[Topic], Sequence[int] | None],
         hosts: Callable[[Topic, Collection[bytes]], None],
         outboxes: Outboxes,
+        store_slow: Spans,
     ) -> None:
         self.topic = topic
         self.roster = Roster(limits)
@@ -74,7 +75,7 @@ class Dealer:
         self._swept = False
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
         self._stopped: Cause | None = None
-        self._hindrances = Hindrances(clock.now_ms())
+        self._hindrances = Hindrances(clock.now_ms(), store_slow)
         self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
@@ -343,11 +344,6 @@ class Dealer:
         """Queues `parcel`, which is due, for its consumer."""
         for part in parcel.frames(self._limits.deliver_messages):
             consumer.push(part)
-
-    def hindered(self, cause: Cause, took_ms: float) -> None:
-        """`cause` hindered this topic until now, for `took_ms`."""
-        now_ms = self._clock.now_ms()
-        self._hindrances.span(cause, now_ms - int(took_ms), now_ms)
 
     def clock_jumped(self, before_ms: int, after_ms: int) -> None:
         """The clock went from one to the other in no time."""

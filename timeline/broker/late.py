@@ -23,12 +23,32 @@ COMING_BACK_MS = 5_000
 _NO_CAUSES = np.zeros(0, dtype=np.uint8)
 
 
+class Spans:
+    """The latest times, each from and until, in which something hindered."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, int]] = deque(maxlen=SPANS_KEPT)
+
+    def add(self, since_ms: int, until_ms: int) -> None:
+        """One that is over. What only flickered counts as one, so that many do not push out the past."""
+        if until_ms <= since_ms:
+            return
+        if self._kept and since_ms - self._kept[-1][1] <= FLICKER_MS:
+            first_ms, last_ms = self._kept.pop()
+            since_ms, until_ms = min(first_ms, since_ms), max(last_ms, until_ms)
+        self._kept.append((since_ms, until_ms))
+
+    def __reversed__(self) -> Iterator[tuple[int, int]]:
+        return reversed(self._kept)
+
+
 class Hindrances:
     """What kept a topic's dealer from dealing, and when: the latest spans of each cause. Those of two causes may
-    overlap."""
+    overlap. `store`: when the store was slow, which all topics of a broker share: a slow call of one holds up the
+    others, and of a thousand topics each must not have to tell all."""
 
-    def __init__(self, started_ms: int) -> None:
-        self._spans: dict[Cause, deque[tuple[int, int]]] = {}
+    def __init__(self, started_ms: int, store: Spans | None = None) -> None:
+        self._spans: dict[Cause, Spans] = {Cause.STORE_SLOW: Spans() if store is None else store}
         self._cause: Cause | None = None
         self._since_ms = started_ms
         self._started_ms = started_ms
@@ -52,14 +72,11 @@ class Hindrances:
         self.span(Cause.CLOCK, before_ms, after_ms)
 
     def span(self, cause: Cause, since_ms: int, until_ms: int) -> None:
-        """A hindrance that is over. What only flickered counts as one span, so that many do not push out the past."""
-        if until_ms <= since_ms:
-            return
-        spans = self._spans.setdefault(cause, deque(maxlen=SPANS_KEPT))
-        if spans and since_ms - spans[-1][1] <= FLICKER_MS:
-            first_ms, last_ms = spans.pop()
-            since_ms, until_ms = min(first_ms, since_ms), max(last_ms, until_ms)
-        spans.append((since_ms, until_ms))
+        """A hindrance that is over."""
+        spans = self._spans.get(cause)
+        if spans is None:
+            spans = self._spans[cause] = Spans()
+        spans.add(since_ms, until_ms)
 
     def _latest(self, cause: Cause, until_ms: int) -> Iterator[tuple[int, int]]:
         """The spans of `cause` up to now, newest first."""

@@ -18,7 +18,7 @@ from timeline.broker.dealer import Dealer
 from timeline.broker.gateway import Gateway
 from timeline.broker.intake import Intake
 from timeline.broker.journal import Journal
-from timeline.broker.late import LateRing
+from timeline.broker.late import LateRing, Spans
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.neighbours import Neighbours
@@ -96,6 +96,7 @@ class Node:
         self.traces = Traces(name)
         self._random_bits = random_bits
         self._dealers: dict[int, Dealer] = {}
+        self._store_slow = Spans()
         self._state = STARTING
         self._store_down_since_ms: float | None = None
 
@@ -217,8 +218,8 @@ class Node:
     def _store_took(self, took_ms: float) -> None:
         """A call on messages' way took so long: those of other topics may have waited behind it."""
         if took_ms >= self.limits.slow_ms:
-            for dealer in self._dealers.values():
-                dealer.hindered(Cause.STORE_SLOW, took_ms)
+            now_ms = self.clock.now_ms()
+            self._store_slow.add(now_ms - int(took_ms), now_ms)
 
     def count(self, operation: Operation, statuses: UInt8) -> None:
         """Counts answers by operation and status."""
@@ -246,6 +247,7 @@ class Node:
             buckets=self._buckets,
             hosts=self.cluster.host,
             outboxes=self.outboxes,
+            store_slow=self._store_slow,
         )
         if self.clocks.quarantined:
             dealer.stop_leasing(Cause.CLOCK)

@@ -299,7 +299,7 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
 @store_option("sqlite://")
 @click.option("--of", type=click.Choice(OF), default=TOPICS, show_default=True, help="What there are many of.")
 @click.option("--number", type=SOME, default=1_000, show_default=True, help="How many.")
-@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second.")
+@click.option("--rate", type=Finite(1), default=300.0, show_default=True, help="Messages a second.")
 @click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
 @click.option("--rest-seconds", type=Finite(0), default=5.0, show_default=True, help="To watch the broker at rest.")
 @measured
