@@ -184,6 +184,7 @@ def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promis
         story_told = [line.split() for line in done.stdout.partition("none:")[0].splitlines()]
         assert story_told[0] == ["a:"] and [line[2] for line in story_told[2:4]] == ["put", "delivered"], done.stdout
         assert "the journal has no event of it" in done.stdout
+        assert datetime.fromisoformat(" ".join(story_told[2][:2])) == at, "whatever the machine's zone"
         assert page.read_text().startswith("<!doctype html>")
 
 

@@ -87,7 +87,9 @@ class Mutating:
             return Mutated(denied)
         async with self._sendings.in_order(asked.op.tolist()):
             if self._not_wanted(call, asked.timeout_ms):
-                return Mutated(refused(count, Status.UNAVAILABLE, NOT_BEGUN), node.limits.throttle_ms)
+                answers = refused(count, Status.UNAVAILABLE, NOT_BEGUN)
+                node.count(asked.operation, answers.status)
+                return Mutated(answers, node.limits.throttle_ms)
             topic = await node.topic(asked.topic)
             if topic is None:
                 return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))

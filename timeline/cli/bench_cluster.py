@@ -18,8 +18,8 @@ from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.troupe import CannotPlay, Troupe
 
 BROKERS = click.IntRange(1, 64)
-Together: TypeAlias = Callable[[str, str, Path], Coroutine[Any, Any, Report]]
-"""A scenario on a store, with an etcd, in a folder."""
+Together: TypeAlias = Callable[[Any, Path], Coroutine[Any, Any, Report]]
+"""Runs a scenario with its settings, which name store and etcd, in a folder."""
 
 
 cluster_store_option = click.option(
@@ -30,9 +30,12 @@ cluster_sync_option = click.option(
 )
 
 
-def together(as_json: bool, folder: Path | None, store: str, sync: str, run: Together, meet: bool = True) -> int:
-    """Runs what takes several brokers, with a store, and, where they are to `meet`, an etcd of its own where none is
-    given."""
+def together(
+    as_json: bool, folder: Path | None, store: str, sync: str, kind: type, run: Together, settings: dict[str, Any],
+    meet: bool = True,
+) -> int:  # fmt: skip
+    """Runs what takes several brokers, of `kind` and with `settings`, with a store, and, where they are to `meet`, an
+    etcd of its own where none is given."""
 
     async def with_servers(place: Path) -> Report:
         async with AsyncExitStack() as stack:
@@ -45,7 +48,7 @@ def together(as_json: bool, folder: Path | None, store: str, sync: str, run: Tog
                 on = store or await start_redis(troupe)
             except CannotPlay as trouble:
                 raise CannotMeasure(trouble.reason) from trouble
-            return await run(on, at, place)
+            return await run(kind(store=on, sync=at, **settings), place)
 
     return conducted(as_json, folder, with_servers)
 
@@ -69,13 +72,8 @@ def cluster(as_json: bool, folder: Path | None, store: str, sync: str, **setting
       timeline bench cluster --brokers 4
       timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
     """
-
     meet = settings["brokers"] > 1 and not settings["workers"]
-
-    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
-        return run_cluster(Cluster(store=on, sync=at, **settings), place)
-
-    return together(as_json, folder, store, sync, run, meet)
+    return together(as_json, folder, store, sync, Cluster, run_cluster, settings, meet)
 
 
 @click.command()
@@ -93,8 +91,4 @@ def failover(as_json: bool, folder: Path | None, store: str, sync: str, **settin
     Example:
       timeline bench failover --brokers 3
     """
-
-    def run(on: str, at: str, place: Path) -> Coroutine[Any, Any, Report]:
-        return run_failover(Failover(store=on, sync=at, **settings), place)
-
-    return together(as_json, folder, store, sync, run)
+    return together(as_json, folder, store, sync, Failover, run_failover, settings)

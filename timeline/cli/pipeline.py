@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -269,12 +270,14 @@ def audit(
       timeline pipeline audit file:///var/journal --topic departures --html audit.html
     """
     with running("audit", master, settings) as spark, watched() as watch:
+        from timeline.pipeline.audit import STORIES, silence
         from timeline.pipeline.audit import audit as run
-        from timeline.pipeline.audit import silence
         from timeline.pipeline.audit_page import audit_page
         from timeline.pipeline.files import write_bytes
         from timeline.pipeline.pending import pending_in
 
+        if len(set(ids)) > STORIES:
+            raise click.UsageError(f"--id: {STORIES} stories can be told at once, not {len(set(ids))}")
         there = pending_in(spark, address, topics, backup)
         found = run(spark, journal, topics, there, ids, watch)
         if html:
@@ -312,11 +315,11 @@ def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
     click.echo(f"{id}:")
     rows = [
         (
-            one["time"].isoformat(" ", "milliseconds"),
+            _told_time(one["time"]),
             one["kind"].replace("_", " "),
             one["topic"],
             one["version"],
-            one["due"].isoformat(" ", "milliseconds") if one["due"] is not None else "",
+            _told_time(one["due"]),
             one["consumer"] or "",
             one["cause"] or "",
         )
@@ -325,6 +328,11 @@ def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
     heads = ("time", "event", "topic", "version", "due", "consumer", "cause or reason")
     print_table(heads, rows, ("version",), empty="the journal has no event of it")
     click.echo()
+
+
+def _told_time(at: datetime | None) -> str:
+    """Spark gives times of this machine's zone without saying so."""
+    return "" if at is None else shown_time(round(at.timestamp() * 1_000.0))
 
 
 def _plain(value: Any) -> Any:

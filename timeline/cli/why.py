@@ -94,7 +94,8 @@ def story(
         lines.append(f"now  {_state(topic, id, entry, zone)}")
     else:
         lines.append(
-            f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired (a journal knows which)"
+            f"now  it is not on {topic} any more: acknowledged, cancelled, purged or expired "
+            "(only an event journal keeps which)"
         )
     return lines
 
