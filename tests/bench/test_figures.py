@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from timeline.bench.figures import Report, Target, latencies, machine, worst
+from timeline.bench.lateness import told_causes
 from timeline.bench.profile import Hot, Profile, hottest
 from timeline.cli.scenario import tell
+from timeline.driver.reading import LateDelivery, LateReport
+from timeline.wire.frames import Cause
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,15 @@ def test_percentiles() -> None:
 
 def test_the_worst_run_counts() -> None:
     assert worst([{"p99": 1.0}, {"p99": 7.0}, {"p99": 3.0}], "p99") == {"p99": 7.0}
+
+
+def test_causes_are_counted_most_frequent_first_and_what_was_forgotten_too() -> None:
+    causes = [Cause.NO_CREDIT, Cause.STORE_SLOW, Cause.STORE_SLOW]
+    late = tuple(LateDelivery("t", f"m{at}", "c", 0, 60, cause) for at, cause in enumerate(causes))
+    said = "more than 50 ms late, as the broker explains it: STORE_SLOW 2, NO_CREDIT 1"
+    assert told_causes(LateReport(late, 0, ())) == [said]
+    assert told_causes(LateReport(late, 1_200, ())) == [f"{said}, and 1,200 before these"]
+    assert told_causes(LateReport((), 0, ())) == []
 
 
 def test_a_report_for_machines() -> None:

@@ -84,10 +84,18 @@ async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: P
     _well(report, *LATENESS)
     assert report.figures["messages"] == 200
     assert report.figures["lateness_min_ms"] >= 0
+    assert Path("/proc/pressure/io").exists() is ("disk_stalled_percent" in report.figures)
     bounds = {target.figure: target.bound for target in report.targets}
     commit_ms = report.figures.get("store_commit_ms")
     assert (commit_ms is None) is not (in_zero or lease_ahead == "off")
     assert bounds["lateness_p99_ms"] == (3.0 if commit_ms is None else 3 * commit_ms + 2.0)
+
+
+async def test_what_was_late_is_explained_by_the_broker(tmp_path: Path) -> None:
+    put_too_late = Lateness("memory://", rate=500, seconds=0.4, runs=1, lead_ms=-200)
+    report = await run_lateness(put_too_late, tmp_path)
+    assert report.figures["lateness_min_ms"] >= 200
+    assert report.notes[1:] == ["more than 50 ms late, as the broker explains it: PRODUCED_LATE 200"]
 
 
 async def test_burst(store: str, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -19,16 +21,19 @@ import timeline
 from timeline.bench.feeder import NOW, meant_of
 from timeline.bench.figures import Report, Target, latencies, worst
 from timeline.bench.load import Told, commit_ms, fill, fill_store
-from timeline.bench.processes import CannotMeasure, Measured, broker
+from timeline.bench.processes import CannotMeasure, Measured, broker, disk_stalled_s
 from timeline.bench.profile import Profile
 from timeline.bench.topic import own_topic, scheme
 from timeline.clock import Clock
+from timeline.driver.reading import LateReport
 
 BEGIN_MS = 250
 """From telling the feeder to begin until its first put."""
 PATIENCE_S = 60.0
 CREDIT = 10_000
 OBSERVE_EVERY_S = 0.25
+LATE_ASKED = 10_000
+"""As many late deliveries as a broker remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +109,34 @@ async def run_lateness(
         for _ in range(asked.runs):
             async with timeline.Timeline(address, "30s", clock=clock) as client:
                 count = max(1, int(asked.rate * asked.seconds))
-                used_s = child.cpu_s()
+                used_s, stalled_s, began_s = child.cpu_s(), disk_stalled_s(), time.monotonic()
                 run, trouble = await measured_run(client, clock, asked, own.name, address, folder, count)
             run["broker_cpu_us_per_message"] = (child.cpu_s() - used_s) * 1e6 / count
+            if stalled_s is not None and (stalled_now_s := disk_stalled_s()) is not None:
+                run["disk_stalled_percent"] = (stalled_now_s - stalled_s) * 100 / (time.monotonic() - began_s)
             runs.append(run)
             wrong += trouble
+        async with timeline.Timeline(address, "30s", clock=clock) as client:
+            notes = told_causes(await client.late("24h", topic=own.name, limit=LATE_ASKED))
     figures = {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))}
     figures["lateness_min_ms"] = min(run["lateness_min_ms"] for run in runs)
     if asked.waits_for_commits:
         figures["store_commit_ms"] = one_commit_ms
     p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
-    targets, notes = asked.targets(one_commit_ms), [f"p99 of each run: {p99s} ms"]
-    return Report("lateness", asdict(asked), figures, targets, wrong, notes=notes, store=own.store)
+    notes.insert(0, f"p99 of each run: {p99s} ms")
+    return Report(
+        "lateness", asdict(asked), figures, asked.targets(one_commit_ms), wrong, notes=notes, store=own.store
+    )
+
+
+def told_causes(late: LateReport) -> list[str]:
+    """What the broker itself says of what it delivered late, in all runs: none late, no note."""
+    if not late.deliveries:
+        return []
+    causes = Counter(one.cause for one in late.deliveries)
+    by_cause = ", ".join(f"{cause.name} {count:,}" for cause, count in causes.most_common())
+    forgotten = f", and {late.dropped:,} before these" if late.dropped else ""
+    return [f"more than 50 ms late, as the broker explains it: {by_cause}{forgotten}"]
 
 
 class Arrivals:

@@ -17,7 +17,8 @@ from timeline.clock import Clock
 LATER_MS = 86_400_000
 WARM_UPS = 3
 PATIENCE_S = 120.0
-REST_S = 0.05
+REST_S = 0.15
+"""SQLite removes payloads whose messages are gone once nobody has wanted anything for 50 ms."""
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 
 

@@ -72,6 +72,16 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
+def disk_stalled_s() -> float | None:
+    """For how long, since the machine started, all that had work waited for a disk. None where the kernel does not
+    say: Linux does from 4.20 on, in `/proc/pressure/io`."""
+    try:
+        told = Path("/proc/pressure/io").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return int(told.rpartition("full ")[2].rpartition("total=")[2]) / 1e6
+
+
 async def start_serving(
     folder: Path, store: str, listen: str = "127.0.0.1:0", *options: str
 ) -> tuple[Measured, dict[str, Any]]:
