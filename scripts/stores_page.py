@@ -36,6 +36,7 @@ class Told:
     bound: str
     cycle_per_s: int | None = None
     cycle_pending_per_s: int | None = None
+    cycle_pending_times: float | None = None
     lateness_p50_ms: float | None = None
     lateness_p99_ms: float | None = None
     pending_bytes: int | None = None
@@ -101,10 +102,13 @@ def _figures(row: Row) -> list[str]:
     lateness = UNKNOWN
     if mine.lateness_p50_ms is not None and mine.lateness_p99_ms is not None:
         lateness = f"{mine.lateness_p50_ms:g} / {mine.lateness_p99_ms:g} ms"
+    pending = _figure(mine.cycle_pending_per_s, lambda rate: f"{rate:,.0f}/s")
+    if mine.cycle_pending_times is not None:
+        pending = f"{mine.cycle_pending_times:g} times that"
     return [
         row.name,
         _figure(mine.cycle_per_s, lambda rate: f"{rate:,.0f}/s"),
-        _figure(mine.cycle_pending_per_s, lambda rate: f"{rate:,.0f}/s"),
+        pending,
         lateness,
         _figure(mine.pending_bytes, lambda size: f"{size:,.0f}"),
         mine.settings,

@@ -124,9 +124,7 @@ async def run_lateness(
         figures["store_commit_ms"] = one_commit_ms
     p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
     notes.insert(0, f"p99 of each run: {p99s} ms")
-    return Report(
-        "lateness", asdict(asked), figures, asked.targets(one_commit_ms), wrong, notes=notes, store=own.store
-    )
+    return Report("lateness", asdict(asked), figures, asked.targets(one_commit_ms), wrong, notes=notes, store=own.store)
 
 
 def told_causes(late: LateReport) -> list[str]:

@@ -191,8 +191,8 @@ class Database:
         )
         connection.execute(f"PRAGMA cache_size = -{max(1, self._location.cache_mib // (4 if reading else 1)) * 1024}")
         connection.execute("PRAGMA temp_store = MEMORY")
-        # Some builds, Debian's for one, write zeros over all that is deleted: 10 MiB into the log for a payload of 10 MiB,
-        # and whoever came next waited 20 ms for them. FAST does so only on pages that are written anyhow.
+        # Some builds, Debian's for one, write zeros over all that is deleted: 10 MiB into the log for a payload of as
+        # much, and whoever came next waited 20 ms for them. FAST does so only on pages that are written anyhow.
         connection.execute("PRAGMA secure_delete = FAST")
         if reading:
             connection.execute("PRAGMA query_only = ON")
