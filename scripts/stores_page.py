@@ -103,8 +103,8 @@ def _figures(row: Row) -> list[str]:
     if mine.lateness_p50_ms is not None and mine.lateness_p99_ms is not None:
         lateness = f"{mine.lateness_p50_ms:g} / {mine.lateness_p99_ms:g} ms"
     pending = _figure(mine.cycle_pending_per_s, lambda rate: f"{rate:,.0f}/s")
-    if mine.cycle_pending_times is not None:
-        pending = f"{mine.cycle_pending_times:g} times that"
+    if mine.cycle_pending_per_s is None and mine.cycle_pending_times is not None:
+        pending = f"{mine.cycle_pending_times:g} of the cycle, on another machine"
     return [
         row.name,
         _figure(mine.cycle_per_s, lambda rate: f"{rate:,.0f}/s"),

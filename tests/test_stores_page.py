@@ -42,6 +42,13 @@ def test_a_figure_that_nobody_measured_is_said_to_be_missing() -> None:
     assert stores_page._figures(row)[1:5] == ["not measured"] * 4
 
 
+@pytest.mark.parametrize(("rate", "shown"), [(None, "0.9 of the cycle, on another machine"), (8, "8/s")])
+def test_a_share_is_shown_where_the_rate_itself_would_be_of_another_machine(rate: int | None, shown: str) -> None:
+    figures = {"cycle_per_s": 10, "cycle_pending_per_s": rate, "cycle_pending_times": 0.9}
+    told = stores_page.Told("pick", "loses", "limits", "tested", "settings", "bound", **figures)
+    assert stores_page._figures(stores_page.Row("x", stores_page.plugins()["memory"], told))[2] == shown
+
+
 def test_compose_has_a_profile_for_each_server() -> None:
     services = {name: service for name, service in _services().items() if service["profiles"] != ["cluster"]}
     assert {name: service["profiles"] for name, service in services.items()} == {name: [name] for name in SERVERS}

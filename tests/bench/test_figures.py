@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from timeline.bench import payload
 from timeline.bench.figures import Report, Target, latencies, machine, worst
-from timeline.bench.lateness import told_causes
+from timeline.bench.lateness import LATE_ASKED, told_causes
+from timeline.bench.processes import stalled_s
 from timeline.bench.profile import Hot, Profile, hottest
+from timeline.broker.limits import Limits
 from timeline.cli.scenario import tell
 from timeline.driver.reading import LateDelivery, LateReport
+from timeline.storage_plugins.sqlite import writer
 from timeline.wire.frames import Cause
 
 
@@ -44,10 +48,32 @@ def test_the_worst_run_counts() -> None:
 def test_causes_are_counted_most_frequent_first_and_what_was_forgotten_too() -> None:
     causes = [Cause.NO_CREDIT, Cause.STORE_SLOW, Cause.STORE_SLOW]
     late = tuple(LateDelivery("t", f"m{at}", "c", 0, 60, cause) for at, cause in enumerate(causes))
-    said = "more than 50 ms late, as the broker explains it: STORE_SLOW 2, NO_CREDIT 1"
-    assert told_causes(LateReport(late, 0, ())) == [said]
-    assert told_causes(LateReport(late, 1_200, ())) == [f"{said}, and 1,200 before these"]
-    assert told_causes(LateReport((), 0, ())) == []
+    said = "were more than 50 ms late, as the broker explains it: STORE_SLOW 2, NO_CREDIT 1"
+    assert told_causes(LateReport(late, 0, ()), 1_000) == [f"3 of 1,000 in all runs {said}"]
+    of_many = f"1,203 of 5,000 in all runs {said}, and 1,200 before these"
+    assert told_causes(LateReport(late, 1_200, ()), 5_000) == [of_many]
+    assert told_causes(LateReport((), 0, ()), 1_000) == []
+
+
+def test_all_that_a_broker_remembers_is_asked_for() -> None:
+    assert Limits().late_kept == LATE_ASKED
+
+
+@pytest.mark.parametrize(
+    ("told", "stalled"),
+    [
+        ("some avg10=0.1 avg60=0.0 avg300=0.0 total=9\nfull avg10=0.0 avg60=0.0 avg300=0.0 total=2500000\n", 2.5),
+        ("some avg10=0.1 avg60=0.0 avg300=0.0 total=9\n", None),
+        ("full\n", None),
+        ("", None),
+    ],
+)
+def test_how_long_a_machine_waited_for_its_disk(told: str, stalled: float | None) -> None:
+    assert stalled_s(told) == stalled
+
+
+def test_no_call_meets_the_removal_of_the_payload_before() -> None:
+    assert payload.REST_S >= 2 * writer.REST_S
 
 
 def test_a_report_for_machines() -> None:

@@ -165,7 +165,7 @@ def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
 def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
     ahead = Ahead(Limits(lease_ahead_cap_ms=50))
     assert [ahead.lead_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 40]
-    assert [ahead.lead_ms(asked, 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
+    assert [ahead.lead_ms(asked, 7.1) for asked in (0, 3, 1_000, 60_000)] == [0, 3, 750, 45_000]
 
 
 def test_a_round_takes_along_what_comes_due_soon_after_but_no_more_than_was_asked_for():

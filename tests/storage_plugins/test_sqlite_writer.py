@@ -290,9 +290,10 @@ async def test_payloads_left_behind_wait_for_company_or_a_rest(opened: Opened, m
 
 
 async def test_a_large_payload_that_is_removed_is_not_written_once_more(tmp_path: Path) -> None:
-    """Builds that overwrite what is deleted, as Debian's, would put as many bytes into the log as it had."""
+    """Builds that overwrite what is deleted, as Debian's does, would put as many bytes into the log as it had."""
     database = Database(Location.of(f"sqlite:///{tmp_path}/a.db"))
     connection, log = database.open(), tmp_path / "a.db-wal"
+    assert connection.execute("PRAGMA secure_delete").fetchone()[0] == 2, "FAST, whatever the build's own is"
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("INSERT INTO payload VALUES (1, randomblob(1000000), x'')")
     written = log.stat().st_size

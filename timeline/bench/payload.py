@@ -18,7 +18,7 @@ LATER_MS = 86_400_000
 WARM_UPS = 3
 PATIENCE_S = 120.0
 REST_S = 0.15
-"""SQLite removes payloads whose messages are gone once nobody has wanted anything for 50 ms."""
+"""Between two calls: three times what SQLite waits before it removes payloads, so that no call meets a removal."""
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 
 

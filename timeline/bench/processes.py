@@ -74,12 +74,21 @@ def cpu_s(pid: int) -> float:
 
 def disk_stalled_s() -> float | None:
     """For how long, since the machine started, all that had work waited for a disk. None where the kernel does not
-    say: Linux does from 4.20 on, in `/proc/pressure/io`."""
+    say: Linux does from 4.20 on, in `/proc/pressure/io`, unless that is turned off."""
     try:
-        told = Path("/proc/pressure/io").read_text(encoding="utf-8")
+        return stalled_s(Path("/proc/pressure/io").read_text(encoding="utf-8"))
     except OSError:
         return None
-    return int(told.rpartition("full ")[2].rpartition("total=")[2]) / 1e6
+
+
+def stalled_s(told: str) -> float | None:
+    """What one of the kernel's files on pressure says of times when nothing that had work went on; None: nothing."""
+    for line in told.splitlines():
+        kind, _, numbers = line.partition(" ")
+        total_us = numbers.rpartition("total=")[2]
+        if kind == "full" and total_us.isdecimal():
+            return int(total_us) / 1e6
+    return None
 
 
 async def start_serving(

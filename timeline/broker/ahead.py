@@ -21,6 +21,9 @@ from collections import deque
 from timeline.broker.limits import Limits
 from timeline.model import LEASE_AHEAD_AUTO
 
+ALONG_OF_ASKED = 4
+"""Where a topic says how far ahead, a round begins a quarter of that later than it might, and takes along what comes
+due in that quarter: at a steady rate there would else be a round for each message, or as many as the store can take."""
 GROWTH = 4
 """How many times as much as a full round the next one takes."""
 REMEMBERED_MS = 10_000.0
@@ -64,10 +67,11 @@ class Ahead:
 
     def lead_ms(self, asked_ms: int, lease_p99_ms: float | None) -> int:
         """How long before the next due a round begins; 0: at the due. `auto`: the store's p99 lease time, and the cap
-        until a lease has been measured (None). Capped so that a round still takes something along: one would else
-        follow on another, each for what came into the window during the one before."""
+        until a lease has been measured (None); else three quarters of what was asked for. Capped so that a round still
+        takes something along: one would else follow on another, each for what came into the window during the one
+        before."""
         if asked_ms != LEASE_AHEAD_AUTO:
-            return asked_ms
+            return asked_ms - asked_ms // ALONG_OF_ASKED
         cap_ms = self._limits.lease_ahead_cap_ms
         if lease_p99_ms is None:
             return cap_ms
@@ -75,9 +79,9 @@ class Ahead:
 
     def window_ms(self, asked_ms: int, lease_p99_ms: float | None) -> int:
         """How far ahead of its due a message may be leased by a round that has begun; 0: not at all."""
-        lead_ms = self.lead_ms(asked_ms, lease_p99_ms)
         if asked_ms != LEASE_AHEAD_AUTO:
-            return lead_ms
+            return asked_ms
+        lead_ms = self.lead_ms(asked_ms, lease_p99_ms)
         return min(self._limits.lease_ahead_cap_ms, lead_ms + max(lead_ms, self._limits.lease_along_ms))
 
     def most(self, next_due_ms: int | None, now_ms: int) -> int:

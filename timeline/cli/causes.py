@@ -23,7 +23,8 @@ ADVICE: dict[Cause, str] = {
     Cause.UNEXPLAINED: "if many are so, look at the broker's processor time and its log",
     Cause.NO_CONSUMER: "keep a consumer connected: 'timeline top' shows who is",
     Cause.NO_CREDIT: "start more consumers, give them more credit, or let their handlers take less time",
-    Cause.STORE_SLOW: "look at timeline_store_call_seconds in /metrics, and at the disk or database behind the store",
+    Cause.STORE_SLOW: "look at timeline_store_call_seconds in /metrics, and at the disk or database behind the store; "
+    "'timeline topic update TOPIC --lease-ahead 1s' leases before short stalls",
     Cause.NO_BROKER: "a bucket was between two brokers: it settles by itself within seconds",
     Cause.BROKER_DOWN: "it was delivered once a broker was back",
     Cause.PAUSED: "'timeline topic resume TOPIC' lets it deliver",
