@@ -8,7 +8,7 @@ change is confirmed by reading the head alone. Nothing here is more than a copy:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,6 +22,8 @@ NOWHERE_MS = 1 << 62
 KNOWN_ENTRIES = 32_000
 """Entries of timelines that one process knows at most, over all buckets."""
 MOST_OF_ONE, FEWEST_OF_ONE = 1_000, 16
+PASSED = 16
+"""States of a bucket in which a reading may find it while this process goes on."""
 WORTH_CUTTING = 3
 """Entries in a row from which one deletion of a range takes the place of one each."""
 
@@ -99,7 +101,8 @@ class Stretch:
 class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
     `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in each index along
-    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change."""
+    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `passed`: the
+    last few states that this process has changed into another."""
 
     topic: int
     number: int
@@ -108,6 +111,7 @@ class Bucket:
     room: int = MOST_OF_ONE
     traces: Counter[int] = field(default_factory=Counter)
     waiting: list[Any] = field(default_factory=list)
+    passed: deque[int | None] = field(default_factory=lambda: deque(maxlen=PASSED))
     stretches: dict[int, Stretch] = field(default_factory=dict)
     messages: dict[bytes, Stored] = field(default_factory=dict)
 
@@ -128,6 +132,20 @@ class Bucket:
         self.stretches = {kind: Stretch([], None) for kind in (FREE, HELD) if head.floor(kind) >= NOWHERE_MS}
         return True
 
+    def current(self, head: Head) -> bool:
+        """Whether what is known is of the state that was read, or of a later one."""
+        return self.head is not None and (self.head.last == head.last or head.last in self.passed)
+
+    def reached(self, kind: int, limit: int, due_ms: int) -> Stretch | None:
+        """The beginning of a timeline as far as `limit` entries or `due_ms`, if so much of it is known."""
+        known = self.stretches.get(kind)
+        if known is None and self.head is not None and self.head.floor(kind) > due_ms:
+            # What was acknowledged beyond the floor has left traces that need not be met to know that nothing is due.
+            known = self.stretches[kind] = Stretch([], (self.head.floor(kind), b""))
+        if known is None or not (known.until is None or len(known.entries) >= limit or known.until[0] > due_ms):
+            return None
+        return known
+
     def agree(self, row: Any) -> None:
         """Raises Changed when `row` was read from another state than the head that is known."""
         if self.meet(Head.of(row)):
@@ -144,6 +162,8 @@ class Bucket:
 
     def became(self, head: Head, stretches: dict[int, Stretch], pairs: Pairs) -> None:
         """Takes note of a change that was made."""
+        if self.head is not None:
+            self.passed.append(self.head.last)
         self.head, self.stretches = head, stretches
         for id in pairs:
             self.messages.pop(id, None)

@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 
 SPREAD = 32
 """Buckets that change at once."""
+FEW, SPREAD_OF_FEW = 16, 8
+"""A batch costs a node about as much as so many messages in it. Of batches with fewer only so many are under way: what
+waits for its turn meanwhile goes along. With all of them at once, as many as there are buckets are sent one by one."""
 TRIES = 60
 """Times a change is decided anew because another process changed the bucket in between."""
 LONGEST_PAUSE_S = 0.05
@@ -38,8 +41,13 @@ class Desk:
     buckets: Buckets
     records: Records
     changing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPREAD))
+    changing_few: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPREAD_OF_FEW))
     looking: dict[int, tuple[int, int, tuple[bytes, int, int]]] = field(default_factory=dict)
     worn: set[tuple[int, int, bool]] = field(default_factory=set)
+
+    def turn(self, messages: int) -> asyncio.Semaphore:
+        """What a batch of so many messages waits for."""
+        return self.changing if messages >= FEW else self.changing_few
 
     async def stands(self, topic: Topic, lately: bool = False) -> bool:
         """Whether a topic is there, as `Records.stands` says. Of one that is not, nothing is kept in mind."""

@@ -1,17 +1,17 @@
 """Leases: what is due of some buckets, by (due, id) within each, dealt over the grants.
 
 Both timelines of a bucket are known, or read from their floors: below these nothing lies, and so no trace of what was
-acknowledged is read again. Each change moves the floors to where the timelines begin. A bucket of which nothing is
-leased is confirmed by its head alone, all such buckets by one request.
+acknowledged is read again. Each change moves the floors to where the timelines begin. What is to be leased is chosen
+from what is known, without waiting for a change of the bucket that is under way, and then asked of the bucket like
+whatever else is asked of it: judged again on the state that the batch changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,29 +20,28 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, Topic
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place
-from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, partly, settled_on
+from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place, Stretch
+from timeline.storage_plugins.cassandra.desk import Desk, Standing, partly, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of
+from timeline.storage_plugins.cassandra.sharing import Dropped, Part
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
 from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable
 
+KINDS = (FREE, HELD)
 ROUNDS = 50
 """Times one call looks again because there is more than it read at once."""
 
 
 @dataclass(slots=True)
 class Window:
-    """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all. `leased`:
-    what was chosen of it, as it stands then."""
+    """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all."""
 
     bucket: Bucket
+    more: bool = False
     eligible: list[Stored] = field(default_factory=list)
     expired: list[Stored] = field(default_factory=list)
     spent: list[Stored] = field(default_factory=list)
-    found: dict[bytes, Stored] = field(default_factory=dict)
-    leased: list[Stored] = field(default_factory=list)
-    more: bool = False
 
 
 @dataclass(slots=True)
@@ -61,42 +60,98 @@ class Call:
             return self.now_ms - max(self.topic.settings.redelivery_backoff_ms, self.overdue_ms)
         return self.now_ms - self.overdue_ms if self.overdue_ms > 0 else max(self.now_ms, self.due_before_ms)
 
+    def glance(self, bucket: Bucket, limit: int) -> Window | None:
+        """What is due, at most `limit` of each timeline, by what is known; None where that is not all of it."""
+        stretches = [bucket.reached(kind, limit + 1, self.due_by(kind)) for kind in KINDS]
+        known = [stretch for stretch in stretches if stretch is not None]
+        if len(known) < len(KINDS):
+            return None
+        ids, more = self._first(known, limit)
+        if not all(id in bucket.messages for id in ids):
+            return None
+        return self._judged(Window(bucket, more), [bucket.messages[id] for id in ids])
+
     async def look(self, bucket: Bucket, limit: int) -> Window:
-        """What is due, at most `limit` of each timeline. Raises Changed."""
-        partition, window = self.desk.partition, Window(bucket)
-        due: list[Place] = []
-        bound: Place = (NOWHERE_MS, b"")
-        for kind in (FREE, HELD):
-            by_ms = self.due_by(kind)
-            stretch = await partition.reach(bucket, kind, limit + 1, by_ms)
-            first = [place for place in stretch.entries[: limit + 1] if place[0] <= by_ms]
-            if len(first) > limit:
-                # Beyond the end of a timeline that was cut off, the other one must not run ahead of it.
-                bound = min(bound, first.pop())
-                window.more = True
-            due += first
-        due = sorted(place for place in due if place < bound)
-        missing = [id for _, id in due if id not in bucket.messages]
+        """The same, read where it is not known; the caller holds the bucket's lock. Raises Changed."""
+        partition = self.desk.partition
+        stretches = [await partition.reach(bucket, kind, limit + 1, self.due_by(kind)) for kind in KINDS]
+        ids, more = self._first(stretches, limit)
+        missing = [id for id in ids if id not in bucket.messages]
         found = await partition.find(bucket, missing, whole=True) if missing else {}
         if len(found) < len(missing):
             bucket.forget()
             raise Changed
+        stored = [found[id] if id in found else bucket.messages[id] for id in ids]
         bucket.keep(found.values())
-        for _, id in due:
-            window.found[id] = found[id] if id in found else bucket.messages[id]
-            self._judge(window, window.found[id])
+        return self._judged(Window(bucket, more), stored)
+
+    def _first(self, stretches: Sequence[Stretch], limit: int) -> tuple[list[bytes], bool]:
+        """The ids of what is due on both timelines, in order, and whether there is more."""
+        due: list[Place] = []
+        bound: Place = (NOWHERE_MS, b"")
+        for kind, stretch in zip(KINDS, stretches, strict=True):
+            by_ms = self.due_by(kind)
+            first = [place for place in stretch.entries[: limit + 1] if place[0] <= by_ms]
+            if len(first) > limit:
+                # Beyond the end of a timeline that was cut off, the other one must not run ahead of it.
+                bound = min(bound, first.pop())
+            due += first
+        return [id for at, id in sorted(due) if (at, id) < bound], bound[0] < NOWHERE_MS
+
+    def _judged(self, window: Window, found: Sequence[Stored]) -> Window:
+        lists = {Status.OK: window.eligible, Status.EXPIRED: window.expired, Status.DEAD: window.spent}
+        for stored in found:
+            if (verdict := self.verdict(stored)) is not None:
+                lists[verdict].append(stored)
         return window
 
-    def _judge(self, window: Window, stored: Stored) -> None:
+    def verdict(self, stored: Stored) -> Status | None:
+        """What is to become of a message: leased (OK), removed (EXPIRED), buried (DEAD), or nothing."""
         message = stored.message
+        if message.due_ms > self.due_by(HELD if message.holder else FREE):
+            return None
         ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=0 if self.overdue_ms else self.due_before_ms)
         status = decide(message, ask, self.now_ms, self.topic.settings).status
-        if status is Status.OK:
-            window.eligible.append(stored)
-        elif status is Status.EXPIRED:
-            window.expired.append(stored)
-        elif status is Status.DEAD and message.due_ms <= self.now_ms:
-            window.spent.append(stored)
+        if status is Status.DEAD and (message.died_ms or message.due_ms > self.now_ms):
+            return None
+        return status if status in (Status.OK, Status.EXPIRED, Status.DEAD) else None
+
+
+@dataclass(slots=True)
+class Lot:
+    """What was chosen of a bucket: `turns` tells which grant each id goes to; expired and delivered-out ones go where
+    `removes`. What became of it: (before, after, grant) of what was `leased`, how many `expired`, what was `buried`."""
+
+    call: Call
+    grants: Sequence[Grant]
+    turns: dict[bytes, int]
+    removes: bool
+    leased: list[tuple[Stored, Stored, int]] = field(default_factory=list)
+    expired: int = 0
+    buried: list[Stored] = field(default_factory=list)
+
+    def done(self) -> bool:
+        """Whether anything was changed."""
+        return bool(self.leased or self.expired or self.buried)
+
+    def decided(self, found: dict[bytes, Stored]) -> Standing:
+        """Judges again what was found as it stands now, and notes what becomes of it."""
+        call = self.call
+        standing = Standing(call.topic, call.now_ms, found)
+        self.leased, self.expired, self.buried = [], 0, []
+        for id, stored in found.items():
+            verdict = call.verdict(stored)
+            if verdict is Status.OK and id in self.turns:
+                after = _leased(call, stored, self.grants[self.turns[id]])
+                standing.set(after)
+                self.leased.append((stored, after, self.turns[id]))
+            elif verdict is Status.EXPIRED and self.removes:
+                standing.remove(stored)
+                self.expired += 1
+            elif verdict is Status.DEAD and self.removes:
+                self.buried.append(_buried(call, stored))
+                standing.set(self.buried[-1])
+        return standing
 
 
 @dataclass(slots=True)
@@ -112,6 +167,15 @@ class Harvest:
     def done(self) -> bool:
         """Whether anything was changed."""
         return bool(self.stored or self.expired or self.buried)
+
+    def add(self, number: int, lot: Lot) -> None:
+        """Adds what was leased of bucket `number`."""
+        for before, after, turn in lot.leased:
+            self.before.append(before)
+            self.stored.append((number, after))
+            self.grant.append(turn)
+        self.expired += lot.expired
+        self.buried += lot.buried
 
     def sort(self) -> None:
         """By what was due first, over all buckets."""
@@ -135,18 +199,15 @@ async def lease_due(
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
     call, harvest = Call(desk, topic, now_ms, due_before_ms, overdue_ms), Harvest()
-    # Where nothing is due by a bucket's own word, nothing needs to be locked, and what changes it need not wait.
+    # Where nothing is due by a bucket's own word, nothing of it needs to be known.
     heads, stands = await asyncio.gather(desk.partition.heads(topic.uid, numbers), desk.stands(topic))
     if not stands:
         return empty()
-    times = [_idle_until(call, head) for head in heads.values()]
-    known = desk.buckets.of(topic.uid, [at for at, time in zip(heads, times, strict=True) if time is None])
-    async with contextlib.AsyncExitStack() as stack:
-        for bucket in known:
-            await stack.enter_async_context(bucket.lock)
-        with partly(harvest.done):
-            times.append(await _harvest(call, known, list(grants), harvest) if known else None)
-    next_ms = min((time for time in times if time is not None and time < NOWHERE_MS), default=None)
+    times = {at: _idle_until(call, head) for at, head in heads.items()}
+    known = desk.buckets.of(topic.uid, [at for at, time in times.items() if time is None])
+    with partly(harvest.done):
+        times |= await _harvest(call, known, heads, list(grants), harvest)
+    next_ms = min((time for time in times.values() if time is not None and time < NOWHERE_MS), default=None)
     harvest.sort()
     with partly(harvest.done):
         contents = await desk.contents.read(topic.uid, harvest.stored)
@@ -163,82 +224,92 @@ async def lease_due(
     )
 
 
-async def _harvest(call: Call, buckets: list[Bucket], grants: list[Grant], harvest: Harvest) -> int | None:
-    """Looks and leases until the grants are used up or nothing more is due; answers when to look again."""
+async def _harvest(
+    call: Call, buckets: list[Bucket], heads: Mapping[int, Head], grants: list[Grant], harvest: Harvest
+) -> dict[int, int | None]:
+    """Looks and leases until the grants are used up or nothing more is due; answers when to look again, by bucket.
+    `heads`: as they were read once the call had begun."""
     left, further = buckets, 1
-    await call.desk.partition.confirm([bucket for bucket in left if bucket.head is None])
+    times: dict[int, int | None] = {}
     for _ in range(ROUNDS):
+        if not left:
+            return times
         wanted = sum(grant.count for grant in grants)
         limit = min(wanted, AT_ONCE, max(8, 2 * wanted // max(1, len(left)))) * further if wanted else 1
-        windows = await asyncio.gather(*(_seen(call, bucket, limit) for bucket in left))
+        windows = await asyncio.gather(*(_seen(call, bucket, heads[bucket.number], limit) for bucket in left))
         chosen = _dealt(windows, grants)
-        done = await asyncio.gather(
-            *(_lease(call, window, part, grants, wanted > 0) for window, part in zip(windows, chosen, strict=True)),
-            return_exceptions=True,
-        )
-        again: list[Bucket] = []
-        for window, result, part in zip(windows, done, chosen, strict=True):
-            if isinstance(result, Changed):
-                again.append(window.bucket)
-            elif result is True:
-                harvest.expired += len(window.expired)
-                grants = _take(call, harvest, window, part, grants)
-        failed = [result for result in done if isinstance(result, BaseException) and not isinstance(result, Changed)]
-        if failed:
+        lots = [Lot(call, grants, turns, removes=wanted > 0) for turns in chosen]
+        ends = await asyncio.gather(*map(_drawn, windows, lots), return_exceptions=True)
+        for window, lot in zip(windows, lots, strict=True):
+            harvest.add(window.bucket.number, lot)
+        if failed := [end for end in ends if end is not None]:
             raise next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
-        idle = [window for window, result in zip(windows, done, strict=True) if result is False]
-        if any(window.more for window in idle):
+        grants = _left(grants, lots)
+        if any(window.more and not lot.done() for window, lot in zip(windows, lots, strict=True)):
             further *= 2  # What is neither leased nor removed must not hide what comes after it.
-        unchanged = [window.bucket for window in idle]
-        again += await call.desk.partition.confirm(unchanged)
         full = sum(map(len, chosen)) < sum(len(window.eligible) for window in windows)
-        again += [
+        times |= {bucket.number: _next_ms(call, bucket) for bucket in left}
+        heads = dict(heads) | {bucket.number: bucket.head for bucket in left if bucket.head is not None}
+        left = [
             window.bucket
-            for window, part in zip(windows, chosen, strict=True)
-            if wanted and not full and window.more and window.bucket not in again
+            for window in windows
+            if times[window.bucket.number] is None or (wanted and not full and window.more)
         ]
-        if not again:
-            break
-        left = again
-    else:
-        return call.now_ms
-    return min((at for bucket in buckets if (at := _next_ms(call, bucket)) is not None), default=None)
+    return times | {bucket.number: call.now_ms for bucket in left}
 
 
 def _idle_until(call: Call, head: Head) -> int | None:
     """Until when nothing of a bucket is due, by its floors; None where something may be."""
-    if any(head.floor(kind) <= call.due_by(kind) for kind in (FREE, HELD)):
+    if any(head.floor(kind) <= call.due_by(kind) for kind in KINDS):
         return None
     return min(head.floor(FREE), head.floor(HELD) + call.topic.settings.redelivery_backoff_ms)
 
 
-def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[list[tuple[Stored, int]]]:
+def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[bytes, int]]:
     """For each window what of it goes to which grant: the earliest first, over all of them."""
     eligible = [(s.message.due_ms, s.id, at, s) for at, window in enumerate(windows) for s in window.eligible]
     eligible.sort(key=lambda one: one[:3])
     turns = deal(grants, np.array([one[3].size_bytes for one in eligible], dtype=np.int64)).tolist()
-    chosen: list[list[tuple[Stored, int]]] = [[] for _ in windows]
-    for (_, _, at, stored), turn in zip(eligible, turns, strict=False):
-        chosen[at].append((stored, turn))
+    chosen: list[dict[bytes, int]] = [{} for _ in windows]
+    for (_, id, at, _), turn in zip(eligible, turns, strict=False):
+        chosen[at][id] = turn
     return chosen
 
 
-async def _seen(call: Call, bucket: Bucket, limit: int) -> Window:
-    return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
+async def _seen(call: Call, bucket: Bucket, head: Head, limit: int) -> Window:
+    """What is due of a bucket by what stood when `head` was read, or later."""
+    if bucket.current(head) and (window := call.glance(bucket, limit)) is not None:
+        return window
+    async with bucket.lock:
+        if not bucket.current(head):
+            bucket.meet(head)
+        return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
 
 
-def _take(
-    call: Call, harvest: Harvest, window: Window, part: list[tuple[Stored, int]], grants: list[Grant]
-) -> list[Grant]:
-    """Notes what was leased of a bucket, and answers what is left of the grants."""
+async def _drawn(window: Window, lot: Lot) -> None:
+    """Asks the bucket for what was chosen of it, and for what of it is to go, and adds to `lot` what became of it."""
+    call = lot.call
+    gone = window.expired + window.spent if lot.removes else []
+    ids = [*lot.turns, *(stored.id for stored in gone)]
+    for start in range(0, len(ids), AT_ONCE):
+        some = Lot(call, lot.grants, lot.turns, lot.removes)
+        part = Part(call.desk, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True)
+        try:
+            await part.done(window.bucket)
+        except Dropped:
+            return
+        lot.leased += some.leased
+        lot.expired += some.expired
+        lot.buried += some.buried
+
+
+def _left(grants: Sequence[Grant], lots: Sequence[Lot]) -> list[Grant]:
+    """What is left of the grants."""
     counts, sizes = Counter[int](), Counter[int]()
-    for (stored, turn), leased in zip(part, window.leased, strict=True):
-        harvest.before.append(stored)
-        harvest.stored.append((window.bucket.number, leased))
-        harvest.grant.append(turn)
-        counts[turn] += 1
-        sizes[turn] += stored.size_bytes
-    harvest.buried += [_buried(call, stored) for stored in window.spent]
+    for lot in lots:
+        for before, _, turn in lot.leased:
+            counts[turn] += 1
+            sizes[turn] += before.size_bytes
     return [
         dataclasses.replace(
             grant,
@@ -268,34 +339,14 @@ def _buried(call: Call, stored: Stored) -> Stored:
     )
 
 
-async def _lease(
-    call: Call, window: Window, part: list[tuple[Stored, int]], grants: Sequence[Grant], removes: bool
-) -> bool:
-    """Writes the leases of a bucket, and, where it `removes`, what of it expired or was delivered out. False: there was
-    nothing to write. Raises Changed."""
-    standing, bucket = Standing(call.topic, call.now_ms, window.found), window.bucket
-    window.leased = [_leased(call, stored, grants[turn]) for stored, turn in part]
-    for stored in window.leased:
-        standing.set(stored)
-    for stored in window.expired if removes else ():
-        standing.remove(stored)
-    for stored in window.spent if removes else ():
-        standing.set(_buried(call, stored))
-    pairs = standing.pairs()
-    if not pairs:
-        return False
-    await call.desk.partition.change(bucket, pairs)
-    call.desk.contents.delete(call.topic.uid, contents_of(bucket, standing.gone))
-    return True
-
-
 def _next_ms(call: Call, bucket: Bucket) -> int | None:
-    """When something of the bucket may be leasable next, by what is known of its timelines."""
-    times: list[int] = []
-    for kind, stretch in bucket.stretches.items():
-        if stretch.floor < NOWHERE_MS:
-            times.append(stretch.floor + (call.topic.settings.redelivery_backoff_ms if kind == HELD else 0))
-    return min(times, default=None)
+    """When something of a bucket may be leasable next, by what is known of its timelines; None where that is not
+    known."""
+    if not all(kind in bucket.stretches for kind in KINDS):
+        return None
+    backoff_ms = call.topic.settings.redelivery_backoff_ms
+    free, held = (bucket.stretches[kind].floor for kind in KINDS)
+    return min(free, held + backoff_ms if held < NOWHERE_MS else held)
 
 
 def empty() -> Leased:

@@ -1,4 +1,4 @@
-"""Messages by id: found, decided by the one table of rules, changed; what calls ask of a bucket goes into one batch."""
+"""Messages by id: found, decided by the one table of rules, changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,18 +14,15 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, settle_asks
-from timeline.storage_plugins.cassandra.bucket import Bucket, Changed
+from timeline.storage_plugins.cassandra.bucket import Bucket
 from timeline.storage_plugins.cassandra.contents import Content
-from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, settled_on
-from timeline.storage_plugins.cassandra.partition import AT_ONCE, Met
+from timeline.storage_plugins.cassandra.desk import Desk, Standing
+from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored
+from timeline.storage_plugins.cassandra.sharing import Dropped, Part
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.records import dropped
-
-
-class Dropped(Exception):
-    """The topic is no more."""
 
 
 @dataclass(slots=True)
@@ -44,7 +42,8 @@ class Deciding:
         """Decides what is asked at `places`, all of one bucket, in order; what failed answers so, and is answered."""
         for start in range(0, len(places), AT_ONCE):
             some = places[start : start + AT_ONCE]
-            part = Part(self, some, list(dict.fromkeys(self.ids[at] for at in some)), self.news is not None)
+            ids = list(dict.fromkeys(self.ids[at] for at in some))
+            part = Part(self.desk, self.topic, ids, partial(self.standing, some), presumes=self.news is not None)
             try:
                 await part.done(bucket)
             except (StoreUnavailable, StoreUnknown) as trouble:
@@ -66,86 +65,6 @@ class Deciding:
         for at in places:
             fill(self.answers, at, standing.decide(self.ids[at], self.asks[at], news[at] if news else None))
         return standing
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """What a call asks of one bucket at once: `ids`, each once. `presumes`: that they are free."""
-
-    call: Deciding
-    places: list[int]
-    ids: list[bytes]
-    presumes: bool
-    ended: bool = False
-    trouble: Exception | None = None
-
-    async def done(self, bucket: Bucket) -> None:
-        """Returns once it is done, together with what other calls ask of the bucket meanwhile: a batch costs as much
-        as a hundred messages in it."""
-        bucket.waiting.append(self)
-        try:
-            async with bucket.lock:
-                if not self.ended:
-                    async with self.call.desk.changing:
-                        await _do(self.call.desk, bucket, _first(bucket.waiting))
-        finally:
-            if self in bucket.waiting:
-                bucket.waiting.remove(self)
-        if self.trouble is not None:
-            raise self.trouble
-
-
-def _first(waiting: list[Part]) -> list[Part]:
-    """Of what waits for a bucket as much as goes into one batch, and no id twice; it waits no more."""
-    ids: set[bytes] = set()
-    first: list[Part] = []
-    for part in waiting:
-        if not first or (len(ids) + len(part.ids) <= AT_ONCE and ids.isdisjoint(part.ids)):
-            first.append(part)
-            ids.update(part.ids)
-    waiting[:] = [part for part in waiting if part not in first]
-    return first
-
-
-async def _do(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
-    """Decides parts of calls and makes it so by one batch; the caller holds the bucket's lock."""
-    trouble: Exception | None = StoreUnknown("the change that it was to go with was given up")
-    try:
-        await settled_on(bucket, lambda: _attempt(desk, bucket, parts), locked=True)
-        trouble = None
-    except (StoreError, Dropped) as failure:
-        trouble = failure
-    finally:
-        for part in parts:
-            part.ended, part.trouble = True, trouble
-
-
-async def _attempt(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
-    head = await desk.partition.head(bucket)
-    if head.last is None and not await desk.stands(parts[0].call.topic):
-        raise Dropped
-    found = {id: bucket.messages[id] for part in parts for id in part.ids if id in bucket.messages}
-    copied = bool(found)
-    absent = frozenset(id for part in parts if part.presumes for id in part.ids if id not in found)
-    rest = [id for part in parts if not part.presumes for id in part.ids if id not in found]
-    for part in parts:
-        part.presumes = False
-    if rest:
-        found |= await desk.partition.find(bucket, rest)
-    standings: list[tuple[Part, Standing]] = []
-    pairs: dict[bytes, tuple[Stored | None, Stored | None]] = {}
-    for part in parts:
-        standing = part.call.standing(part.places, {id: found[id] for id in part.ids if id in found})
-        standings.append((part, standing))
-        pairs |= standing.pairs()
-    if any(pairs.get(id, (None, None))[1] is None for id in absent):
-        raise Met
-    if pairs:
-        await desk.partition.change(bucket, pairs, absent)
-    elif copied and await desk.partition.confirm([bucket]):
-        raise Changed
-    for part, standing in standings:
-        desk.contents.delete(part.call.topic.uid, contents_of(bucket, standing.gone))
 
 
 async def decide_all(

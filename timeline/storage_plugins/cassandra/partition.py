@@ -76,11 +76,8 @@ class Partition:
     async def reach(self, bucket: Bucket, kind: int, limit: int, due_ms: int) -> Stretch:
         """The beginning of a timeline: its first `limit` entries at least, or all until `due_ms`. Raises Changed."""
         head = await self.head(bucket)
-        known = bucket.stretches.get(kind)
-        if known is None and head.floor(kind) > due_ms:
-            # What was acknowledged beyond the floor has left traces that need not be met to know that nothing is due.
-            known = bucket.stretches[kind] = Stretch([], (head.floor(kind), b""))
-        if known is None or not (known.until is None or len(known.entries) >= limit or known.until[0] > due_ms):
+        known = bucket.reached(kind, limit, due_ms)
+        if known is None:
             count = max(limit, min(bucket.room, READ_AHEAD))
             rows = await self.connected.read("timeline", *bucket.key, kind, head.floor(kind) - 1, LAST_ID, count)
             for row in rows:
