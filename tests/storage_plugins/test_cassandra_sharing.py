@@ -11,27 +11,31 @@ import pytest
 
 from tests.servers.cassandra import CassandraServer
 from tests.servers.fixture import Running
-from timeline.model import Operation, Status
+from timeline.columns import Ragged
+from timeline.model import Operation, Status, buckets_of
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.cassandra.bucket import PASSED, Buckets, Head
 from timeline.storage_plugins.cassandra.desk import FEW, SPREAD, SPREAD_OF_FEW
+from timeline.storage_plugins.cassandra.session import Doubt
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
+from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 
 
 async def _waits(bucket: Any, parts: int) -> None:
     """Returns once so many parts of calls wait for the bucket."""
-    while len(bucket.waiting) < parts:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while len(bucket.waiting) < parts:
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def _held(trial: Trial, topic: Any) -> AsyncIterator[tuple[Any, list[int]]]:
-    """The one bucket of a topic, locked as if a change of it were under way, and how many statements each conditional
-    batch since then had."""
+async def _held(trial: Trial, topic: Any, number: int = 0) -> AsyncIterator[tuple[Any, list[int]]]:
+    """A bucket of a topic, locked as if a change of it were under way, and how many statements each conditional batch
+    since then had."""
     desk: Any = trial.store._desk  # type: ignore[attr-defined]
-    [bucket] = desk.buckets.of(topic.uid, [0])
+    [bucket] = desk.buckets.of(topic.uid, [number])
     connected, sent = desk.partition.connected, list[int]()
     plain = connected.write
 
@@ -104,6 +108,117 @@ async def test_what_was_moved_or_cancelled_since_it_was_chosen_is_not_leased(ser
         assert by_id(await trial.scan(topic))[moved]["due_ms"] == T0 + 60_000
 
 
+async def test_a_lease_that_loses_what_it_chose_gets_what_else_is_due(servers: Running) -> None:
+    """To answer nothing would mean that nothing fits into its credit."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=2)
+        ids = named(40)
+        numbers = buckets_of(Ragged.of(ids), 2).tolist()
+        early = next(id for id, number in zip(ids, numbers, strict=True) if number == 0)
+        late = next(id for id, number in zip(ids, numbers, strict=True) if number == 1)
+        await trial.stored(topic, [early, late], [T0 - 20, T0 - 10])
+        assert not len((await trial.lease(topic, 0)).rows)
+        async with _held(trial, topic, 0) as (bucket, _):
+            cancel = asyncio.ensure_future(trial.mutate(topic, Operation.CANCEL, [early]))
+            await _waits(bucket, 1)
+            lease = asyncio.ensure_future(trial.lease(topic, 1))
+            await _waits(bucket, 2)
+        assert statuses(await cancel) == [Status.OK]
+        assert (await lease).rows.ids.tolist() == [late]
+
+
+async def test_another_life_of_an_id_is_leased_only_where_it_fits(servers: Running) -> None:
+    url = servers.url(CassandraServer)
+    async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as other:
+        topic = await trial.topic(buckets=1)
+        [id] = named(1)
+        await trial.stored(topic, [id])
+        assert not len((await trial.lease(topic, 0)).rows)
+        async with _held(trial, topic) as (bucket, _):
+            lease = asyncio.ensure_future(trial.lease(topic, 1, max_bytes=1_000))
+            await _waits(bucket, 1)
+            await other.mutate(topic, Operation.CANCEL, [id])
+            await other.stored(topic, [id], payload=b"x" * 5_000)
+        assert not len((await lease).rows)
+        assert by_id(await trial.scan(topic))[id]["version"] == 1
+        assert len((await trial.lease(topic, 1, max_bytes=10_000)).rows) == 1
+
+
+async def test_what_comes_onto_one_timeline_while_the_other_is_read_is_found(servers: Running) -> None:
+    """A read that finds no row learns from none that the bucket has changed since its head was read."""
+    url = servers.url(CassandraServer)
+    async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as other:
+        topic = await trial.topic(buckets=1)
+        [id] = named(1)
+        await trial.stored(topic, [id])
+        held = (await trial.lease(topic, 1, lease_ms=1_000)).rows
+        connected: Any = other.store._desk.partition.connected  # type: ignore[attr-defined]
+        plain, now_ms, released = connected.read, T0 + 5_000, list[Status]()
+
+        async def read(name: str, *values: Any, serial: bool = False) -> Any:
+            if name == "timeline" and not released:
+                answers = await trial.settle(topic, Operation.RELEASE, held, now_ms=now_ms, time_ms=now_ms)
+                released.extend(statuses(answers))
+            return await plain(name, *values, serial=serial)
+
+        connected.read = read
+        assert (await other.lease(topic, 1, now_ms=now_ms)).rows.ids.tolist() == [id]
+        assert released == [Status.OK]
+
+
+async def test_what_was_leased_of_one_bucket_is_kept_where_another_fails(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=2)
+        ids = named(20)
+        await trial.stored(topic, ids)
+        numbers = buckets_of(Ragged.of(ids), 2).tolist()
+        connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+        plain = connected.write
+
+        async def write(statements: Any) -> Any:
+            if statements[0][0] == "claim" and statements[0][1][4] == 1:
+                raise StoreUnavailable("not now")
+            return await plain(statements)
+
+        connected.write = write
+        leased = await trial.lease(topic)
+        there = [id for id, number in zip(ids, numbers, strict=True) if number == 0]
+        assert sorted(leased.rows.ids.tolist()) == there
+        assert leased.next_due_ms is not None and leased.next_due_ms <= T0
+        with pytest.raises(StoreUnavailable):
+            await trial.lease(topic)
+        del connected.write
+        assert sorted((await trial.lease(topic)).rows.ids.tolist()) == sorted(set(ids) - set(there))
+
+
+async def test_a_lease_that_is_not_known_to_be_made_is_not_returned(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(2))
+        await trial.lease(topic, 0)
+        async with _held(trial, topic) as (bucket, _):
+            connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+            plain = connected.write
+
+            async def write(statements: Any) -> Any:
+                await plain(statements)
+                raise Doubt("nobody knows")
+
+            async def unread(*_: Any, **__: Any) -> Any:
+                raise StoreUnavailable("nor that")
+
+            put = asyncio.ensure_future(trial.put(topic, named(1, "new")))
+            await _waits(bucket, 1)
+            lease = asyncio.ensure_future(trial.lease(topic))
+            await _waits(bucket, 2)
+            connected.write, read, connected.read = write, connected.read, unread
+        for call in (put, lease):
+            with pytest.raises(StoreUnknown):
+                await call
+        connected.write, connected.read = plain, read
+        assert {row["version"] for row in by_id(await trial.scan(topic)).values()} == {1, 2}
+
+
 async def test_what_is_overdue_no_more_is_not_for_a_sweep(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic(buckets=1)
@@ -140,9 +255,11 @@ def test_a_head_that_was_read_before_a_change_of_ours_is_no_news() -> None:
         bucket.became(Head(number), {}, {})
     assert all(bucket.current(Head(number)) for number in (7, 8, 9))
     assert not bucket.current(Head(10))
+    bucket.meet(Head(10))
+    assert bucket.current(Head(10)) and not bucket.current(Head(8))
     for number in range(100, 101 + PASSED):
         bucket.became(Head(number), {}, {})
-    assert not bucket.current(Head(9))
+    assert not bucket.current(Head(10)) and bucket.current(Head(100))
 
 
 async def test_small_batches_wait_for_company_and_large_ones_do_not(servers: Running) -> None:

@@ -102,7 +102,8 @@ class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
     `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in each index along
     which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `passed`: the
-    last few states that this process has changed into another."""
+    last few states on the way to the known one that this process has changed. A lease looks at what is known without
+    the lock, and keeps of that what a head by itself says of a timeline."""
 
     topic: int
     number: int
@@ -122,6 +123,7 @@ class Bucket:
     def forget(self) -> None:
         """Forgets all of it."""
         self.head, self.stretches, self.messages = None, {}, {}
+        self.passed.clear()
 
     def meet(self, head: Head) -> bool:
         """Takes note of the head as it was read; answers whether it is another than the known one."""
@@ -221,7 +223,7 @@ class Buckets:
         self._count = 0
 
     def of(self, topic: int, numbers: Iterable[int]) -> list[Bucket]:
-        """Buckets of a topic, in ascending order, which is the order in which they are locked."""
+        """Buckets of a topic, in ascending order."""
         known, wanted = self._known.setdefault(topic, {}), sorted(set(numbers))
         for at in wanted:
             if at not in known:

@@ -22,7 +22,7 @@ from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 Result = TypeVar("Result")
 
 SPREAD = 32
-"""Buckets that change at once."""
+"""Buckets that change at once, by batches with FEW messages or more."""
 FEW, SPREAD_OF_FEW = 16, 8
 """A batch costs a node about as much as so many messages in it. Of batches with fewer only so many are under way: what
 waits for its turn meanwhile goes along. With all of them at once, as many as there are buckets are sent one by one."""

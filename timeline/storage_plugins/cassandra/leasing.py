@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +30,7 @@ from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable
 
 KINDS = (FREE, HELD)
 ROUNDS = 50
-"""Times one call looks again because there is more than it read at once."""
+"""Times one call looks again because there is more than it read at once, or what it chose was gone."""
 
 
 @dataclass(slots=True)
@@ -119,12 +119,14 @@ class Call:
 
 @dataclass(slots=True)
 class Lot:
-    """What was chosen of a bucket: `turns` tells which grant each id goes to; expired and delivered-out ones go where
-    `removes`. What became of it: (before, after, grant) of what was `leased`, how many `expired`, what was `buried`."""
+    """What was chosen of a bucket: `chosen` tells which grant each id goes to, and of which birth it was: another life
+    may be larger than the grant has bytes. Expired and delivered-out ones go where `removes`. What became of it:
+    (before, after, grant) of what was `leased`, how many `expired`, what was `buried`. What is lost to others since it
+    was chosen is dealt anew in the next round, without regard to whose it was."""
 
     call: Call
     grants: Sequence[Grant]
-    turns: dict[bytes, int]
+    chosen: dict[bytes, tuple[int, int]]
     removes: bool
     leased: list[tuple[Stored, Stored, int]] = field(default_factory=list)
     expired: int = 0
@@ -134,6 +136,10 @@ class Lot:
         """Whether anything was changed."""
         return bool(self.leased or self.expired or self.buried)
 
+    def lost(self) -> bool:
+        """Whether something that was chosen was not leased."""
+        return len(self.leased) < len(self.chosen)
+
     def decided(self, found: dict[bytes, Stored]) -> Standing:
         """Judges again what was found as it stands now, and notes what becomes of it."""
         call = self.call
@@ -141,10 +147,12 @@ class Lot:
         self.leased, self.expired, self.buried = [], 0, []
         for id, stored in found.items():
             verdict = call.verdict(stored)
-            if verdict is Status.OK and id in self.turns:
-                after = _leased(call, stored, self.grants[self.turns[id]])
-                standing.set(after)
-                self.leased.append((stored, after, self.turns[id]))
+            if verdict is Status.OK:
+                grant, birth = self.chosen.get(id, (-1, 0))
+                if grant >= 0 and birth == stored.message.birth:
+                    after = _leased(call, stored, self.grants[grant])
+                    standing.set(after)
+                    self.leased.append((stored, after, grant))
             elif verdict is Status.EXPIRED and self.removes:
                 standing.remove(stored)
                 self.expired += 1
@@ -170,10 +178,10 @@ class Harvest:
 
     def add(self, number: int, lot: Lot) -> None:
         """Adds what was leased of bucket `number`."""
-        for before, after, turn in lot.leased:
+        for before, after, grant in lot.leased:
             self.before.append(before)
             self.stored.append((number, after))
-            self.grant.append(turn)
+            self.grant.append(grant)
         self.expired += lot.expired
         self.buried += lot.buried
 
@@ -225,10 +233,10 @@ async def lease_due(
 
 
 async def _harvest(
-    call: Call, buckets: list[Bucket], heads: Mapping[int, Head], grants: list[Grant], harvest: Harvest
+    call: Call, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], harvest: Harvest
 ) -> dict[int, int | None]:
     """Looks and leases until the grants are used up or nothing more is due; answers when to look again, by bucket.
-    `heads`: as they were read once the call had begun."""
+    `heads`: as they were read since the call began."""
     left, further = buckets, 1
     times: dict[int, int | None] = {}
     for _ in range(ROUNDS):
@@ -238,24 +246,38 @@ async def _harvest(
         limit = min(wanted, AT_ONCE, max(8, 2 * wanted // max(1, len(left)))) * further if wanted else 1
         windows = await asyncio.gather(*(_seen(call, bucket, heads[bucket.number], limit) for bucket in left))
         chosen = _dealt(windows, grants)
-        lots = [Lot(call, grants, turns, removes=wanted > 0) for turns in chosen]
+        lots = [Lot(call, grants, part, removes=wanted > 0) for part in chosen]
         ends = await asyncio.gather(*map(_drawn, windows, lots), return_exceptions=True)
         for window, lot in zip(windows, lots, strict=True):
             harvest.add(window.bucket.number, lot)
         if failed := [end for end in ends if end is not None]:
-            raise next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
+            worst = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
+            if worst is not None or not harvest.done():
+                raise worst or failed[0]
+            break  # Nothing happened in those; what was leased of others is not thrown away for that.
         grants = _left(grants, lots)
         if any(window.more and not lot.done() for window, lot in zip(windows, lots, strict=True)):
             further *= 2  # What is neither leased nor removed must not hide what comes after it.
-        full = sum(map(len, chosen)) < sum(len(window.eligible) for window in windows)
-        times |= {bucket.number: _next_ms(call, bucket) for bucket in left}
-        heads = dict(heads) | {bucket.number: bucket.head for bucket in left if bucket.head is not None}
+        lost = any(lot.lost() for lot in lots)
+        full = not lost and sum(map(len, chosen)) < sum(len(window.eligible) for window in windows)
+        for bucket in left:
+            times[bucket.number] = _next_ms(call, bucket)
+            if bucket.head is not None and bucket.current(heads[bucket.number]):
+                heads[bucket.number] = bucket.head
+        goes_on = not full and any(grant.count > 0 for grant in grants)
         left = [
             window.bucket
             for window in windows
-            if times[window.bucket.number] is None or (wanted and not full and window.more)
+            if (next_ms := times[window.bucket.number]) is None
+            or (goes_on and (lost or window.more or _came_since(call, harvest, next_ms)))
         ]
     return times | {bucket.number: call.now_ms for bucket in left}
+
+
+def _came_since(call: Call, harvest: Harvest, next_ms: int) -> bool:
+    """Whether, where nothing was found, something is due by now all the same: to answer nothing beside that would mean
+    that no grant has room for it."""
+    return not harvest.done() and not call.overdue_ms and next_ms <= call.now_ms
 
 
 def _idle_until(call: Call, head: Head) -> int | None:
@@ -265,14 +287,14 @@ def _idle_until(call: Call, head: Head) -> int | None:
     return min(head.floor(FREE), head.floor(HELD) + call.topic.settings.redelivery_backoff_ms)
 
 
-def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[bytes, int]]:
-    """For each window what of it goes to which grant: the earliest first, over all of them."""
+def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[bytes, tuple[int, int]]]:
+    """For each window what of it goes to which grant, and its birth: the earliest first, over all of them."""
     eligible = [(s.message.due_ms, s.id, at, s) for at, window in enumerate(windows) for s in window.eligible]
     eligible.sort(key=lambda one: one[:3])
     turns = deal(grants, np.array([one[3].size_bytes for one in eligible], dtype=np.int64)).tolist()
-    chosen: list[dict[bytes, int]] = [{} for _ in windows]
-    for (_, id, at, _), turn in zip(eligible, turns, strict=False):
-        chosen[at][id] = turn
+    chosen: list[dict[bytes, tuple[int, int]]] = [{} for _ in windows]
+    for (_, id, at, stored), grant in zip(eligible, turns, strict=False):
+        chosen[at][id] = grant, stored.message.birth
     return chosen
 
 
@@ -290,9 +312,9 @@ async def _drawn(window: Window, lot: Lot) -> None:
     """Asks the bucket for what was chosen of it, and for what of it is to go, and adds to `lot` what became of it."""
     call = lot.call
     gone = window.expired + window.spent if lot.removes else []
-    ids = [*lot.turns, *(stored.id for stored in gone)]
+    ids = [*lot.chosen, *(stored.id for stored in gone)]
     for start in range(0, len(ids), AT_ONCE):
-        some = Lot(call, lot.grants, lot.turns, lot.removes)
+        some = Lot(call, lot.grants, lot.chosen, lot.removes)
         part = Part(call.desk, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True)
         try:
             await part.done(window.bucket)
@@ -307,17 +329,17 @@ def _left(grants: Sequence[Grant], lots: Sequence[Lot]) -> list[Grant]:
     """What is left of the grants."""
     counts, sizes = Counter[int](), Counter[int]()
     for lot in lots:
-        for before, _, turn in lot.leased:
-            counts[turn] += 1
-            sizes[turn] += before.size_bytes
+        for before, _, at in lot.leased:
+            counts[at] += 1
+            sizes[at] += before.size_bytes
     return [
         dataclasses.replace(
             grant,
-            count=grant.count - counts[turn],
-            max_bytes=grant.max_bytes - sizes[turn],
-            alone=grant.alone and not counts[turn],
+            count=grant.count - counts[at],
+            max_bytes=grant.max_bytes - sizes[at],
+            alone=grant.alone and not counts[at],
         )
-        for turn, grant in enumerate(grants)
+        for at, grant in enumerate(grants)
     ]
 
 

@@ -82,6 +82,8 @@ class Partition:
             rows = await self.connected.read("timeline", *bucket.key, kind, head.floor(kind) - 1, LAST_ID, count)
             for row in rows:
                 bucket.agree(row)
+            if not rows and await self.confirm([bucket]):
+                raise Changed  # Where there is no row, none tells of which state that is.
             entries: list[Place] = [(row.at, row.id) for row in rows]
             whole = len(rows) < count
             known = Stretch(entries, None if whole else beyond(entries[-1]))

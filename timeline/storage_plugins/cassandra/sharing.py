@@ -45,7 +45,7 @@ class Part:
         bucket.waiting.append(self)
         try:
             async with bucket.lock:
-                if not self.ended:
+                while not self.ended:
                     async with self.desk.turn(sum(len(part.ids) for part in bucket.waiting)):
                         await _do(self.desk, bucket, _first(bucket.waiting))
         finally:

@@ -12,6 +12,10 @@ packed into `fields`, see `rows.py`: a column each costs client and server sever
     TAG      (tag, id)          EXPIRES  (expiry, id)
     DEAD     (when it died, id)  KEPT     (when it was settled, id)
 
+A batch changes a partition as one, and a read that met replicas with and without it would repair no more than the rows
+that it asked for: `last` without the rest, so that what is there would be taken for gone. So reads repair nothing
+(`read_repair`, Cassandra's documentation of CREATE TABLE); hints and repairs do.
+
 `payload` has larger content by (id, birth, attempt). The attempt is a random number of the put call, so that
 no content is ever written again where it was deleted: whatever two coordinators' clocks say, neither hides the other.
 """
@@ -29,7 +33,7 @@ TABLES = {
     "dropped": "CREATE TABLE IF NOT EXISTS dropped (one int, uid bigint, buckets int, PRIMARY KEY ((one), uid))",
     "message": "CREATE TABLE IF NOT EXISTS message (topic bigint, bucket int, kind tinyint, at bigint, id blob, "
     "last bigint static, floor_free bigint static, floor_held bigint static, "
-    "fields blob, payload blob, headers blob, PRIMARY KEY ((topic, bucket), kind, at, id))",
+    "fields blob, payload blob, headers blob, PRIMARY KEY ((topic, bucket), kind, at, id)) WITH read_repair = 'NONE'",
     "payload": "CREATE TABLE IF NOT EXISTS payload (topic bigint, bucket int, part int, id blob, birth bigint, "
     "attempt bigint, put_ms bigint, payload blob, headers blob, "
     "PRIMARY KEY ((topic, bucket, part), id, birth, attempt))",
