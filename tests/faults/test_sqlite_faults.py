@@ -10,12 +10,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.servers import disk as disks
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, grant, ids, puts, settles, topic
 from timeline.columns import Ragged
 from timeline.model import Topic
@@ -24,19 +25,10 @@ from timeline.storage_plugins.contract import Store, StoreRefused, StoreUnavaila
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, require_service: Callable[[str], None]) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    require_service("tmpfs")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def _grow(disk: Path) -> None:
-    """Space returns."""
-    subprocess.run(["mount", "-o", "remount,size=12m", disk], check=True)
+    with disks.small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 async def _fill(store: Store, made: Topic) -> tuple[set[bytes], set[bytes]]:
@@ -69,7 +61,7 @@ async def test_full_disk(small_disk: Path) -> None:
     found = await dump(store, made)
     assert stored <= set(found.ids.tolist()) <= stored | unknown
 
-    _grow(small_disk)
+    disks.remount(small_disk, "size=12m")
     await store.check()
     more = ids(50, b"more")
     assert (await store.put(made, NOW_MS, puts(more))).status.tolist() == [0] * 50
@@ -85,7 +77,7 @@ async def test_full_disk_empties_by_settling(small_disk: Path) -> None:
     store = await open_store(f"sqlite:///{small_disk}/a.db")
     await store.create_topic(made)
     stored, unknown = await _fill(store, made)
-    _grow(small_disk)
+    disks.remount(small_disk, "size=12m")
     done: set[bytes] = set()
     while (leased := await store.lease_due(made, None, NOW_MS, 0, [grant(50)])).rows.ids:
         assert (await store.settle(made, NOW_MS, settles(leased.rows))).status.tolist() == [0] * len(leased.rows)
@@ -112,10 +104,10 @@ async def test_full_disk_at_the_opening(small_disk: Path) -> None:
 async def test_read_only_file_system(small_disk: Path) -> None:
     url = f"sqlite:///{small_disk}/a.db"
     await (await open_store(url)).close()
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    disks.remount(small_disk, "ro")
     with pytest.raises(StoreRefused, match="Read-only file system"):
         await open_store(url)
-    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    disks.remount(small_disk, "rw")
     await (await open_store(url)).close()
 
 
@@ -187,6 +179,7 @@ async def test_damaged_page_in_mid_flight(tmp_path: Path) -> None:
 
 _LOAD = """
 import asyncio, sys
+from tests.servers import disk as disks
 from tests.storage_plugins.sqlite_calls import NOW_MS, grant, ids, puts, settles, topic
 from timeline.storage_plugins import open_store
 

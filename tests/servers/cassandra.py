@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.servers.process import Server, free_port
@@ -37,19 +37,27 @@ class CassandraServer(Server):
     """One node. `commitlog_sync`: `batch`, or `periodic`, which loses what it acknowledged when it is killed.
     `guarded`: it asks for a password (that of `cassandra` is `cassandra`) and for rights, and offers TLS beside plain
     text, with the certificate of `certificate`. `measured`: for figures, which want a real disk and a compiler that
-    takes its time; tests want neither, for what a kill leaves does not depend on the disk."""
+    takes its time; tests want neither, for what a kill leaves does not depend on the disk. `data`: where its data is to
+    lie instead. `more`: more of its settings."""
 
     name = "cassandra"
 
     def __init__(
-        self, folder: Path, commitlog_sync: str = "batch", guarded: bool = False, measured: bool = False
+        self,
+        folder: Path,
+        commitlog_sync: str = "batch",
+        guarded: bool = False,
+        measured: bool = False,
+        data: Path | None = None,
+        more: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(folder)
         self.storage_port = free_port()
         self.commitlog_sync = commitlog_sync
         self.guarded = guarded
         self.measured = measured
-        self._data: Path | None = None
+        self.more = more or {}
+        self._data = data
 
     @property
     def certificate(self) -> Path:
@@ -59,11 +67,12 @@ class CassandraServer(Server):
     @property
     def data(self) -> Path:
         """Where the node's data lies: in memory where there is enough of it."""
+        if self._data is not None:
+            return self._data
         if self.measured or not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _MEMORY_BYTES:
             return self.folder / "data"
-        if self._data is None:
-            self._data = Path(tempfile.mkdtemp(prefix="timeline-cassandra-", dir=_MEMORY))
-            weakref.finalize(self, shutil.rmtree, self._data, ignore_errors=True)
+        self._data = Path(tempfile.mkdtemp(prefix="timeline-cassandra-", dir=_MEMORY))
+        weakref.finalize(self, shutil.rmtree, self._data, ignore_errors=True)
         return self._data
 
     @property
@@ -108,6 +117,7 @@ class CassandraServer(Server):
             **{f"{kind}_timeout": "30s" for kind in ("read_request", "write_request", "cas_contention", "request")},
             **synced,
             **guards,
+            **self.more,
         }
         # JSON is YAML.
         (self.folder / "cassandra.yaml").write_text(json.dumps(settings, indent=1), encoding="utf-8")

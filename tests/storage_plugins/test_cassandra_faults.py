@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import cluster as driver
-from cassandra.auth import PlainTextAuthProvider
 
 from tests.servers.cassandra import CassandraServer
 from tests.servers.fixture import Running
-from tests.services import require_service
 from tests.storage_plugins.cassandra_traces import TracedConnected, acknowledge, traced_lease
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, buckets_of
@@ -119,6 +113,28 @@ async def test_data_of_a_newer_timeline_is_refused(servers: Running) -> None:
         session = store._desk.partition.connected.session
         await asyncio.to_thread(session.execute, "DROP KEYSPACE timeline_newer")
         await store.close()
+
+
+async def test_a_table_that_reads_repaired_is_repaired_by_reads_no_more(servers: Running) -> None:
+    """One that was made by a Timeline that did not say so yet."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(3))
+        session = trial.store._desk.partition.connected.session  # type: ignore[attr-defined]
+
+        def repairs(change: str = "") -> str:
+            if change:
+                session.execute(f"ALTER TABLE message WITH read_repair = '{change}'")
+            told = session.execute(
+                "SELECT read_repair FROM system_schema.tables WHERE table_name = 'message' ALLOW FILTERING"
+            )
+            return str(told.one().read_repair)
+
+        assert await asyncio.to_thread(repairs, "BLOCKING") == "BLOCKING"
+        async with Trial(lambda: make_store(servers.url(CassandraServer))) as later:
+            assert await asyncio.to_thread(repairs) == "NONE"
+            assert (await later.everything(topic)).keys() == set(named(3))
+        await trial.stored(topic, [b"after"])
 
 
 async def test_what_is_left_of_dropped_topics_is_cleared(servers: Running) -> None:
@@ -272,100 +288,3 @@ async def test_a_sweep_passes_over_what_is_held_and_comes_back_for_it(servers: R
         assert sorted(await trial.everything(topic, now_ms=T0 + 300)) == held == named(6)[:3]
         assert (await trial.store.sweep(topic, T0 + 5_002, 100)).expired == 3
         assert not await trial.everything(topic, now_ms=T0 + 300)
-
-
-@asynccontextmanager
-async def _own(folder: Path, **settings: Any) -> AsyncIterator[CassandraServer]:
-    require_service("cassandra")
-    node = CassandraServer(folder, **settings)
-    await asyncio.to_thread(node.start)
-    try:
-        yield node
-    finally:
-        await asyncio.to_thread(node.stop)
-
-
-GUEST = "CREATE ROLE IF NOT EXISTS guest WITH PASSWORD = 'guest' AND LOGIN = true"
-
-
-def _log_in(node: CassandraServer, statement: str) -> None:
-    """Runs a statement as the superuser that a node makes for itself soon after its start."""
-    while True:
-        who = PlainTextAuthProvider("cassandra", "cassandra")
-        session = driver.Cluster(["127.0.0.1"], port=node.port, auth_provider=who, protocol_version=5)
-        try:
-            session.connect().execute(statement)
-            return
-        except driver.NoHostAvailable:
-            continue
-        finally:
-            session.shutdown()
-
-
-@pytest.mark.slow
-async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) -> None:
-    async with _own(tmp_path, guarded=True, commitlog_sync="periodic") as node:
-        await asyncio.to_thread(_log_in, node, GUEST)
-
-        def url(account: str, more: str = "") -> str:
-            return node.url.replace("//", f"//{account}@") + more
-
-        with pytest.raises(StoreRefused, match="refuses user 'cassandra'") as refused:
-            await make_store(url("cassandra:secret")).open()
-        assert "secret" not in str(refused.value)
-        with pytest.raises(StoreRefused, match=r"user 'guest' may not .* GRANT"):
-            await make_store(url("guest:guest")).open()
-        with pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-            await make_store(url("cassandra:cassandra", "&tls=1")).open()
-        with pytest.raises(StoreRefused, match=r"ca=.*No such file"):
-            await make_store(url("cassandra:cassandra", "&ca=/no/such/file")).open()
-        async with Trial(lambda: make_store(url("cassandra:cassandra", f"&ca={node.certificate}"))) as trial:
-            assert "commitlog_sync of node 127.0.0.1 is periodic" in trial.opened.warnings[0]
-            assert not trial.store.capabilities.durable
-            await trial.stored(await trial.topic(), named(10))
-
-
-@pytest.mark.slow
-async def test_a_node_paused_or_killed_under_load_loses_nothing_that_was_answered(tmp_path: Path) -> None:
-    async with _own(tmp_path) as node, Trial(lambda: make_store(node.url + "&timeout_s=2")) as trial:
-        topic = await trial.topic(buckets=8)
-        answered: list[bytes] = []
-
-        async def produce(worker: str, enough: asyncio.Event) -> str:
-            for turn in range(100_000):
-                ids = named(50, f"{worker}-{turn}")
-                try:
-                    answers = await trial.put(topic, ids)
-                except (StoreUnavailable, StoreUnknown) as error:
-                    return error.code
-                told = statuses(answers)
-                answered.extend(id for id, status in zip(ids, told, strict=True) if status is Status.OK)
-                if set(told) != {Status.OK}:
-                    return next(status.name for status in told if status is not Status.OK)
-                if len(answered) >= 1_000 * (1 + ("after" in worker)):
-                    enough.set()
-            return "never hit"
-
-        async def until_hit(name: str, fault: Any) -> set[str]:
-            enough = asyncio.Event()
-            working = [asyncio.ensure_future(produce(f"{name}-{worker}", enough)) for worker in range(4)]
-            await enough.wait()
-            fault()
-            return set(await asyncio.gather(*working))
-
-        assert await until_hit("before", lambda: node.signal(signal.SIGSTOP)) <= {"UNAVAILABLE", "UNKNOWN"}
-        node.signal(signal.SIGCONT)
-        await _usable(trial)
-        assert await until_hit("after", node.kill) <= {"UNAVAILABLE", "UNKNOWN"}
-        await asyncio.to_thread(node.start)
-        await _usable(trial)
-        assert set(answered) <= (await trial.everything(topic)).keys()
-
-
-async def _usable(trial: Trial) -> None:
-    """Returns when the store takes writes again."""
-    while True:
-        try:
-            return await trial.store.check()
-        except StoreUnavailable:
-            await asyncio.sleep(0)

@@ -13,9 +13,12 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.servers.disk import remount, small_disk
 from tests.servers.mysql import PASSWORD, MysqlServer
+from tests.services import require_service
 from tests.storage_plugins.mysql_calls import trial
-from timeline.model import Status, Topic
+from tests.storage_plugins.outages import fill
+from timeline.model import Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import Trial, statuses
@@ -23,8 +26,6 @@ from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, St
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
-DISK = "size=200m"
-LARGER = "size=400m"
 SMALL = (
     "--innodb-log-file-size=8M",
     "--innodb-data-file-path=ibdata1:12M:autoextend",
@@ -36,24 +37,16 @@ SMALL = (
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
     """A server that tests may harm, with TLS, on a disk of its own."""
-    from tests.services import require_service
-
-    for service in ("mysql", "tmpfs"):
-        require_service(service)
+    require_service("mysql")
     with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
         os.chmod(folder, 0o711)
-        disk = Path(folder) / "disk"
-        disk.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", disk], check=True)
-        try:
+        with small_disk(Path(folder) / "disk", "200m") as disk:
             keys = _keys(Path(folder))
             own = MysqlServer(disk / "server", *SMALL, *keys)
             try:
                 yield own.start()
             finally:
                 own.stop()
-        finally:
-            subprocess.run(["umount", "-l", disk], check=True)
 
 
 def _keys(folder: Path) -> list[str]:
@@ -118,29 +111,16 @@ async def test_tls_is_verified(server: MysqlServer, tmp_path: Path) -> None:
         await make_store(f"{url}?ca={quote(str(empty))}").open()
 
 
-async def _fill(trying: Trial, topic: Topic) -> list[bytes]:
-    """Puts until the disk is full; answers the ids that were acknowledged."""
-    stored: list[bytes] = []
-    for number in range(10_000):
-        ids = [b"fill-%05d-%d" % (number, at) for at in range(10)]
-        try:
-            await trying.stored(topic, ids, payload=os.urandom(64 * 1024))
-        except (StoreUnavailable, StoreUnknown):
-            return stored
-        stored += ids
-    raise AssertionError("the disk never filled up")
-
-
 async def test_a_full_disk_is_unavailable_and_loses_nothing(server: MysqlServer) -> None:
     """Depending on what it cannot write, the server refuses ("full") or ends; with room, and started again where it
     ended, it has all that was answered."""
     async with trial(server.url, timeout_ms=5_000) as trying:
         topic = await trying.topic()
-        stored = await _fill(trying, topic)
+        stored, _ = await fill(trying, topic, 10, 64 * 1024)
         assert len(stored) >= 20
         with pytest.raises((StoreUnavailable, StoreUnknown)):
             await trying.stored(topic, [b"more"], payload=os.urandom(8 * 1024 * 1024))
-        subprocess.run(["mount", "-o", f"remount,{LARGER}", str(server.folder.parent)], check=True)
+        remount(server.folder.parent, "size=400m")
         await _works(trying, server)
         assert Status.OK in statuses(await trying.put(topic, [b"after"]))
         there: set[bytes] = set()

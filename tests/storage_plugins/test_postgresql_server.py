@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.servers import disk as disks
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.proxy import Proxy
@@ -49,17 +50,12 @@ def own() -> Iterator[PostgresqlServer]:
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk of 32 MiB that the server's user may write to."""
-    require_service("tmpfs")
-    folder = Path(tempfile.mkdtemp(prefix="timeline-"))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=0777", "tmpfs", folder], check=True)
-    try:
-        (folder / "space").mkdir()
-        shutil.chown(folder / "space", "postgres")
-        folder.chmod(0o755)
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-        folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
+        os.chmod(folder, 0o711)
+        with disks.small_disk(Path(folder) / "disk", "32m") as disk:
+            (disk / "space").mkdir()
+            shutil.chown(disk / "space", "postgres")
+            yield disk
 
 
 async def _asked(url: str, statement: str) -> Any:
@@ -172,7 +168,7 @@ async def test_a_full_disk_is_told_and_loses_nothing(servers: Running, small_dis
                     ids = named(100, f"batch {at}")
                     await trial.stored(topic, ids, payload=b"x" * 2_000)
                     kept += ids
-            subprocess.run(["mount", "-o", "remount,size=128m", small_disk], check=True)
+            disks.remount(small_disk, "size=128m")
             await trial.stored(topic, [b"after"])
             assert sorted(await trial.everything(topic)) == sorted([*kept, b"after"])
     finally:

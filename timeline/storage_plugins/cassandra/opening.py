@@ -19,7 +19,7 @@ from cassandra.policies import (
 )
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
-from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, unavailable
+from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, told, unavailable
 from timeline.storage_plugins.cassandra.statements import TABLES, TEXTS
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.versions import Step, Versions, migrate
@@ -29,6 +29,8 @@ MIGRATIONS: tuple[Step[Callable[[str], object]], ...] = ()
 """See `versions.migrate`. Each half is statements that do no harm when they run again."""
 SAFE_SYNCS = ("batch", "group")
 """Settings of `commitlog_sync` under which a node answers after its disk has what it answers."""
+
+_TOO_MANY = "a node ends new connections like that once it has native_transport_max_concurrent_connections of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +173,13 @@ def _not_kept(location: Location) -> str:
 
 
 def _make_tables(session: Session, location: Location) -> None:
-    query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
-    there = {row.table_name for row in session.execute(query, (location.keyspace.lower(),))}
+    query = "SELECT table_name, read_repair FROM system_schema.tables WHERE keyspace_name = %s"
+    there = {row.table_name: row.read_repair for row in session.execute(query, (location.keyspace.lower(),))}
     if "meta" in there:
         migrated(session, contract=False)
+    if there.get("message", "NONE") != "NONE":
+        # Made before `statements.TABLES` said so. Cassandra takes it while brokers are at work.
+        session.execute("ALTER TABLE message WITH read_repair = 'NONE'")
     for name, text in TABLES.items():
         if name not in there:
             session.execute(text)
@@ -211,4 +216,6 @@ def _at_open(error: BaseException, location: Location) -> BaseException:
             return StoreRefused(
                 f"user {location.user!r} may not do what is needed: GRANT ALL ON KEYSPACE {location.keyspace} ({why})"
             )
+    if any(isinstance(why, ConnectionResetError) for why in reasons):
+        return StoreUnavailable(f"{told(error)}; {_TOO_MANY}")
     return unavailable(error) if isinstance(error, Exception) else error

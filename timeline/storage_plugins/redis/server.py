@@ -262,18 +262,20 @@ _NOTHING = frozenset(
      "ASK", "NOSCRIPT")
 )  # fmt: skip
 """With these words a server says that it did not even begin."""
+_FULL = "No space left on device"
+_ROOM = "; make room on its disk, and it takes writes again by itself"
 _RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS", "No permissions", "without any password configured", "AUTH failed")
 
 
 def _answered(refusal: Refusal, writes: bool) -> StoreError:
     """What an error that the server answered means for the call."""
-    text = str(refusal)
+    text = str(refusal).partition(" script: ")[0]
     if any(words in text for words in _RIGHTS):
         return StoreRefused(f"Redis refuses user or password: {text}; {_PASSWORD}")
     if "DB index is out of range" in text or "SELECT is not allowed" in text:
         return StoreRefused(f"Redis has no such database: {text}; a cluster has only 0, others what `databases` says")
     if refusal.word in _NOTHING or not writes:
-        return StoreUnavailable(f"Redis: {text}")
+        return StoreUnavailable(f"Redis: {text}{_ROOM if _FULL in text else ''}")
     return StoreUnknown(f"Redis failed in the middle: {text}")
 
 
