@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from tests.servers.postgresql import PostgresqlServer
+from tests.services import require_service
 from timeline.model import Status, Topic
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown
 
 OFTEN = 10_000
+
+
+@contextmanager
+def own_postgresql(kind: type[PostgresqlServer], *settings: str) -> Iterator[PostgresqlServer]:
+    """A server that a test may harm, in a folder that the server's user may pass through."""
+    require_service("postgresql")
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
+        os.chmod(folder, 0o711)
+        server = kind(Path(folder) / kind.name, *settings)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
 
 
 async def fill(trial: Trial, topic: Topic, batch: int, payload_bytes: int) -> tuple[set[bytes], StoreError | str]:

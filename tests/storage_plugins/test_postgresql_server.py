@@ -18,7 +18,7 @@ from tests.servers import disk as disks
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.proxy import Proxy
-from tests.services import require_service
+from tests.storage_plugins.outages import own_postgresql
 from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
@@ -35,16 +35,8 @@ TURNS = 10
 
 @pytest.fixture
 def own() -> Iterator[PostgresqlServer]:
-    """A server that a test may kill, in the folder that the server's user may pass through."""
-    require_service("postgresql")
-    folder = Path(tempfile.mkdtemp(prefix="timeline-"))
-    folder.chmod(0o711)
-    server = PostgresqlServer(folder / "postgresql")
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with own_postgresql(PostgresqlServer) as server:
+        yield server
 
 
 @pytest.fixture
