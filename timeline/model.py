@@ -343,7 +343,7 @@ class TopicSettings:
     redelivery_backoff_ms: int = 0
     dead_retention_ms: int = 0  # 0: for ever
     remember_ms: int = 0  # 0: not at all
-    lease_ahead_ms: int = LEASE_AHEAD_AUTO  # -1: the store's own p99 lease time, at most 50 ms; 0: off
+    lease_ahead_ms: int = LEASE_AHEAD_AUTO  # -1: the store's own p99 lease time, within its capability; 0: off
     paused: bool = False
     max_rate_per_s: int = 0  # 0: no limit
     kind: str = "timeline"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 from tests.broker.link import Link, Pipe, broker, statuses
@@ -11,6 +12,7 @@ from tests.broker.test_races import PATIENT
 from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, State, Status
+from timeline.storage_plugins.memory.store import MemoryStore
 from timeline.wire import Deliver, TopicAction
 
 
@@ -32,6 +34,19 @@ async def test_a_pause_holds_back_what_was_leased_ahead():
         await not_delivered(link, consumer)
         await link.topic(TopicAction.UPDATE, paused=False)
         assert (await consumer.down(Deliver)).deliveries.tolist() == [1]
+
+
+async def test_how_far_ahead_a_store_may_be_leased_it_says_itself():
+    """Until it is known how long its leases take."""
+    store = MemoryStore()
+    store.capabilities = dataclasses.replace(store.capabilities, lease_ahead_ms=7_200_000)
+    async with broker(store, PATIENT) as link:
+        consumer = await link.consume()
+        await link.put(["a"], in_ms=3_600_000)
+        async with asyncio.timeout(60):
+            while await link.ids(State.LEASED) != [b"a"]:
+                await asyncio.sleep(0)
+        assert consumer.from_broker.empty()
 
 
 async def test_a_pause_holds_back_what_a_lease_call_under_way_brings():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.ahead import FEWEST, MOST, REMEMBERED_MS, Ahead, LeaseTimes
 from timeline.broker.held import Held
 from timeline.broker.late import Hindrances, LateRing
 from timeline.broker.limits import Limits
@@ -21,7 +20,6 @@ from timeline.broker.rate import Rate
 from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, NOT_ALWAYS_KNOWN, Metrics
-from timeline.model import LEASE_AHEAD_AUTO
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
 
@@ -144,34 +142,6 @@ def test_held_loses_nothing_and_doubles_nothing(adds):
             assert all(now - 5 < due <= now for due in parcel.was_due_ms.tolist())
             seen += parcel.was_due_ms.tolist()
     assert sorted(seen) == sorted(due for _, dues in adds for due in dues)
-
-
-def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
-    limits = Limits(ahead_messages=10, lease_messages=500)
-    ahead, sizes = Ahead(limits), []
-    for _ in range(5):
-        sizes.append(ahead.most(1_000, now_ms=990))
-        ahead.took(sizes[-1], leased=sizes[-1])
-    assert sizes == [10, 40, 160, 500, 500]
-    ahead.took(500, leased=499)
-    assert ahead.most(1_000, now_ms=990) == 10, "a round that did not come back full ends the instant"
-    ahead.took(1, leased=1)
-    assert ahead.most(1_000, now_ms=990) == 10, "little credit makes no round smaller than the first"
-    ahead.took(10, leased=10)
-    assert ahead.most(1_000, now_ms=1_000) == ahead.most(None, now_ms=1_000) == 500
-    assert ahead.most(1_000, now_ms=990) == 10
-
-
-def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
-    ahead = Ahead(Limits(lease_ahead_cap_ms=50))
-    assert [ahead.lead_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 40]
-    assert [ahead.lead_ms(asked, 7.1) for asked in (0, 3, 1_000, 60_000)] == [0, 3, 750, 45_000]
-
-
-def test_a_round_takes_along_what_comes_due_soon_after_but_no_more_than_was_asked_for():
-    ahead = Ahead(Limits(lease_ahead_cap_ms=50, lease_along_ms=10))
-    assert [ahead.window_ms(LEASE_AHEAD_AUTO, p99) for p99 in (None, 0.2, 7.1, 16.5, 45.0)] == [50, 11, 18, 34, 50]
-    assert [ahead.window_ms(asked, 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
 
 def test_rate_is_even_and_bounded():
@@ -365,34 +335,3 @@ def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behin
     roster.leave(roster.consumers[b"z"])
     assert [c.id for c in roster.ready(0.0)] == [b"a", b"b"]
     assert len(looked) == 6
-
-
-@given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.5, 7.0, 90.0]), st.integers(0, 400)), min_size=1, max_size=400))
-def test_the_p99_of_leases_is_that_of_the_last_ones_as_messages_meet_them(leases):
-    times, mono_ms, taken = LeaseTimes(), 0.0, []
-    for took_ms, after_ms in leases:
-        mono_ms += after_ms
-        taken.append((mono_ms, took_ms))
-        times.took(took_ms, mono_ms)
-    while len(taken) > FEWEST and taken[0][0] < mono_ms - REMEMBERED_MS:
-        taken.pop(0)
-    took = sorted((ms for _, ms in taken), reverse=True)
-    longer = [sum(one for one in took if one > ms) for ms in took]
-    assert times.p99_ms == min(ms for ms, held_up in zip(took, longer, strict=True) if held_up <= sum(took) * 0.01)
-
-
-def test_no_more_leases_are_remembered_than_worthwhile():
-    times = LeaseTimes()
-    times.took(50.0, 0.0)
-    for at in range(MOST - 1):
-        times.took(1.0, at / 10)
-    assert times.p99_ms == 50.0
-    times.took(1.0, MOST / 10)
-    assert times.p99_ms == 1.0
-
-
-def test_one_long_lease_in_a_hundred_holds_up_more_than_one_message_in_a_hundred():
-    times = LeaseTimes()
-    for at in range(200):
-        times.took(40.0 if at % 100 == 50 else 2.0, 10.0 * at)
-    assert times.p99_ms == 40.0

@@ -179,7 +179,6 @@ async def test_damaged_page_in_mid_flight(tmp_path: Path) -> None:
 
 _LOAD = """
 import asyncio, sys
-from tests.servers import disk as disks
 from tests.storage_plugins.sqlite_calls import NOW_MS, grant, ids, puts, settles, topic
 from timeline.storage_plugins import open_store
 

@@ -19,12 +19,12 @@ OFTEN = 10_000
 
 
 @contextmanager
-def own_postgresql(kind: type[PostgresqlServer], *settings: str) -> Iterator[PostgresqlServer]:
+def own_postgresql(kind: type[PostgresqlServer]) -> Iterator[PostgresqlServer]:
     """A server that a test may harm, in a folder that the server's user may pass through."""
     require_service("postgresql")
     with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
         os.chmod(folder, 0o711)
-        server = kind(Path(folder) / kind.name, *settings)
+        server = kind(Path(folder) / kind.name)
         try:
             yield server.start()
         finally:

@@ -73,6 +73,14 @@ async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) ->
             assert "commitlog_sync of node 127.0.0.1 is periodic" in trial.opened.warnings[0]
             assert not trial.store.capabilities.durable
             await trial.stored(await trial.topic(), named(10))
+        # Who may read and write, and no more, is not kept out by a table that wants to be altered.
+        rights = "GRANT {} ON KEYSPACE timeline TO guest"
+        repairs = "ALTER TABLE timeline.message WITH read_repair = 'BLOCKING'"
+        for statement in (rights.format("SELECT"), rights.format("MODIFY"), repairs):
+            await asyncio.to_thread(_log_in, node, statement)
+        async with Trial(lambda: make_store(url("guest:guest"))) as trial:
+            assert "ALTER TABLE message WITH read_repair = 'NONE'" in trial.opened.warnings[-1]
+            await trial.stored(await trial.topic(), named(10))
 
 
 @pytest.mark.slow

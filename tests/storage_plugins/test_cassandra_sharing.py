@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,20 +16,25 @@ from tests.servers.fixture import Running
 from timeline.columns import Ragged
 from timeline.model import Operation, Status, buckets_of
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.cassandra.bucket import PASSED, Buckets, Head
-from timeline.storage_plugins.cassandra.desk import FEW, SPREAD, SPREAD_OF_FEW
+from timeline.storage_plugins.cassandra.bucket import PASSED, Bucket, Buckets, Head
 from timeline.storage_plugins.cassandra.session import Doubt
+from timeline.storage_plugins.cassandra.turns import FEW, SPREAD_OF_FEW
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 
 
-async def _waits(bucket: Any, parts: int) -> None:
-    """Returns once so many parts of calls wait for the bucket."""
+async def _asked(bucket: Any, *calls: Coroutine[Any, Any, Any]) -> list[asyncio.Future[Any]]:
+    """Begins calls, each once the one before waits for the bucket."""
+    begun: list[asyncio.Future[Any]] = []
     async with asyncio.timeout(60):
-        while len(bucket.waiting) < parts:
-            await asyncio.sleep(0)
+        for call in calls:
+            waiting = len(bucket.waiting)
+            begun.append(asyncio.ensure_future(call))
+            while len(bucket.waiting) == waiting:
+                await asyncio.sleep(0)
+    return begun
 
 
 @asynccontextmanager
@@ -55,12 +62,13 @@ async def test_a_lease_goes_with_the_puts_and_settles_that_wait_for_its_bucket(s
         await trial.stored(topic, named(4))
         first = (await trial.lease(topic, 2)).rows
         async with _held(trial, topic) as (bucket, sent):
-            calls = [asyncio.ensure_future(trial.settle(topic, Operation.ACK, first))]
-            await _waits(bucket, 1)
-            calls.append(asyncio.ensure_future(trial.put(topic, named(3, "new"))))
-            await _waits(bucket, 2)
-            lease = asyncio.ensure_future(trial.lease(topic, 10, holder=b"other"))
-            await _waits(bucket, 3)
+            *calls, lease = await _asked(
+                bucket,
+                trial.settle(topic, Operation.ACK, first),
+                trial.put(topic, named(3, "new")),
+                trial.lease(topic, 10, holder=b"other"),
+            )
+            assert (bucket.asked, bucket.leases) == (2 + 3 + 2, 1)
         acked, put = await asyncio.gather(*calls)
         leased = (await lease).rows
         assert len(sent) == 1
@@ -68,6 +76,60 @@ async def test_a_lease_goes_with_the_puts_and_settles_that_wait_for_its_bucket(s
         # What was put by the same batch was not known to be due when the lease was chosen.
         assert sorted(leased.ids.tolist()) == sorted(set(named(4)) - set(first.ids.tolist()))
         assert sorted((await trial.lease(topic, 10)).rows.ids.tolist()) == named(3, "new")
+        assert (bucket.asked, bucket.leases) == (0, 0)
+
+
+async def test_calls_that_are_cancelled_leave_nothing_asked_and_no_turn_taken(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=4)
+        desk: Any = trial.store._desk  # type: ignore[attr-defined]
+        dice = random.Random(5)
+        for turn in range(6):
+            calls = [asyncio.ensure_future(trial.put(topic, named(6, f"{turn}-{at}"))) for at in range(20)]
+            calls += [asyncio.ensure_future(trial.lease(topic, 20, holder=b"%d" % at)) for at in range(4)]
+            for _ in range(dice.randrange(60)):
+                await asyncio.sleep(0)
+            for call in dice.sample(calls, 12):
+                call.cancel()
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(end) for end in ends if isinstance(end, BaseException)} <= {
+                asyncio.CancelledError,
+                StoreUnknown,
+            }
+        async with _held(trial, topic) as (bucket, _):
+            id = next(id for id in named(40) if buckets_of(Ragged.of([id]), 4).tolist() == [0])
+            [put] = await _asked(bucket, trial.put(topic, [id]))
+            put.cancel()
+            await asyncio.wait([put])
+        buckets = desk.buckets.of(topic.uid, range(4))
+        assert {(bucket.asked, bucket.leases, len(bucket.waiting)) for bucket in buckets} == {(0, 0, 0)}
+        assert not any(bucket.lock.locked() for bucket in buckets)
+        assert desk.turns._under_way == {True: 0, False: 0} and not desk.turns._line
+        await trial.stored(topic, named(30, "after"))
+
+
+async def test_leases_that_wait_while_their_topic_is_dropped_do_not_go_in_circles(servers: Running) -> None:
+    """Each with what it had read of the bucket before undid what the one before it had learnt."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(40))
+        async with _held(trial, topic) as (bucket, _):
+            puts = [trial.put(topic, named(2, f"{at}")) for at in range(5)]
+            leases = [asyncio.ensure_future(trial.lease(topic, 2, holder=b"%d" % at)) for at in range(10)]
+            calls = await _asked(bucket, *puts)
+            assert await trial.store.drop_topic(topic)
+            connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+            plain, reads = connected.read, Counter[str]()
+
+            async def read(name: str, *values: Any, serial: bool = False) -> Any:
+                reads[name] += 1
+                return await plain(name, *values, serial=serial)
+
+            connected.read = read
+        for answers in await asyncio.gather(*calls):
+            assert set(statuses(answers)) <= {Status.NOT_FOUND}
+        assert not any(len(leased.rows) for leased in await asyncio.gather(*leases))
+        assert reads["timeline"] <= len(leases), reads
 
 
 async def test_two_leases_that_chose_the_same_do_not_both_get_it(servers: Running) -> None:
@@ -76,8 +138,7 @@ async def test_two_leases_that_chose_the_same_do_not_both_get_it(servers: Runnin
         await trial.stored(topic, named(6))
         await trial.lease(topic, 1)
         async with _held(trial, topic) as (bucket, sent):
-            calls = [asyncio.ensure_future(trial.lease(topic, 4, holder=holder)) for holder in (b"one", b"two")]
-            await _waits(bucket, 2)
+            calls = await _asked(bucket, *(trial.lease(topic, 4, holder=holder) for holder in (b"one", b"two")))
         ends = [leased.rows for leased in await asyncio.gather(*calls)]
         assert len(sent) == 2
         assert sorted(map(len, ends)) == [1, 4]
@@ -96,12 +157,12 @@ async def test_what_was_moved_or_cancelled_since_it_was_chosen_is_not_leased(ser
         await trial.lease(topic, 1)
         moved, gone, kept = ids[1], ids[2], ids[3]
         async with _held(trial, topic) as (bucket, _):
-            calls = [asyncio.ensure_future(trial.mutate(topic, Operation.MOVE, [moved], due_ms=T0 + 60_000))]
-            await _waits(bucket, 1)
-            calls.append(asyncio.ensure_future(trial.mutate(topic, Operation.CANCEL, [gone])))
-            await _waits(bucket, 2)
-            lease = asyncio.ensure_future(trial.lease(topic, 10))
-            await _waits(bucket, 3)
+            *calls, lease = await _asked(
+                bucket,
+                trial.mutate(topic, Operation.MOVE, [moved], due_ms=T0 + 60_000),
+                trial.mutate(topic, Operation.CANCEL, [gone]),
+                trial.lease(topic, 10),
+            )
         assert [statuses(answers) for answers in await asyncio.gather(*calls)] == [[Status.OK], [Status.OK]]
         leased = await lease
         assert leased.rows.ids.tolist() == [kept]
@@ -119,10 +180,7 @@ async def test_a_lease_that_loses_what_it_chose_gets_what_else_is_due(servers: R
         await trial.stored(topic, [early, late], [T0 - 20, T0 - 10])
         assert not len((await trial.lease(topic, 0)).rows)
         async with _held(trial, topic, 0) as (bucket, _):
-            cancel = asyncio.ensure_future(trial.mutate(topic, Operation.CANCEL, [early]))
-            await _waits(bucket, 1)
-            lease = asyncio.ensure_future(trial.lease(topic, 1))
-            await _waits(bucket, 2)
+            cancel, lease = await _asked(bucket, trial.mutate(topic, Operation.CANCEL, [early]), trial.lease(topic, 1))
         assert statuses(await cancel) == [Status.OK]
         assert (await lease).rows.ids.tolist() == [late]
 
@@ -135,8 +193,7 @@ async def test_another_life_of_an_id_is_leased_only_where_it_fits(servers: Runni
         await trial.stored(topic, [id])
         assert not len((await trial.lease(topic, 0)).rows)
         async with _held(trial, topic) as (bucket, _):
-            lease = asyncio.ensure_future(trial.lease(topic, 1, max_bytes=1_000))
-            await _waits(bucket, 1)
+            [lease] = await _asked(bucket, trial.lease(topic, 1, max_bytes=1_000))
             await other.mutate(topic, Operation.CANCEL, [id])
             await other.stored(topic, [id], payload=b"x" * 5_000)
         assert not len((await lease).rows)
@@ -207,10 +264,7 @@ async def test_a_lease_that_is_not_known_to_be_made_is_not_returned(servers: Run
             async def unread(*_: Any, **__: Any) -> Any:
                 raise StoreUnavailable("nor that")
 
-            put = asyncio.ensure_future(trial.put(topic, named(1, "new")))
-            await _waits(bucket, 1)
-            lease = asyncio.ensure_future(trial.lease(topic))
-            await _waits(bucket, 2)
+            put, lease = await _asked(bucket, trial.put(topic, named(1, "new")), trial.lease(topic))
             connected.write, read, connected.read = write, connected.read, unread
         for call in (put, lease):
             with pytest.raises(StoreUnknown):
@@ -227,10 +281,11 @@ async def test_what_is_overdue_no_more_is_not_for_a_sweep(servers: Running) -> N
         await trial.lease(topic, 1)
         now_ms = T0 + 10_000
         async with _held(trial, topic) as (bucket, _):
-            move = asyncio.ensure_future(trial.mutate(topic, Operation.MOVE, ids[1:2], due_ms=now_ms, now_ms=now_ms))
-            await _waits(bucket, 1)
-            lease = asyncio.ensure_future(trial.lease(topic, 10, now_ms=now_ms, overdue_ms=2_000))
-            await _waits(bucket, 2)
+            move, lease = await _asked(
+                bucket,
+                trial.mutate(topic, Operation.MOVE, ids[1:2], due_ms=now_ms, now_ms=now_ms),
+                trial.lease(topic, 10, now_ms=now_ms, overdue_ms=2_000),
+            )
         assert statuses(await move) == [Status.OK]
         assert (await lease).rows.ids.tolist() == ids[2:]
 
@@ -265,20 +320,15 @@ def test_a_head_that_was_read_before_a_change_of_ours_is_no_news() -> None:
 async def test_small_batches_wait_for_company_and_large_ones_do_not(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         desk: Any = trial.store._desk  # type: ignore[attr-defined]
-        few, many = desk.turn(FEW - 1), desk.turn(FEW)
-        assert few is not many
-        assert few._value == SPREAD_OF_FEW < many._value == SPREAD
         topic = await trial.topic(buckets=1)
         [bucket] = desk.buckets.of(topic.uid, [0])
-        for _ in range(SPREAD_OF_FEW):
-            await few.acquire()
-        small = asyncio.ensure_future(trial.put(topic, named(1)))
-        await _waits(bucket, 1)
-        more = asyncio.ensure_future(trial.put(topic, named(2, "more")))
-        await _waits(bucket, 2)
-        wide = await trial.topic(buckets=1)
-        assert set(statuses(await trial.put(wide, named(FEW)))) == {Status.OK}
-        assert not small.done() and not more.done()
-        for _ in range(SPREAD_OF_FEW):
-            few.release()
-        assert set(statuses(await small) + statuses(await more)) == {Status.OK}
+        async with AsyncExitStack() as taken:
+            for number in range(SPREAD_OF_FEW):
+                await taken.enter_async_context(desk.turns.turn(Bucket(0, number)))
+            small, more = await _asked(bucket, trial.put(topic, named(1)), trial.put(topic, named(2, "more")))
+            wide = await trial.topic(buckets=1)
+            assert set(statuses(await trial.put(wide, named(FEW)))) == {Status.OK}
+            assert not small.done() and not more.done()
+            enough = asyncio.ensure_future(trial.put(topic, named(FEW, "enough")))
+            for put in (small, more, enough):
+                assert set(statuses(await put)) == {Status.OK}

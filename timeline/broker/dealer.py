@@ -65,7 +65,7 @@ class Dealer:
         self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
         self._held = Held()
         self._rate = Rate()
-        self._ahead = Ahead(limits)
+        self._ahead = Ahead(limits, store.store.capabilities.lease_ahead_ms)
         self._wake = asyncio.Event()
         self._next = NextDue()
         self._never_ahead_ms: int | None = None
@@ -163,8 +163,8 @@ class Dealer:
         until_sweep_ms, due_ms = self._sweep_at_ms - mono_ms, self._next.at_ms
         if due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
             return max(0.0, until_sweep_ms)
-        asked_ms, p99_ms = self.topic.settings.lease_ahead_ms, self._store.lease_p99_ms
-        lead_ms = 0 if due_ms == self._never_ahead_ms else self._ahead.lead_ms(asked_ms, p99_ms)
+        lead_ms = self._ahead.lead_ms(self.topic.settings, self._store.lease_lead_ms)
+        lead_ms = 0 if due_ms == self._never_ahead_ms else lead_ms
         return min(until_sweep_ms, due_ms - lead_ms - now)
 
     def _deals_nothing(self) -> bool:
@@ -225,7 +225,7 @@ class Dealer:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
         self._next.ask()
-        until_ms = now_ms + self._ahead.window_ms(topic.settings.lease_ahead_ms, self._store.lease_p99_ms)
+        until_ms = now_ms + self._ahead.window_ms(topic.settings, self._store.lease_lead_ms)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0

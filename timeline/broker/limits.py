@@ -71,11 +71,12 @@ class Limits:
     deliver_messages: int = 5_000
     answers_waiting: int = 256
     """Frames waiting to be sent to one consumer; past it the consumer is not read."""
-    lease_ahead_cap_ms: int = 50
     lease_along_ms: int = 10
     """A round that leases ahead takes along what comes due so soon after what it began for."""
     ahead_messages: int = 64
     """The first dealing round ahead of a due takes so many at most; after a full one the next takes more."""
+    ahead_messages_per_ms: int = 4
+    """And so many for each millisecond that is left until that due."""
     late_ms: int = 50
     slow_ms: int = 10
     """A store call that takes so long is remembered as a cause of lateness."""

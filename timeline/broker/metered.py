@@ -73,6 +73,11 @@ class MeteredStore:
         return self._lease_times.p99_ms
 
     @property
+    def lease_lead_ms(self) -> float | None:
+        """The same, as far as leasing ahead goes by it."""
+        return self._lease_times.lead_ms
+
+    @property
     def down(self) -> str:
         """Why the store cannot be used, empty while it can."""
         return self._down

@@ -15,6 +15,7 @@ from timeline.errors import Invalid
 from timeline.storage_plugins import open_store, shown
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Report, Result, run_suite
 from timeline.storage_plugins.contract import Opened
+from timeline.wording import shown_duration
 
 _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"), Outcome.SKIPPED: ("–", "grey58")}
 
@@ -70,8 +71,11 @@ def _declared(opened: Opened, declared: dict[str, Any]) -> None:
     """What the store says of itself: the checks hold it to that."""
     fields: dict[str, object] = {"store": opened.server}
     for name, value in declared.items():
-        shown_value = ("yes" if value else "no") if isinstance(value, bool) else shown_bytes(value)
-        fields[name.removesuffix("_bytes").replace("_", " ")] = shown_value
+        if isinstance(value, bool):
+            shown_value = "yes" if value else "no"
+        else:
+            shown_value = shown_duration(value) if name.endswith("_ms") else shown_bytes(value)
+        fields[name.removesuffix("_bytes").removesuffix("_ms").replace("_", " ")] = shown_value
     print_fields(fields)
     for warning in opened.warnings:
         console().print(Text(f"! {warning}", style="yellow"), soft_wrap=True)

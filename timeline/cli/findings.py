@@ -86,7 +86,9 @@ def _store_of(one: BrokerStanding) -> Finding:
         return Finding("store", WARNING, f"{one.store or 'the store'}: not asked, the broker is not ready")
     took = f", leases take up to {shown_lateness(one.store_ms)}" if one.store_ms else ""
     if one.store_ms > STORE_SLOW_MS:
-        advice = "all beyond 50 ms is lateness: look at the disk or database (timeline_store_call_seconds in /metrics)"
+        advice = (
+            "beyond lease ahead it is lateness: look at the disk or database (timeline_store_call_seconds in /metrics)"
+        )
         return Finding("store", WARNING, f"{one.store}{took} (99 of 100)", advice)
     if one.store.startswith("memory://"):
         return Finding("store", WARNING, f"{one.store}{took}: messages end with the broker", DURABLE)

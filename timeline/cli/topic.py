@@ -48,7 +48,7 @@ def _shown_setting(name: str, value: Any) -> object:
     if value == 0 and name in NO_LIMIT:
         return NO_LIMIT[name]
     if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
-        return "auto (as long as the store takes, at most 50ms)"
+        return "auto (as long as the store's leases take)"
     if name.endswith("_ms"):
         return shown_duration(value)
     if name.endswith("_bytes"):

@@ -63,11 +63,10 @@ class TopicConflict(StoreError):
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a plugin declares; the suite asserts both answers. Nothing else may be opted out of.
-
     `durable`: what was answered survives a kill -9 of the process that holds the data. `survives_failover`: and the
     loss of one of its servers. `shared`: several brokers may open it at once. `payload_limit_bytes`: largest payload.
-    `own_clock`: `clock_ms` answers. `exact_counts`: `count_due` is exact, not an estimate.
-    """
+    `own_clock`: `clock_ms` answers. `exact_counts`: `count_due` is exact, not an estimate. `lease_ahead_ms`, advice:
+    how far ahead a broker may lease by itself, longer where leases take long."""
 
     durable: bool
     survives_failover: bool
@@ -75,6 +74,7 @@ class Capabilities:
     payload_limit_bytes: int
     own_clock: bool
     exact_counts: bool
+    lease_ahead_ms: int = 50
 
 
 @dataclass(frozen=True, slots=True)

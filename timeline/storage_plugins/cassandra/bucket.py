@@ -101,9 +101,10 @@ class Stretch:
 class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
     `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in each index along
-    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `passed`: the
-    last few states on the way to the known one that this process has changed. A lease looks at what is known without
-    the lock, and keeps of that what a head by itself says of a timeline."""
+    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `asked`:
+    messages of those and of the batch under way. `leases`: how many of them lease, or wait for the lock to do so.
+    `passed`: the last few states on the way to the known one that this process has changed. A lease looks at what is
+    known without the lock, and keeps of that what a head by itself says of a timeline."""
 
     topic: int
     number: int
@@ -112,6 +113,8 @@ class Bucket:
     room: int = MOST_OF_ONE
     traces: Counter[int] = field(default_factory=Counter)
     waiting: list[Any] = field(default_factory=list)
+    asked: int = 0
+    leases: int = 0
     passed: deque[int | None] = field(default_factory=lambda: deque(maxlen=PASSED))
     stretches: dict[int, Stretch] = field(default_factory=dict)
     messages: dict[bytes, Stored] = field(default_factory=dict)
@@ -119,6 +122,28 @@ class Bucket:
     @property
     def key(self) -> tuple[int, int]:
         return self.topic, self.number
+
+    def wait(self, part: Any) -> None:
+        """A part of a call waits for a change."""
+        self.waiting.append(part)
+        self.asked += len(part.ids)
+        self.leases += part.leases
+
+    def take(self, parts: Collection[Any]) -> None:
+        """These go into a batch now; they are asked for until `end`."""
+        chosen = set(parts)
+        self.waiting = [part for part in self.waiting if part not in chosen]
+
+    def end(self, parts: Collection[Any]) -> None:
+        """These were taken, and are done or failed."""
+        self.asked -= sum(len(part.ids) for part in parts)
+        self.leases -= sum(part.leases for part in parts)
+
+    def give_up(self, part: Any) -> None:
+        """Whoever asked for it does no more; what was taken is done all the same."""
+        if part in self.waiting:
+            self.take([part])
+            self.end([part])
 
     def forget(self) -> None:
         """Forgets all of it."""

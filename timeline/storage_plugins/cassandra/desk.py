@@ -17,15 +17,11 @@ from timeline.storage_plugins.cassandra.contents import Content, Contents
 from timeline.storage_plugins.cassandra.partition import Met, Partition
 from timeline.storage_plugins.cassandra.records import Records
 from timeline.storage_plugins.cassandra.rows import Stored
+from timeline.storage_plugins.cassandra.turns import Breaths, Turns
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
 Result = TypeVar("Result")
 
-SPREAD = 32
-"""Buckets that change at once, by batches with FEW messages or more."""
-FEW, SPREAD_OF_FEW = 16, 8
-"""A batch costs a node about as much as so many messages in it. Of batches with fewer only so many are under way: what
-waits for its turn meanwhile goes along. With all of them at once, as many as there are buckets are sent one by one."""
 TRIES = 60
 """Times a change is decided anew because another process changed the bucket in between."""
 LONGEST_PAUSE_S = 0.05
@@ -40,14 +36,10 @@ class Desk:
     contents: Contents
     buckets: Buckets
     records: Records
-    changing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPREAD))
-    changing_few: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SPREAD_OF_FEW))
+    turns: Turns = field(default_factory=Turns)
+    breaths: Breaths = field(default_factory=Breaths)
     looking: dict[int, tuple[int, int, tuple[bytes, int, int]]] = field(default_factory=dict)
     worn: set[tuple[int, int, bool]] = field(default_factory=set)
-
-    def turn(self, messages: int) -> asyncio.Semaphore:
-        """What a batch of so many messages waits for."""
-        return self.changing if messages >= FEW else self.changing_few
 
     async def stands(self, topic: Topic, lately: bool = False) -> bool:
         """Whether a topic is there, as `Records.stands` says. Of one that is not, nothing is kept in mind."""

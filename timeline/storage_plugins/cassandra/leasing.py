@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import Stored, rows_of
 from timeline.storage_plugins.cassandra.sharing import Dropped, Part
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
+from timeline.storage_plugins.cassandra.turns import FEW
 from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable
 
 KINDS = (FREE, HELD)
@@ -244,7 +245,7 @@ async def _harvest(
             return times
         wanted = sum(grant.count for grant in grants)
         limit = min(wanted, AT_ONCE, max(8, 2 * wanted // max(1, len(left)))) * further if wanted else 1
-        windows = await asyncio.gather(*(_seen(call, bucket, heads[bucket.number], limit) for bucket in left))
+        windows = await _seen(call, left, heads, limit)
         chosen = _dealt(windows, grants)
         lots = [Lot(call, grants, part, removes=wanted > 0) for part in chosen]
         ends = await asyncio.gather(*map(_drawn, windows, lots), return_exceptions=True)
@@ -298,14 +299,28 @@ def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[byte
     return chosen
 
 
-async def _seen(call: Call, bucket: Bucket, head: Head, limit: int) -> Window:
-    """What is due of a bucket by what stood when `head` was read, or later."""
-    if bucket.current(head) and (window := call.glance(bucket, limit)) is not None:
-        return window
-    async with bucket.lock:
-        if not bucket.current(head):
-            bucket.meet(head)
-        return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
+async def _seen(call: Call, buckets: Sequence[Bucket], heads: Mapping[int, Head], limit: int) -> list[Window]:
+    """What is due of each bucket by what stood when its head was read, or later."""
+    windows: list[Window | None] = []
+    since_breath = 0
+    for bucket in buckets:
+        if since_breath >= FEW:
+            await call.desk.breaths.take()
+            since_breath = 0
+        window = call.glance(bucket, limit) if bucket.current(heads[bucket.number]) else None
+        since_breath += len(window.eligible) if window is not None else 0
+        windows.append(window)
+
+    async def read(bucket: Bucket) -> Window:
+        async with call.desk.turns.lease_of(bucket), bucket.lock:
+            if not bucket.current(heads[bucket.number]):
+                # As it stands now: what was read before this waited would undo what others have learnt meanwhile.
+                await call.desk.partition.confirm([bucket])
+            return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
+
+    unknown = [bucket for bucket, window in zip(buckets, windows, strict=True) if window is None]
+    found = iter(await asyncio.gather(*map(read, unknown)))
+    return [next(found) if window is None else window for window in windows]
 
 
 async def _drawn(window: Window, lot: Lot) -> None:
@@ -315,7 +330,7 @@ async def _drawn(window: Window, lot: Lot) -> None:
     ids = [*lot.chosen, *(stored.id for stored in gone)]
     for start in range(0, len(ids), AT_ONCE):
         some = Lot(call, lot.grants, lot.chosen, lot.removes)
-        part = Part(call.desk, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True)
+        part = Part(call.desk, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True, leases=True)
         try:
             await part.done(window.bucket)
         except Dropped:

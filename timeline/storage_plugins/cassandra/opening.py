@@ -19,7 +19,7 @@ from cassandra.policies import (
 )
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
-from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, told, unavailable
+from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, rows_as, told, unavailable
 from timeline.storage_plugins.cassandra.statements import TABLES, TEXTS
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.versions import Step, Versions, migrate
@@ -35,12 +35,14 @@ _TOO_MANY = "a node ends new connections like that once it has native_transport_
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A session, and what the servers said. `unsafe`: a sentence for each setting that may lose what was answered."""
+    """A session, and what the servers said. `unsafe`: a sentence for each setting that may lose what was answered;
+    `warnings`: what else is not as it should be."""
 
     connected: Connected
     version: str
     replication: str
     unsafe: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 class Handover:
@@ -76,6 +78,7 @@ def _cluster(location: Location) -> Cluster:
         consistency_level=ConsistencyLevel.LOCAL_QUORUM,
         serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
         request_timeout=location.timeout_s,
+        row_factory=rows_as,
     )
     auth = PlainTextAuthProvider(location.user, location.password) if location.user else None
     return Cluster(
@@ -109,14 +112,14 @@ def connect(location: Location, make_mailbox: Callable[[], Mailbox], handover: H
             raise StoreRefused(f"Cassandra {version} is too old: run {OLDEST[0]}.{OLDEST[1]} or newer (5.0 is tested)")
         replication, kept = _use_keyspace(session, location)
         unsafe = (*_unsafe(cluster, session), *(() if kept else (_not_kept(location),)))
-        _make_tables(session, location)
+        warnings = _make_tables(session, location)
         prepared = {name: session.prepare(text) for name, text in TEXTS.items()}
         connected = Connected(cluster, session, prepared, make_mailbox(), location.timeout_s)
     except BaseException as error:
         cluster.shutdown()
         raise _at_open(error, location) from error
     handover.give(connected)
-    return Found(connected, version, replication, unsafe)
+    return Found(connected, version, replication, unsafe, warnings)
 
 
 def older(version: str) -> bool:
@@ -172,17 +175,27 @@ def _not_kept(location: Location) -> str:
     )
 
 
-def _make_tables(session: Session, location: Location) -> None:
+def _make_tables(session: Session, location: Location) -> tuple[str, ...]:
+    """Makes what is missing; answers warnings."""
     query = "SELECT table_name, read_repair FROM system_schema.tables WHERE keyspace_name = %s"
     there = {row.table_name: row.read_repair for row in session.execute(query, (location.keyspace.lower(),))}
     if "meta" in there:
         migrated(session, contract=False)
-    if there.get("message", "NONE") != "NONE":
-        # Made before `statements.TABLES` said so. Cassandra takes it while brokers are at work.
-        session.execute("ALTER TABLE message WITH read_repair = 'NONE'")
     for name, text in TABLES.items():
         if name not in there:
             session.execute(text)
+    return () if there.get("message", "NONE") == "NONE" else _repaired_no_more(session)
+
+
+def _repaired_no_more(session: Session) -> tuple[str, ...]:
+    """Alters a table that was made before `statements.TABLES` said so; Cassandra takes that while brokers are at work.
+    Answers a warning where the user may not."""
+    alter = "ALTER TABLE message WITH read_repair = 'NONE'"
+    try:
+        session.execute(alter)
+    except Unauthorized as refused:
+        return (f"reads repair table message, which with several replicas may undo what was done: {alter} ({refused})",)
+    return ()
 
 
 def migrated(session: Session, contract: bool) -> Versions:

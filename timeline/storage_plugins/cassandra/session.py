@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure, Unauthorized, Unavailable
@@ -31,6 +31,17 @@ LOOK_S = 0.05
 
 Statement = tuple[str, Sequence[Any]]
 """The name of a statement of `statements.py` and its values."""
+
+
+@lru_cache(maxsize=256)
+def _row(columns: tuple[str, ...]) -> Any:
+    return namedtuple("Row", [name.strip("[]") for name in columns])
+
+
+def rows_as(columns: Sequence[str], rows: Sequence[Any]) -> list[Any]:
+    """Rows as named tuples. The driver's own way makes a class anew for each answer, which takes longer than the rest
+    of it. Cassandra's `[applied]` is `applied`."""
+    return list(map(_row(tuple(columns))._make, rows))
 
 
 class Doubt(Exception):

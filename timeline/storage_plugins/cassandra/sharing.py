@@ -14,6 +14,7 @@ from timeline.storage_plugins.cassandra.bucket import Bucket, Changed
 from timeline.storage_plugins.cassandra.desk import Desk, Standing, contents_of, settled_on
 from timeline.storage_plugins.cassandra.partition import AT_ONCE, Met
 from timeline.storage_plugins.cassandra.rows import Stored
+from timeline.storage_plugins.cassandra.turns import FEW
 from timeline.storage_plugins.contract import StoreError, StoreUnknown
 
 Decided = Callable[[dict[bytes, Stored]], Standing]
@@ -28,7 +29,7 @@ class Dropped(Exception):
 class Part:
     """What a call asks of one bucket at once: `ids`, each once, at most AT_ONCE. `decided` is called again whenever
     somebody else was faster. `presumes`: that the ids are free. `whole`: that content which lies beside a message is
-    wanted with it."""
+    wanted with it. `leases`: that messages are leased by it."""
 
     desk: Desk
     topic: Topic
@@ -36,52 +37,62 @@ class Part:
     decided: Decided
     presumes: bool = False
     whole: bool = False
+    leases: bool = False
     ended: bool = False
     trouble: Exception | None = None
 
     async def done(self, bucket: Bucket) -> None:
         """Returns once it is done, together with what other calls ask of the bucket meanwhile. Raises Dropped,
         StoreUnavailable, StoreUnknown."""
-        bucket.waiting.append(self)
+        bucket.wait(self)
+        self.desk.turns.asked(bucket)
         try:
             async with bucket.lock:
                 while not self.ended:
-                    async with self.desk.turn(sum(len(part.ids) for part in bucket.waiting)):
-                        await _do(self.desk, bucket, _first(bucket.waiting))
+                    await _do(self.desk, bucket)
         finally:
-            if self in bucket.waiting:
-                bucket.waiting.remove(self)
+            bucket.give_up(self)
         if self.trouble is not None:
             raise self.trouble
 
 
-def _first(waiting: list[Part]) -> list[Part]:
+def _first(bucket: Bucket) -> list[Part]:
     """Of what waits for a bucket as much as goes into one batch, and no id twice; it waits no more."""
     ids: set[bytes] = set()
     first: list[Part] = []
-    for part in waiting:
+    for part in bucket.waiting:
         if not first or (len(ids) + len(part.ids) <= AT_ONCE and ids.isdisjoint(part.ids)):
             first.append(part)
             ids.update(part.ids)
-    waiting[:] = [part for part in waiting if part not in first]
+    bucket.take(first)
     return first
 
 
-async def _do(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
-    """Decides parts of calls and makes it so by one batch; the caller holds the bucket's lock."""
+async def _do(desk: Desk, bucket: Bucket) -> None:
+    """Decides parts of calls that wait for a bucket and makes it so by one batch; the caller holds its lock."""
+    parts: list[Part] = []
+
+    async def attempt() -> None:
+        # Others have their turns while this one waits because somebody else was faster.
+        async with desk.turns.turn(bucket):
+            parts[:] = parts or _first(bucket)
+            await _attempt(desk, bucket, parts)
+
     trouble: Exception | None = StoreUnknown("the change that it was to go with was given up")
     try:
-        await settled_on(bucket, lambda: _attempt(desk, bucket, parts), locked=True)
+        await settled_on(bucket, attempt, locked=True)
         trouble = None
     except (StoreError, Dropped) as failure:
         trouble = failure
     finally:
+        bucket.end(parts)
         for part in parts:
             part.ended, part.trouble = True, trouble
 
 
 async def _attempt(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
     head = await desk.partition.head(bucket)
+    await desk.breaths.take()
     if head.last is None and not await desk.stands(parts[0].topic):
         raise Dropped
     found = {id: bucket.messages[id] for part in parts for id in part.ids if id in bucket.messages}
@@ -96,13 +107,19 @@ async def _attempt(desk: Desk, bucket: Bucket, parts: list[Part]) -> None:
         part.presumes = False
     standings: list[tuple[Part, Standing]] = []
     pairs: dict[bytes, tuple[Stored | None, Stored | None]] = {}
+    since_breath = 0
     for part in parts:
+        if since_breath >= FEW:
+            await desk.breaths.take()
+            since_breath = 0
+        since_breath += len(part.ids)
         standing = part.decided({id: found[id] for id in part.ids if id in found})
         standings.append((part, standing))
         pairs |= standing.pairs()
     if any(pairs.get(id, (None, None))[1] is None for id in absent):
         raise Met
     if pairs:
+        await desk.breaths.take()
         await desk.partition.change(bucket, pairs, absent)
     elif copied and await desk.partition.confirm([bucket]):
         raise Changed

@@ -56,6 +56,7 @@ class CassandraStore(Store):
         payload_limit_bytes=PAYLOAD_LIMIT_BYTES,
         own_clock=False,
         exact_counts=True,
+        lease_ahead_ms=1_000,
     )
 
     def __init__(self, url: str) -> None:
@@ -79,7 +80,7 @@ class CassandraStore(Store):
             self.capabilities = dataclasses.replace(self.capabilities, durable=not found.unsafe)
             connected = found.connected
             self._desk = Desk(Partition(connected), Contents(connected), Buckets(), records.Records(connected))
-            self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe)
+            self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe + found.warnings)
             return self._opened
 
     async def _connect(self) -> Found:
