@@ -71,7 +71,7 @@ class Turns:
             small = await given
         except BaseException:
             self._leave(bucket)
-            if not given.cancelled():
+            if given.done() and not given.cancelled():
                 self._end(given.result())
             raise
         try:
