@@ -125,9 +125,8 @@ async def test_a_table_that_reads_repaired_is_repaired_by_reads_no_more(servers:
         def repairs(change: str = "") -> str:
             if change:
                 session.execute(f"ALTER TABLE message WITH read_repair = '{change}'")
-            told = session.execute(
-                "SELECT read_repair FROM system_schema.tables WHERE table_name = 'message' ALLOW FILTERING"
-            )
+            query = "SELECT read_repair FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'message'"
+            told = session.execute(query, (session.keyspace,))
             return str(told.one().read_repair)
 
         assert await asyncio.to_thread(repairs, "BLOCKING") == "BLOCKING"

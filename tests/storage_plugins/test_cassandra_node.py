@@ -74,10 +74,10 @@ async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) ->
             assert not trial.store.capabilities.durable
             await trial.stored(await trial.topic(), named(10))
         # Who may read and write, and no more, is not kept out by a table that wants to be altered.
-        rights = "GRANT {} ON KEYSPACE timeline TO guest"
-        repairs = "ALTER TABLE timeline.message WITH read_repair = 'BLOCKING'"
-        for statement in (rights.format("SELECT"), rights.format("MODIFY"), repairs):
-            await asyncio.to_thread(_log_in, node, statement)
+        rights = (("SELECT", "system_views"), ("SELECT", "timeline"), ("MODIFY", "timeline"))
+        for right, keyspace in rights:
+            await asyncio.to_thread(_log_in, node, f"GRANT {right} ON KEYSPACE {keyspace} TO guest")
+        await asyncio.to_thread(_log_in, node, "ALTER TABLE timeline.message WITH read_repair = 'BLOCKING'")
         async with Trial(lambda: make_store(url("guest:guest"))) as trial:
             assert "ALTER TABLE message WITH read_repair = 'NONE'" in trial.opened.warnings[-1]
             await trial.stored(await trial.topic(), named(10))
