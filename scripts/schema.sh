@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Generates timeline/wire/generated from schemas/fbs/timeline.fbs: flatc's accessors and the layout that the codec reads.
-# Another folder may be named as the first argument (the test that the generated code is current does).
+# Generates from schemas/fbs/timeline.fbs: the layout that the codec reads, into timeline/wire/generated, and flatc's
+# accessors, which only tests use, into tests/wire/generated. A folder named as the first argument stands in for the
+# repository (the test that the generated code is current names one).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-target=${1:-timeline/wire/generated}
+root=${1:-.}
 python=${PYTHON:-.venv/bin/python}
 
 if ! command -v flatc >/dev/null; then
@@ -14,7 +15,10 @@ made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
 flatc --python --gen-onefile -o "$made" schemas/fbs/timeline.fbs
 flatc -b --schema --bfbs-builtins -o "$made" schemas/fbs/timeline.fbs
-mkdir -p "$target"
-"$python" scripts/wire_layout.py "$made/timeline.bfbs" "$target/layout.py"
-cp "$made/timeline_generated.py" "$target/accessors.py"
-printf '"""Generated from schemas/fbs/timeline.fbs by scripts/schema.sh; untouched by hand."""\n' >"$target/__init__.py"
+for package in timeline tests; do
+    mkdir -p "$root/$package/wire/generated"
+    printf '"""Generated from schemas/fbs/timeline.fbs by scripts/schema.sh; untouched by hand."""\n' \
+        >"$root/$package/wire/generated/__init__.py"
+done
+"$python" scripts/wire_layout.py "$made/timeline.bfbs" "$root/timeline/wire/generated/layout.py"
+cp "$made/timeline_generated.py" "$root/tests/wire/generated/accessors.py"

@@ -17,7 +17,6 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "timeline"
 TESTS = ROOT / "tests"
-GENERATED = PACKAGE / "wire" / "generated"
 
 MAX_LINES = 900
 BASE_DEPENDENCIES = {"grpcio", "flatbuffers", "numpy"}
@@ -39,7 +38,7 @@ SHELL = {
 
 
 def _modules(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if GENERATED not in path.parents)
+    return sorted(path for path in folder.rglob("*.py") if path.parent.name != "generated")
 
 
 def _name(path: Path) -> str:

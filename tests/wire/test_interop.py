@@ -11,10 +11,11 @@ import flatbuffers
 import numpy as np
 import pytest
 
+from tests.wire.generated import accessors
 from tests.wire.sameness import same
 from tests.wire.samples import SAMPLES, full_produce
 from timeline.wire import MAJOR, MINOR, Frame, Produce, decode, decode_as, encode
-from timeline.wire.generated import accessors, layout
+from timeline.wire.generated import layout
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
 GOLDEN = [Path(__file__).parent / name for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt")]

@@ -20,17 +20,23 @@ from timeline.wire.generated import layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = (ROOT / "schemas" / "fbs" / "timeline.fbs").read_text(encoding="utf-8")
-GENERATED = ROOT / "timeline" / "wire" / "generated"
+GENERATED = ("timeline/wire/generated", "tests/wire/generated")
 
 
 def test_generated_code_is_current(require_service: Callable[[str], None], tmp_path: Path) -> None:
     require_service("flatc")
     environment = os.environ | {"PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts" / "schema.sh", tmp_path], check=True, env=environment)
-    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    committed = {path.name: path.read_text(encoding="utf-8") for path in GENERATED.glob("*.py")}
-    assert sorted(made) == ["__init__.py", "accessors.py", "layout.py"]
+    made, committed = ({name: _sources(root, name) for name in GENERATED} for root in (tmp_path, ROOT))
+    assert [sorted(sources) for sources in made.values()] == [
+        ["__init__.py", "layout.py"],
+        ["__init__.py", "accessors.py"],
+    ]
     assert made == committed, "run `make schema`"
+
+
+def _sources(root: Path, folder: str) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in (root / folder).glob("*.py")}
 
 
 def test_every_frame_is_a_body_and_every_body_a_frame() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import timeline
 from tests.wire.examination import examine
+from tests.wire.generated import accessors
 from tests.wire.sameness import same
 from tests.wire.samples import answers, late_list, produce, settle, standing, topic_list
 from timeline.driver.parcel import error_of
@@ -39,7 +40,7 @@ from timeline.wire import (
     decode_as,
     encode,
 )
-from timeline.wire.generated import accessors, layout
+from timeline.wire.generated import layout
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
 MAJOR_AT, MINOR_AT = 28, 30
