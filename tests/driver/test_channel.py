@@ -166,6 +166,8 @@ def test_settings_are_written_as_a_person_does() -> None:
     ("wrong", "mends"),
     [
         ({"leese": "1s"}, "did you mean 'lease'"),
+        ({"lease": "1s", "lease_ms": 1_000}, "lease and lease_ms are one setting. Give one of the two"),
+        ({"lease_ahead_ms": 0, "lease_ahead": "auto"}, "lease_ahead and lease_ahead_ms are one setting"),
         ({"zzz": 1}, "there are lease"),
         ({"buckets": "8"}, "whole number"),
         ({"buckets": True}, "whole number"),

@@ -243,9 +243,18 @@ def test_backoff_grows_to_its_cap_with_jitter() -> None:
     jittered = Backoff(first="1s", jitter=0.2)
     delays = {jittered.delay_ms(1, random.Random(n)) for n in range(100)}
     assert min(delays) >= 800 and max(delays) <= 1_200 and len(delays) > 50
-    for bad in ({"factor": 0.5}, {"jitter": 2}, {"first": -1}, {"factor": float("nan")}):
+    factors: list[dict[str, Any]] = [{"factor": factor} for factor in (0.5, 0, -2, 1e9, float("nan"), float("inf"))]
+    for bad in (*factors, {"jitter": 2}, {"jitter": -0.1}, {"first": -1}):
         with pytest.raises(timeline.Invalid):
-            Backoff(**bad)  # type: ignore[arg-type]
+            Backoff(**bad)
+
+
+def test_a_first_wait_above_the_cap_is_refused() -> None:
+    with pytest.raises(timeline.Invalid, match="first must be at most cap, not '1s' with cap='1ms'"):
+        Backoff(first="1s", cap="1ms")
+    with pytest.raises(timeline.Invalid, match="Give a longer cap"):
+        Backoff(first="2h")
+    Backoff(first="1h", cap=3600)
 
 
 @pytest.mark.parametrize("bad", [{"factor": "2"}, {"factor": True}, {"jitter": None}, {"jitter": float("nan")}])

@@ -75,9 +75,51 @@ def test_a_batch_takes_columns_of_many_shapes() -> None:
         batch = Batch(payloads, at=WHEN)
         assert batch.payloads.tolist() == same and len(batch) == 3
         assert batch.time_ms.tolist() == [WHEN] * 3 and not batch.flags.any()
-    assert Batch(np.array([b"ab", b"cd"]), in_=1).payloads.tolist() == [b"ab", b"cd"]
-    for none in ([], pa.array([], pa.binary()), pa.chunked_array([], pa.binary()), np.array([], dtype="S1")):
+    for none in ([], pa.array([], pa.binary()), pa.chunked_array([], pa.binary()), np.array([], dtype="V1")):
         assert len(Batch(none, at=WHEN)) == len(Batch(none, in_=[], ids=none)) == 0
+
+
+ENDS_IN_NUL = [b"ab\0\0", b"\0\0\0\0"]
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        np.array(ENDS_IN_NUL, dtype=object),
+        np.array(ENDS_IN_NUL, dtype="V4"),
+        pa.array(ENDS_IN_NUL, pa.large_binary()),
+        pa.array(ENDS_IN_NUL, pa.binary(4)).cast("binary"),
+        [memoryview(one).cast("I") for one in ENDS_IN_NUL],
+        [memoryview(one + one).cast("B", (2, 4))[0:1] for one in ENDS_IN_NUL],
+        [memoryview(bytes(byte for each in one for byte in (each, 1)))[::2] for one in ENDS_IN_NUL],
+    ],
+)
+def test_nuls_at_the_end_of_a_payload_are_kept(payloads: Any) -> None:
+    assert Batch(payloads, at=WHEN).payloads.tolist() == ENDS_IN_NUL
+
+
+def test_numpy_s_bytes_are_refused_as_payloads_since_it_drops_nuls() -> None:
+    trimmed = np.array(ENDS_IN_NUL)
+    for column in (trimmed, trimmed[:0], np.ma.array(trimmed)):
+        with pytest.raises(Invalid, match=r"payloads must not be .* dtype S .*list of bytes, an array of dtype object"):
+            Batch(column, at=WHEN)
+    for items in (list(trimmed), [b"", trimmed[0]]):
+        with pytest.raises(Invalid, match=r"payloads\[\d\]: .*bytes_.*array of dtype object"):
+            Batch(items, at=WHEN)
+    with pytest.raises(Invalid, match="bytes_"):
+        Message(trimmed[0], at=WHEN)
+
+
+def test_ids_and_tags_hold_no_nul_and_may_be_arrays_of_any_text() -> None:
+    for kind in ("S4", "U4", object):
+        texts = np.array(["ab", "ü"] if kind != "S4" else [b"ab", "ü".encode()], dtype=kind)
+        batch = Batch([b"", b""], at=WHEN, ids=texts, tags=texts)
+        assert batch.ids is not None and batch.ids.tolist() == [b"ab", "ü".encode()]
+        assert batch.tags is not None and batch.tags.tolist() == batch.ids.tolist()
+    with pytest.raises(Invalid, match=r"ids\[0\].*without NUL"):
+        Batch([b""], at=WHEN, ids=np.array(["a\0"], dtype=object))
+    with pytest.raises(Invalid, match=r"headers\[0\].*mapping"):
+        Batch([b""], at=WHEN, headers=np.array([b"k"]))  # type: ignore[arg-type]
 
 
 def test_times_of_a_batch() -> None:
@@ -99,8 +141,8 @@ def test_times_of_a_batch() -> None:
     # Seconds that 32 bits hold exactly; their microseconds they do not.
     assert Batch([b""], in_=np.array([10_000_019], np.float32)).time_ms.tolist() == [10_000_019_000]
     assert Batch([b""], in_=np.array([3], np.float16)).time_ms.tolist() == [3_000]
-    past = pa.array([-(2**60), 1], pa.timestamp("ns", "UTC"))
-    assert Batch([b"", b""], at=past).time_ms.tolist() == [1, 1]
+    past = pa.array([2**20, 1], pa.timestamp("ns", "UTC"))
+    assert Batch([b"", b""], at=past).time_ms.tolist() == [2, 1]
     chunks = pa.chunked_array([[WHEN], [WHEN]], pa.int64())
     assert Batch([b"", b""], at=chunks).time_ms.tolist() == [WHEN, WHEN]
 
@@ -121,11 +163,18 @@ def test_an_object_batch_is_the_same_as_columns() -> None:
         ({"payloads": [b"a", "b"]}, r"payloads\[1\].*encode"),
         ({"payloads": pa.array([b"a", None])}, "null"),
         ({"payloads": pa.array([1, 2])}, "binary or string, not int64"),
+        ({"payloads": pa.array([b"ab", b"cd"], pa.binary(2))}, r"not fixed_size_binary\[2\]: array.cast\('binary'\)"),
+        ({"payloads": pa.array([b"ab", b"cd"]).dictionary_encode()}, r"not dictionary<.*array.cast\('binary'\)"),
         ({"payloads": np.array([1, 2])}, "bytes"),
         ({"at": [WHEN]}, "1 items for 2"),
         ({"at": [WHEN, 5]}, r"at\[1\].*seconds"),
         ({"at": np.array([WHEN, 5])}, r"at\[1\].*seconds"),
         ({"at": np.array([1.5, 2.5])}, "integer milliseconds"),
+        ({"at": np.array([WHEN, 0])}, r"at\[1\].*above 0, not 0"),
+        ({"at": np.array([WHEN, -5])}, r"at\[1\].*above 0, not -5"),
+        ({"at": [WHEN, datetime(1969, 7, 20, tzinfo=UTC)]}, r"at\[1\].*after the start of 1970"),
+        ({"at": pa.array([WHEN, 0], pa.timestamp("ms", "UTC"))}, r"at\[1\].*after the start of 1970, not 0 ms"),
+        ({"expires": pa.array([WHEN, -1], pa.timestamp("us", "UTC"))}, r"expires\[1\].*after the start of 1970"),
         ({"at": pa.array([WHEN, WHEN], pa.timestamp("ms"))}, "time zone"),
         # In milliseconds 64 bits do not hold these: they would wrap to the start of 1970, and to some other year.
         ({"at": pa.array([WHEN // 1000, 2**62], pa.timestamp("s", "UTC"))}, r"at\[1\].*year 9999"),

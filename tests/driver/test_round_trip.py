@@ -321,6 +321,28 @@ async def test_some_of_a_batch_by_their_places_or_by_a_mask(tl: timeline.Timelin
     assert [m async for m in tl.scan("t")] == []
 
 
+async def test_tags_and_headers_of_a_batch_are_sequences_with_and_without(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        await p.produce_many(Batch([b"a", b"b"], in_=0, ids=["a", "b"]))
+        bare = await c.take_batch()
+        assert bare is not None and list(bare.tags) == [b"", b""] and list(bare.headers) == [{}, {}]
+        assert list(bare[1:].tags) == [b""] and list(bare[1:].headers) == [{}]
+        await bare.ack()
+        await p.produce_many(Batch([b"a", b"b"], in_=0, ids=["c", "d"], tags=["x", None], headers=[{"k": "v"}, {}]))
+        b = await c.take_batch()
+        assert b is not None and len(b) == 2
+        told = {id: (tag, headers) for id, tag, headers in zip(b.ids, b.tags, b.headers, strict=True)}
+        assert told == {b"c": (b"x", {"k": "v"}), b"d": (b"", {})}
+        place = list(b.ids).index(b"c")
+        assert b.headers[place] == b[place].headers == {"k": "v"} and b.headers[place:][0] == {"k": "v"}
+        again = Batch(b.payloads, in_="1h", tags=b.tags, headers=b.headers)
+        assert not (await p.produce_many(again)).failed
+        assert {(m.payload, m.tag, str(m.headers)) async for m in tl.scan("t", state="waiting", payload=True)} == {
+            (d.payload, d.tag, str(d.headers)) for d in b
+        }
+        await b.ack()
+
+
 async def test_columns_of_ids_and_times_are_taken_as_they_come(tl: timeline.Timeline) -> None:
     base = 1_900_000_000_000
     async with tl.producer("t") as p:

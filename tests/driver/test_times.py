@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta, timezone
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ def test_points_in_time() -> None:
     east = datetime(2026, 3, 29, 14, tzinfo=timezone(timedelta(hours=2)))
     assert instant_ms(east) == 1_774_785_600_000
     assert instant_ms(datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)) == instant_ms(datetime(2026, 1, 1, tzinfo=UTC)) + 1
-    assert instant_ms(0) == instant_ms(datetime(1900, 1, 1, tzinfo=UTC)) == 1
+    assert instant_ms(datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)) == 1
+    assert instant_ms(datetime(1971, 1, 1, tzinfo=UTC)) == 31_536_000_000
     assert instant_ms(LOOKS_LIKE_SECONDS) == LOOKS_LIKE_SECONDS
     assert instant_ms(MAX_TIME_MS) == MAX_TIME_MS
 
@@ -100,7 +102,12 @@ def test_points_in_time() -> None:
         (1_774_785_600.5, "float"),
         (float("nan"), "float"),
         (True, "at"),
-        (-1, "negative"),
+        (-1, "above 0, not -1; for a time from now use in_="),
+        (0, "above 0, not 0"),
+        (datetime(1969, 12, 31, 23, 59, tzinfo=UTC), "after the start of 1970, not 1969-12-31T23:59:00"),
+        (datetime(1970, 1, 1, tzinfo=UTC), "after the start of 1970"),
+        (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "after the start of 1970"),
+        (datetime.min.replace(tzinfo=UTC), "after the start of 1970"),
         (MAX_TIME_MS + 1, "9999"),
         (None, "in_="),
         ("2026-01-01", "fromisoformat"),
@@ -178,6 +185,16 @@ def test_expiry_is_a_time_or_a_while() -> None:
     assert expiry_ms(1_774_785_600_000) == (1_774_785_600_000, False)
     with pytest.raises(Invalid):
         expiry_ms("0s")
+
+
+@pytest.mark.parametrize("seconds", [7200, 7200.0, 7200.5, np.int64(7200), np.float64(7200)])
+def test_an_expiry_of_seconds_is_refused_whole_or_not(seconds: Any) -> None:
+    for put in (lambda: expiry_ms(seconds), lambda: timeline.Message(b"", in_="1h", expires=seconds)):
+        with pytest.raises(Invalid, match=r"expires.* from now give a text like '15m'"):
+            put()
+    for each in (seconds, [seconds], np.array([seconds])):
+        with pytest.raises(Invalid, match="expires"):
+            timeline.Batch([b""], in_="1h", expires=each)
 
 
 def test_wall_times() -> None:

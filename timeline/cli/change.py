@@ -77,7 +77,7 @@ def move(
                 "or --by DURATION, which shifts each message of a --tag"
             )
         due = due_of(to, in_, tz, ("--to", "--in"))
-        when = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
+        when = {"at": due.at} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
     async def work() -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:

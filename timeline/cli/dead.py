@@ -99,7 +99,7 @@ def revive(
     """
     _check_ids(ids, everything)
     due = due_of(at, in_ if at is not None or in_ is not None else "0s", tz, ("--at", "--in"))
-    when: dict[str, Any] = {"at": due.at_ms} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
+    when: dict[str, Any] = {"at": due.at} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
     async def work() -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:

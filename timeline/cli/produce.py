@@ -8,6 +8,7 @@ import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -83,7 +84,7 @@ def produce(
     if (lines or payload == "-") and sys.stdin is None:
         raise Invalid("standard input is closed: there is nothing to read")
     shared: dict[str, Any] = {
-        "at": due.at_ms,
+        "at": due.at,
         "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
         "headers": parse_headers(headers) or None,
         "expires": _expires(expires, tz),
@@ -151,13 +152,13 @@ def _expires(text: str | None, zone: str | None) -> Any:
     if text is None:
         return None
     if is_length(text):
-        return duration_ms(with_unit(text.strip()), "--expires", least_ms=1) / 1000
+        return timedelta(milliseconds=duration_ms(with_unit(text.strip()), "--expires", least_ms=1))
     when = parse_time(text, "--expires", zone)
-    if when.at_ms is not None:
-        return when.at_ms
+    if when.at is not None:
+        return when.at
     if not when.in_ms or when.in_ms < 0:
         raise Invalid(f"--expires {text!r:.60} is over already: the message would never be delivered")
-    return when.in_ms / 1000
+    return timedelta(milliseconds=when.in_ms)
 
 
 def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:

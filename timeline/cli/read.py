@@ -19,7 +19,7 @@ from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.progress import Progress, counted
 from timeline.cli.values import DURATION, iso, parse_time, shown_time, zone_of
-from timeline.driver.times import duration_ms
+from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
 from timeline.model import State
 from timeline.wording import shown_duration
@@ -146,7 +146,9 @@ def ls(
     if from_ms and to_ms and from_ms >= to_ms:
         raise Invalid("--due-from must lie before --due-to")
     chosen = [State(state) for state in states] or None
-    due = (from_ms or None, to_ms or None) if from_ms or to_ms else None
+    # As datetimes: the driver takes the milliseconds of the early 1970s for seconds.
+    since, until = (as_datetime(one) if one else None for one in (from_ms, to_ms))
+    due = (since, until) if since or until else None
     every_s = duration_ms(every, "--every", least_ms=1) / 1000
 
     async def work() -> None:

@@ -57,6 +57,11 @@ class Time:
     at_ms: int | None = None
     in_ms: int | None = None
 
+    @property
+    def at(self) -> datetime | None:
+        """The point in time for the driver, which takes the ints of the early 1970s for seconds."""
+        return None if self.at_ms is None else as_datetime(self.at_ms)
+
     def absolute_ms(self) -> int:
         """Milliseconds UTC; what counts from now does so on this machine's clock."""
         if self.at_ms is not None:
@@ -88,8 +93,7 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
                 f"{option} {text!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC) or give --tz"
             )
         when = local(date(when.year, when.month, when.day), when.time(), zone)
-    # The driver takes smaller numbers for seconds; what lies so far back is due at once either way.
-    return Time(at_ms=max(LOOKS_LIKE_SECONDS, instant_ms(when, option)))
+    return Time(at_ms=instant_ms(when, option))
 
 
 def due_of(at: str | None, in_: str | None, zone: str | None, options: tuple[str, str]) -> Time:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from timeline.driver.ids import Randomness
-from timeline.driver.times import Duration, When, duration_ms
+from timeline.driver.times import Duration, When, duration_ms, shown
 from timeline.errors import Invalid
 
 
 @dataclass(frozen=True)
 class Backoff:
     """How long a message whose handler failed waits: `first`, then `factor` times as long with each delivery, at most
-    `cap`, give or take the share `jitter`. Raises Invalid for what cannot be meant."""
+    `cap`, give or take the share `jitter`. Raises Invalid for values out of range, and for a `first` above `cap`."""
 
     first: Duration = "1s"
     factor: float = 2.0
@@ -20,12 +20,14 @@ class Backoff:
     jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        duration_ms(self.first, "first")
-        duration_ms(self.cap, "cap")
+        first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
+        if first_ms > cap_ms:
+            said = f"first must be at most cap, not {shown(self.first)} with cap={shown(self.cap)}"
+            raise Invalid(f"{said}. Give a longer cap")
         if not _is_number(self.factor) or not 1.0 <= self.factor <= 1_000.0:
-            raise Invalid(f"factor must be from 1 to 1000, not {self.factor!r}")
+            raise Invalid(f"factor must be from 1 to 1000, not {shown(self.factor)}")
         if not _is_number(self.jitter) or not 0.0 <= self.jitter <= 1.0:
-            raise Invalid(f"jitter must be from 0 to 1, not {self.jitter!r}")
+            raise Invalid(f"jitter must be from 0 to 1, not {shown(self.jitter)}")
 
     def delay_ms(self, deliveries: int, random: Randomness) -> int:
         """The wait in ms after the `deliveries`-th delivery failed."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timeline.columns import Int64, Ragged, UInt8, UInt64
-from timeline.driver.message import Message, check_headers, check_payload, encode_id, encode_tag
+from timeline.driver.message import Headers, Message, check_headers, check_payload, encode_id, encode_tag
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
@@ -24,11 +24,13 @@ class Batch:
 
         Batch(payloads=[b"a", b"b"], at=[t1, t2])          Batch(payloads=column, in_="15m", ids=ids)
 
-    `payloads`: a list of bytes, a `Ragged`, a numpy array of bytes (`S…` trims NULs at the end, `V…` does not), or an
-    Arrow array of binary. `at`: one time for all, or one each: a list, or an integer array of milliseconds UTC.
+    `payloads`: a list of bytes, a `Ragged`, a numpy array of dtype object or `V…`, or an Arrow array of binary. Arrays
+    of dtype `S…` are refused: numpy drops NULs at the end of each item. Ids and tags have no NULs, and may be such
+    arrays. `at`: one time for all, or one each: a list, or an integer array of milliseconds UTC.
     `in_`: one duration for all, or one each: a list, or a numpy array of seconds. `ids`, `tags`: texts (or bytes) one
     each, or None; `tags` may be one text for all. `headers`: one mapping for all, or a list of one each. `expires`: one
-    for all, or one each, as `at`. A data frame's column serves where a list does. None in a list of tags, headers or
+    for all, or one each, as `at`; from now as a timedelta or a text. A data frame's column serves where a list does,
+    and so do the columns of a batch of deliveries, `b.tags` and `b.headers`. None in a list of tags, headers or
     expiries is none, and so is a null tag; other nulls, and masked times, are refused.
 
     Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
@@ -162,8 +164,13 @@ def _bytes_column(items: Any, name: str) -> Ragged:
 
 
 def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
-    if items.ndim != 1 or items.dtype.kind not in "SVO":
-        raise Invalid(f"{name} must be a one-dimensional array of bytes (dtype S, V or object), not {items.dtype}")
+    if items.dtype.kind == "S":
+        raise Invalid(
+            f"{name} must not be a numpy array of dtype S ({items.dtype}): numpy drops the NULs at the end of each "
+            "item. Use a list of bytes, an array of dtype object, or Arrow binary"
+        )
+    if items.ndim != 1 or items.dtype.kind not in "VO":
+        raise Invalid(f"{name} must be a one-dimensional array of bytes (dtype object or V), not {items.dtype}")
     return _bytes_column(items.tolist(), name)
 
 
@@ -174,7 +181,9 @@ def arrow_column(items: Any, name: str) -> Ragged:
         return Ragged.concat([arrow_column(chunk, name) for chunk in array.chunks])
     wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
     if str(array.type) not in wide:
-        raise Invalid(f"{name} must be an Arrow array of binary or string, not {array.type}")
+        raise Invalid(
+            f"{name} must be an Arrow array of binary or string, not {array.type}: array.cast('binary') makes one"
+        )
     if array.null_count and name == "tags":
         array = array.fill_null("")
     _check_nulls(array.null_count, name)
@@ -248,6 +257,8 @@ def _check_utf8(column: Ragged, name: str) -> None:
 def _headers_column(headers: Any, count: int) -> Ragged:
     if isinstance(headers, Mapping):
         return Ragged.repeat(check_headers(headers), count)
+    if isinstance(headers, Headers):
+        headers = headers.encoded
     if isinstance(headers, Ragged):
         _check_length(headers, count, "headers")
         return headers
@@ -315,23 +326,27 @@ def _instants_column(at: Any, name: str) -> Int64:
         at = at.to_numpy()
     if at.dtype.kind not in "iu":
         raise Invalid(f"{name} must be an array of integer milliseconds UTC, not {at.dtype}")
-    wrong = (at < 0) | ((at > 0) & (at < LOOKS_LIKE_SECONDS)) | (at > MAX_TIME_MS)
+    wrong = (at < LOOKS_LIKE_SECONDS) | (at > MAX_TIME_MS)
     if wrong.any():
         place = int(np.flatnonzero(wrong)[0])
         _instant(name, place, int(at[place]))
-    read: Int64 = np.maximum(at.astype(np.int64), 1)
+    read: Int64 = at.astype(np.int64)
     return read
 
 
 def _of_timestamps(at: Any, name: str) -> Int64:
-    """Arrow timestamps as milliseconds UTC, rounded up. Like a datetime, one before 1970 is long past. What lies beyond
-    the year 9999 is refused before anything is multiplied: 64 bits would wrap, to any time at all."""
+    """Arrow timestamps as milliseconds UTC, rounded up. Times outside of 1970 to 9999 are refused before anything is
+    multiplied: 64 bits would wrap, to any time at all."""
     kind = str(at.type)
     if ", tz=" not in kind:
         raise Invalid(f"{name} is {kind} without a time zone: cast it to one with tz='UTC' if that is what it means")
     unit = kind[len("timestamp[") :].partition(",")[0]
     ticks_each, ms_each = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}[unit]
-    ticks: Int64 = np.maximum(at.cast("int64").to_numpy(), 1)
+    ticks: Int64 = at.cast("int64").to_numpy()
+    before = ticks <= 0
+    if before.any():
+        place = int(np.flatnonzero(before)[0])
+        raise Invalid(f"{name}[{place}]: {name} must be a time after the start of 1970, not {ticks[place]} {unit}")
     beyond = ticks > MAX_TIME_MS // ms_each * ticks_each
     if beyond.any():
         place = int(np.flatnonzero(beyond)[0])

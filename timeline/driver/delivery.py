@@ -15,6 +15,7 @@ import numpy as np
 from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
 from timeline.driver.hand import DONE, Load
+from timeline.driver.message import Headers
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime
 from timeline.errors import Invalid
@@ -204,16 +205,14 @@ class Deliveries:
         return self._ragged(self._load.frame.payloads)
 
     @property
-    def headers(self) -> Ragged | None:
-        """Encoded headers (`timeline.model.decode_headers`); None when no message has any."""
-        column = self._load.frame.headers
-        return None if column is None else self._ragged(column)
+    def headers(self) -> Headers:
+        """Headers, one dict per message, decoded when it is asked for: `b.headers[0]`."""
+        return Headers(self._optional(self._load.frame.headers))
 
     @property
-    def tags(self) -> Ragged | None:
-        """Tags, empty where there is none; None when no message has one."""
-        column = self._load.frame.tags
-        return None if column is None else self._ragged(column)
+    def tags(self) -> Ragged:
+        """Tags, as a column of bytes (UTF-8); empty where there is none."""
+        return self._optional(self._load.frame.tags)
 
     @property
     def due_ms(self) -> Int64:
@@ -261,6 +260,9 @@ class Deliveries:
 
     def _ragged(self, column: Ragged) -> Ragged:
         return column if self._at is None else column.take(self._at)
+
+    def _optional(self, column: Ragged | None) -> Ragged:
+        return Ragged.repeat(b"", len(self)) if column is None else self._ragged(column)
 
     def _numbers(self, column: Int64) -> Int64:
         return column if self._at is None else column[self._at]

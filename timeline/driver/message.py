@@ -3,10 +3,13 @@ nothing of it is sent. `batch.py` has many of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, overload
 
-from timeline.driver.times import Duration, When, duration_ms, expiry_ms, instant_ms, shown
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.driver.times import Duration, Expiry, When, duration_ms, expiry_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import (
     MAX_HEADERS_BYTES,
@@ -69,6 +72,11 @@ def check_payload(payload: object) -> bytes:
         raise Invalid(
             f"the payload must be bytes, not {type(payload).__name__}: encode it first, json.dumps(…).encode()"
         )
+    if isinstance(payload, np.bytes_):
+        raise Invalid(
+            "the payload must not be numpy's bytes_: numpy drops the NULs at the end of an item of dtype S. "
+            "Use bytes from a list, or from an array of dtype object"
+        )
     data = bytes(payload)
     if len(data) > MAX_PAYLOAD_BYTES:
         raise TooLarge(
@@ -89,6 +97,29 @@ def check_headers(headers: Mapping[str, str] | None) -> bytes:
             f"headers take {len(encoded)} bytes encoded; at most {MAX_HEADERS_BYTES} are allowed", advice=FIXED_LIMIT
         )
     return encoded
+
+
+class Headers(Sequence[dict[str, str]]):
+    """The headers of many messages: a sequence of dicts, each decoded when it is asked for. `encoded` is the column as
+    it crossed the wire."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, encoded: Ragged) -> None:
+        self.encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, str]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Headers: ...
+    def __getitem__(self, index: int | slice) -> dict[str, str] | Headers:
+        return Headers(self.encoded[index]) if isinstance(index, slice) else decode_headers(self.encoded[index])
+
+    def __repr__(self) -> str:
+        return f"<Headers of {len(self)}>"
 
 
 def carried(headers: bytes, trace: Mapping[str, str]) -> bytes:
@@ -123,7 +154,8 @@ class Message:
 
     `payload`: bytes. `at`, an aware datetime or int milliseconds UTC, or `in_`, a duration from the broker's now.
     `id`: 1..255 bytes of UTF-8, unique in its topic; None: the driver makes a UUIDv7. `tag`: ≤ 64 bytes.
-    `headers`: text to text, ≤ 8 KiB. `expires`: a point in time or a duration from now; not delivered at or after it.
+    `headers`: text to text, ≤ 8 KiB. `expires`: a point in time as for `at`, or from now as a
+    timedelta or a text like "2h"; not delivered at or after it.
 
     Raises Invalid or TooLarge for what is out of range.
     """
@@ -138,7 +170,7 @@ class Message:
         id: str | None = None,
         tag: str | None = None,
         headers: Mapping[str, str] | None = None,
-        expires: When | Duration | None = None,
+        expires: Expiry | None = None,
     ) -> None:
         self.payload = check_payload(payload)
         self.at, self.in_, self.id, self.tag, self.headers, self.expires = at, in_, id, tag, headers, expires

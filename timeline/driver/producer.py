@@ -20,7 +20,7 @@ from timeline.driver.mutation import Mutations
 from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
-from timeline.driver.times import Duration, When
+from timeline.driver.times import Duration, Expiry, When
 from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire.frames import AIM_BYTES
@@ -107,7 +107,7 @@ class Producer(Mutations):
         id: str | None = None,
         tag: str | None = None,
         headers: Mapping[str, str] | None = None,
-        expires: When | Duration | None = None,
+        expires: Expiry | None = None,
         if_exists: str | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:

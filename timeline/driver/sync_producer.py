@@ -12,7 +12,7 @@ from timeline.driver.message import Message, Payload
 from timeline.driver.mutation import TagProgress
 from timeline.driver.producer import Producer
 from timeline.driver.receipts import Receipt, Receipts
-from timeline.driver.times import Duration, When
+from timeline.driver.times import Duration, Expiry, When
 
 
 class SyncProducer(Closing):
@@ -36,7 +36,7 @@ class SyncProducer(Closing):
         id: str | None = None,
         tag: str | None = None,
         headers: Mapping[str, str] | None = None,
-        expires: When | Duration | None = None,
+        expires: Expiry | None = None,
         if_exists: str | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:

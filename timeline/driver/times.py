@@ -21,9 +21,12 @@ When: TypeAlias = datetime | int
 """A point in time: an aware datetime, or int milliseconds since 1970 UTC."""
 Duration: TypeAlias = timedelta | int | float | str
 """A length of time: a timedelta, seconds, or "250ms" "15m" "2h" "10d" "1h30m"."""
+Expiry: TypeAlias = When | timedelta | str
+"""A point in time, or from now as a timedelta or a text."""
 
 LOOKS_LIKE_SECONDS = 100_000_000_000
-"""Int times above 0 and below this are refused: as milliseconds they lie before March 1973, so seconds were meant."""
+"""Int times above 0 and below this are refused: as milliseconds they lie before March 1973, so seconds were meant.
+Datetimes of those years are taken."""
 
 _BEYOND_S = 1e15
 """More seconds than any limit allows; larger floats would overflow as microseconds."""
@@ -144,10 +147,10 @@ def _text_us(text: str, name: str) -> int:
 
 
 def instant_ms(value: When, name: str = "at") -> int:
-    """`value` in int milliseconds since 1970 UTC, rounded up; what lies before 1970 becomes 1.
+    """Return `value` in int milliseconds since 1970 UTC, rounded up.
 
-    Raises Invalid for naive datetimes, datetimes that are no time (pandas' NaT), dates, floats, texts, booleans,
-    negative ints, ints above 0 and below 100,000,000,000 (they look like seconds), and times after the year 9999.
+    Raises Invalid for naive datetimes, datetimes that are no time (pandas' NaT), dates, floats, texts, booleans, times
+    not after the start of 1970, ints below 100,000,000,000 (they look like seconds), and times after the year 9999.
     """
     if isinstance(value, datetime):
         return _datetime_ms(value, name)
@@ -161,14 +164,14 @@ def instant_ms(value: When, name: str = "at") -> int:
 
 
 def _millis(number: int, name: str) -> int:
-    if number < 0:
-        raise Invalid(f"{name} must be milliseconds since 1970 UTC, not negative: {shown(number)}")
+    if number <= 0:
+        raise Invalid(f"{name} must be milliseconds since 1970 UTC, above 0, not {shown(number)}{_from_now(name)}")
     if 0 < number < LOOKS_LIKE_SECONDS:
         raise Invalid(
             f"{name}={number} looks like seconds (ints below {LOOKS_LIKE_SECONDS} do): "
             f"{name} takes milliseconds since 1970 UTC, so multiply by 1000{_from_now(name)}"
         )
-    return _at_most(max(1, number), name)
+    return _at_most(number, name)
 
 
 def _datetime_ms(value: datetime, name: str) -> int:
@@ -183,7 +186,9 @@ def _datetime_ms(value: datetime, name: str) -> int:
     micros = (value - _EPOCH) // timedelta(microseconds=1)
     if getattr(value, "nanosecond", 0):  # pandas' have them, and the division drops them
         micros += 1
-    return _at_most(max(1, -(-micros // 1_000)), name)
+    if micros <= 0:
+        raise Invalid(f"{name} must be a time after the start of 1970, not {value.isoformat()}")
+    return _at_most(-(-micros // 1_000), name)
 
 
 def _at_most(millis: int, name: str) -> int:
@@ -194,7 +199,8 @@ def _at_most(millis: int, name: str) -> int:
 
 def _what(value: object, name: str) -> str:
     if isinstance(value, float):
-        return f"the float {value!r}: whole milliseconds, int(seconds * 1000), leave no doubt about the unit"
+        doubtless = "whole milliseconds, int(seconds * 1000), leave no doubt about the unit"
+        return f"the float {value!r}: {doubtless}{_from_now(name)}"
     if isinstance(value, date):
         return f"the date {value.isoformat()}: say the time of day too, timeline.local(date, '09:00', zone)"
     if isinstance(value, timedelta | str):
@@ -209,12 +215,13 @@ def _from_now(name: str) -> str:
     return "; for a time from now give a text like '15m'" if name.endswith("expires") else ""
 
 
-def expiry_ms(value: When | Duration) -> tuple[int, bool]:
-    """`expires=`: a point in time, or a duration from now. Answers (milliseconds, whether it is from now).
+def expiry_ms(value: Expiry) -> tuple[int, bool]:
+    """Return `expires=` as (milliseconds, whether they count from now).
 
-    An int is a point in time (milliseconds UTC) as for `at=`; a timedelta, a float or a text is from now.
+    A timedelta or a text counts from now. Datetimes and ints (milliseconds UTC) are points in time, as for `at=`.
+    Raises Invalid for all else. A number of seconds is refused, whole or not: an int is a point in time.
     """
-    if isinstance(value, timedelta | str | float) and not isinstance(value, bool):
+    if isinstance(value, timedelta | str):
         return duration_ms(value, "expires", least_ms=1), True
     return instant_ms(value, "expires"), False
 

@@ -27,6 +27,8 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
     for name, value in given.items():
         if value is None:
             continue
+        if name in DURATIONS and given.get(DURATIONS[name]) is not None:
+            raise Invalid(f"{name} and {DURATIONS[name]} are one setting. Give one of the two")
         if name == "lease_ahead" and value == "auto":
             settings["lease_ahead_ms"] = LEASE_AHEAD_AUTO
         elif name in DURATIONS:
