@@ -43,7 +43,7 @@ async def main() -> None:
         for due, count in sorted(Counter(receipt.due for receipt in receipts).items()):
             print(f"{due:%d %B %H:%M} UTC: {count} mails")
         would = await p.cancel_tag("spring-b", dry_run=True)
-        print(f"calling off spring-b would meet {would.done} of {len(receipts)}")
+        print(f"calling off spring-b would meet {would.changed} of {len(receipts)}")
         done = await p.cancel_tag("spring-b")
         print("called off:", ", ".join(f"{count} {status}" for status, count in done.counts.items()))
 

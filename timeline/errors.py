@@ -7,6 +7,8 @@ call may succeed later without anybody changing anything.
 
 from __future__ import annotations
 
+from typing import Any
+
 STAYS = "the same call fails again until that is mended"
 """Ends the reason of an error that is retryable by its kind and not by its cause: instead of advice to try again."""
 
@@ -19,11 +21,13 @@ class TimelineError(Exception):
 
     `code`: the status or condition, upper case. `retryable`: the same call may succeed later.
     `id`: the message it is about, None when it is about the call. `advice`: what to do about it.
+    `progress`: how far a call by tag came, a `TagProgress`; None for every other call.
     """
 
     code = "ERROR"
     retryable = False
     advice = ""
+    progress: Any = None
 
     def __init__(self, reason: str = "", *, id: str | None = None, retry_after_ms: int = 0, advice: str = "") -> None:
         self.reason = reason
@@ -35,7 +39,8 @@ class TimelineError(Exception):
         super().__init__(": ".join(part for part in (about, reason or self.advice) if part))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms, self.advice))
+        rest = None if self.progress is None else {"progress": self.progress}
+        return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms, self.advice), rest)
 
 
 def _rebuild(kind: type[TimelineError], reason: str, id: str | None, retry_after_ms: int, advice: str) -> TimelineError:

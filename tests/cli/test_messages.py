@@ -121,7 +121,8 @@ def test_lines_of_standard_input(tell: Call, topic: str, address: str) -> None:
     cut = tell("ls", topic, "--limit", 10)
     assert len(cut.out.splitlines()) == 11 and "there are more than 10" in cut.err
     moved = tell("move", topic, "--tag", "bulk", "--by", "-30m", "--dry-run", "--json").json[0]
-    assert moved == {"matched": 2503, "dry_run": True, "counts": {"OK": 2503}}
+    more = {"changed": 2503, "finished": True, "resume": None}
+    assert moved == {"matched": 2503, "dry_run": True, "counts": {"OK": 2503}, **more}
     assert "2503 of 2503 moved" in tell("move", topic, "--tag", "bulk", "--in", "2h").out
     assert tell("cancel", topic, "--tag", "bulk", "--json").json[0]["counts"] == {"OK": 2503}
     assert "no message on the timeline has the tag 'bulk'" in tell("cancel", topic, "--tag", "bulk").out

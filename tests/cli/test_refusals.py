@@ -100,7 +100,7 @@ def test_what_is_said_into_a_closed_output_is_not_wanted(tell: Call, topic: str,
 def test_a_shift_that_is_refused_says_why(tell: Call, topic: str) -> None:
     tell("produce", topic, "x", "--in", "1h", "--tag", "late")
     done = tell("move", topic, "--tag", "late", "--by", "3660d")
-    assert (done.code, done.out) == (1, "0 of 1 moved; 1 INVALID\n") and "what is INVALID would come due" in done.err
+    assert (done.code, done.out) == (1, "0 of 1 moved; 1 INVALID\n") and "INVALID: these would come due" in done.err
 
 
 def test_lines_that_are_refused_are_named_by_number(topic: str, address: str) -> None:

@@ -34,8 +34,8 @@ def opened(topic: Topic, walk: Walk, told: bytes) -> bytes:
     cursor = told[:-SUM_BYTES]
     if told and told != sealed(topic, walk, cursor):
         raise Invalid(
-            f"the cursor is none of a {walk} of {topic.name!r}: it is damaged, another topic's, or an older broker's; "
-            "give the last one as it came, or begin again without one, a move by tag with the same operation id"
+            f"the cursor is none of a {walk} of {topic.name!r}: the topic was dropped and created again, or the cursor "
+            "is damaged. Give the last one as it came, or begin a new call"
         )
     return cursor
 

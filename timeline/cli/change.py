@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import signal
+from collections.abc import Awaitable
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import awaited
+from timeline.cli.app import awaited, complain
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.identity import connected, operator_option
+from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
-from timeline.cli.receipts import speaking, tell_counts, tell_receipts
+from timeline.cli.receipts import counts_json, speaking, tell_counts, tell_receipts
 from timeline.cli.values import DURATION, due_of, zone_of
 from timeline.driver.times import shift_ms
-from timeline.errors import Invalid, Leased
+from timeline.errors import Invalid, Leased, TimelineError, Unknown
 from timeline.model import Status
 
 MOVED: dict[str, str] = {
@@ -23,6 +26,9 @@ MOVED: dict[str, str] = {
 }
 CANCELLED: dict[str, str] = {**MOVED, Status.LEASED: f"{Leased.advice}, or cancel it all the same with --leased"}
 """What to do about a refusal, in words of this command line."""
+resume_option = click.option(
+    "--resume", metavar="TOKEN", help="With --tag: continue a call that was interrupted, with the token it printed."
+)
 
 
 @click.command()
@@ -37,6 +43,7 @@ CANCELLED: dict[str, str] = {**MOVED, Status.LEASED: f"{Leased.advice}, or cance
 @click.option("--tag", help="Move all messages of this tag.")
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
+@resume_option
 @group_option
 @operator_option
 @client_command
@@ -50,6 +57,7 @@ def move(
     tag: str | None,
     if_version: int | None,
     dry_run: bool,
+    resume: str | None,
     group: str,
     address: str,
     timeout: str,
@@ -63,7 +71,7 @@ def move(
       timeline move departures UA1545 DL863 --in 20m
       timeline move campaigns --tag spring --by 2h --dry-run
     """
-    _check_selection(ids, tag, if_version, dry_run)
+    _check_selection(ids, tag, if_version, dry_run, resume)
     if by is not None:
         if tag is None or to is not None or in_ is not None:
             raise Invalid("--by shifts all messages of a --tag, and goes without --to and --in")
@@ -83,9 +91,10 @@ def move(
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
                 total = None if dry_run else await _how_many(producer, tag)
-                with Progress("moved", total) as progress:
-                    told = await producer.move_tag(tag, dry_run=dry_run, progress=_watch(progress), **when)
-                return tell_counts(told.counts, as_json, tag, "moved", dry_run)
+                by_tag = _ByTag(tag, "moved", dry_run, as_json, total)
+                return await by_tag.run(
+                    producer.move_tag(tag, dry_run=dry_run, progress=by_tag.chunk, resume=resume, **when)
+                )
             if if_version is not None:
                 with speaking(MOVED):
                     receipt = await producer.move(ids[0], if_version=if_version, **when)
@@ -104,6 +113,7 @@ def move(
 @click.option("--leased", is_flag=True, help="Also those that a consumer has.")
 @click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
 @click.option("--dry-run", is_flag=True, help="With --tag: only count.")
+@resume_option
 @group_option
 @operator_option
 @client_command
@@ -114,6 +124,7 @@ def cancel(
     leased: bool,
     if_version: int | None,
     dry_run: bool,
+    resume: str | None,
     group: str,
     address: str,
     timeout: str,
@@ -127,15 +138,15 @@ def cancel(
       timeline cancel campaigns --tag spring --dry-run
       timeline cancel campaigns --tag spring --leased
     """
-    _check_selection(ids, tag, if_version, dry_run)
+    _check_selection(ids, tag, if_version, dry_run, resume)
 
     async def work() -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             if tag is not None:
-                total = None if dry_run else await _how_many(producer, tag)
-                with Progress("cancelled", total) as progress:
-                    told = await producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=_watch(progress))
-                return tell_counts(told.counts, as_json, tag, "cancelled", dry_run)
+                by_tag = _ByTag(tag, "cancelled", dry_run, as_json)
+                return await by_tag.run(
+                    producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=by_tag.chunk, resume=resume)
+                )
             if if_version is not None:
                 with speaking(CANCELLED):
                     receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)
@@ -147,7 +158,9 @@ def cancel(
     return awaited(work())
 
 
-def _check_selection(ids: tuple[str, ...], tag: str | None, if_version: int | None, dry_run: bool) -> None:
+def _check_selection(
+    ids: tuple[str, ...], tag: str | None, if_version: int | None, dry_run: bool, resume: str | None
+) -> None:
     """Either ids or a tag, and only what goes with it. Raises Invalid."""
     if bool(ids) == (tag is not None):
         raise Invalid("give either one or more IDs, or --tag, one of the two")
@@ -155,6 +168,8 @@ def _check_selection(ids: tuple[str, ...], tag: str | None, if_version: int | No
         raise Invalid("--if-version goes with one ID")
     if dry_run and tag is None:
         raise Invalid("--dry-run goes with --tag; to look at single messages use: timeline show TOPIC ID")
+    if resume is not None and tag is None:
+        raise Invalid("--resume goes with --tag: it continues the call by tag that printed the token")
 
 
 async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
@@ -163,11 +178,54 @@ async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
     with Progress("counted") as progress:
         if not progress.watched:
             return None
-        return (await producer.cancel_tag(tag, dry_run=True, progress=_watch(progress))).done
+        counted = await producer.cancel_tag(
+            tag, dry_run=True, progress=lambda told: progress.add(told.done - progress.done)
+        )
+        return counted.done
 
 
-def _watch(progress: Progress) -> Callable[[Any], None]:
-    def chunk(told: Any) -> None:
-        progress.add(told.done - progress.done)
+class _ByTag:
+    """A call by tag, watched. `what` was done to the messages, in words. Interrupted, it prints how to continue."""
 
-    return chunk
+    def __init__(self, tag: str, what: str, dry_run: bool, as_json: bool, total: int | None = None) -> None:
+        self._tag, self._what, self._dry_run, self._as_json = tag, what, dry_run, as_json
+        self._progress = Progress(what, total)
+        self._told: timeline.TagProgress | None = None
+
+    def chunk(self, told: timeline.TagProgress) -> None:
+        """Take note of how far it is."""
+        self._told = told
+        self._progress.total = told.total or self._progress.total
+        self._progress.add(told.done - self._progress.done)
+
+    async def run(self, call: Awaitable[timeline.TagProgress]) -> int:
+        """Await the call and print the counts; the exit code. SIGTERM interrupts it, as Ctrl-C does."""
+        working = asyncio.current_task()
+        assert working is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+        try:
+            with self._progress:
+                told = await call
+        except asyncio.CancelledError:
+            self._broke_off()
+            raise
+        except TimelineError as error:
+            self._told = error.progress
+            if self._told is not None and error.retryable and (self._told.done or isinstance(error, Unknown)):
+                error.advice = "continue with --resume; without it, messages may be changed twice"
+                self._broke_off()
+            raise
+        return tell_counts(told, self._as_json, self._tag, self._what, self._dry_run)
+
+    def _broke_off(self) -> None:
+        told = self._told
+        if told is None or not told.started_ms or self._dry_run:
+            return  # nothing was changed
+        if self._as_json:
+            print_json(counts_json(told, self._dry_run))
+            return
+        complain(
+            f"it stopped after {told.done:,} messages; more may be {self._what} already. To continue, repeat the "
+            "same command with this option:"
+        )
+        click.echo(f"--resume {told.resume}", err=True)

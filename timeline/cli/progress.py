@@ -24,7 +24,7 @@ class Progress:
     def __init__(
         self, what: str, total: int | None = None, *, screen: TextIO | None = None, clock: Clock | None = None
     ) -> None:
-        self._what, self._total = what, total
+        self._what, self.total = what, total
         self._screen = screen or sys.stderr
         self._clock = clock or Clock()
         self._start_ms = self._said_ms = self._clock.monotonic_ms()
@@ -59,9 +59,9 @@ class Progress:
         if not self.watched or now_ms - self._said_ms < EVERY_MS:
             return
         self._said_ms = now_ms
-        if part is None and self._total:
-            part = self.done / self._total
-        of = f" of {self._total:,}" if self._total else ""
+        if part is None and self.total:
+            part = self.done / self.total
+        of = f" of {self.total:,}" if self.total else ""
         left = "" if part is None else self._left(part, now_ms)
         self._screen.write(f"\r\033[K{self._what} {self.done:,}{of}  {self.rate_per_s:,.0f}/s{left}")
         self._screen.flush()

@@ -86,22 +86,39 @@ def refusal(receipt: timeline.Receipt, denied: str = "") -> TimelineError:
     raise AssertionError(f"{receipt} has not failed")
 
 
-def tell_counts(counts: Mapping[Status, int], as_json: bool, tag: str, done: str, dry_run: bool) -> int:
-    """Prints the counts of a call by `tag`; 1 when some were refused."""
-    total = sum(counts.values())
+def counts_json(told: timeline.TagProgress, dry_run: bool) -> dict[str, Any]:
+    """How far a call by tag came, for machines. `resume`: the token that continues it, null when it is finished."""
+    return {
+        "matched": told.done,
+        "dry_run": dry_run,
+        "counts": {str(status): n for status, n in told.counts.items()},
+        "changed": told.changed,
+        "finished": told.finished,
+        "resume": None if told.finished else told.resume,
+    }
+
+
+def tell_counts(told: timeline.TagProgress, as_json: bool, tag: str, done: str, dry_run: bool) -> int:
+    """Print the counts of a call by `tag`; 1 when some were refused."""
+    counts, total = told.counts, told.done
     if as_json:
-        print_json({"matched": total, "dry_run": dry_run, "counts": {str(status): n for status, n in counts.items()}})
+        print_json(counts_json(told, dry_run))
     elif not total:
         click.echo(f"no message on the timeline has the tag {tag!r}: nothing {done}")
     else:
         would = "would be " if dry_run else ""
         others = ", ".join(f"{n} {status}" for status, n in counts.items() if status is not Status.OK)
-        click.echo(f"{counts.get(Status.OK, 0)} of {total} {would}{done}{'; ' + others if others else ''}")
-        if Status.FORBIDDEN in counts:
-            complain("what is FORBIDDEN belongs to another producer group: act for that one (--group NAME)")
-        if Status.INVALID in counts:
-            complain(
-                "what is INVALID would come due beyond the topic's horizon ('timeline topic show' says how far that "
-                "is), or not before it expires"
-            )
-    return DONE if counts.get(Status.OK, 0) == total else SOME_FAILED
+        click.echo(f"{told.changed} of {total} {would}{done}{'; ' + others if others else ''}")
+        for status, why in _REFUSALS_BY_TAG.items():
+            if status in counts:
+                complain(f"{status}: {why}")
+    return DONE if told.changed == total else SOME_FAILED
+
+
+_REFUSALS_BY_TAG: Mapping[Status, str] = {
+    Status.FORBIDDEN: "these belong to another producer group: act for that one (--group NAME)",
+    Status.INVALID: "these would come due beyond the topic's horizon ('timeline topic show' says how far that is), or "
+    "not before they expire",
+    Status.UNKNOWN: "these are gone, and an answer was lost: they were cancelled, or delivered first",
+}
+"""What a status means in the counts of a call by tag."""

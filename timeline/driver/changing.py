@@ -112,7 +112,7 @@ class Changing:
             asked = self._topic, self._group, self._operation
             return encode(Mutate(*asked, timeout_ms=timeout_ms, **parcel.columns))
 
-        return await link.channel.unary("Mutate", frame, deadline, parcel)
+        return await link.channel.unary("Mutate", frame, deadline, parcel, writes=True)
 
     def let_go(self) -> None:
         """Nobody can ask anything of it any more: it ends by itself."""

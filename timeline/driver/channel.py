@@ -254,11 +254,17 @@ class Channel:
         raise Unavailable(self.unreached)
 
     async def unary(
-        self, method: str, frame: bytes | Timed, deadline: Deadline, sending: Sending | None = None
+        self,
+        method: str,
+        frame: bytes | Timed,
+        deadline: Deadline,
+        sending: Sending | None = None,
+        *,
+        writes: bool = False,
     ) -> bytes:
         """One frame for one, repeated until it is answered, as it is but for the time that it tells. `sending` is kept
-        up to date meanwhile. Raises Unavailable when that is outdated, Unavailable or Unknown at the deadline, Invalid,
-        NotFound or Forbidden for what stays refused."""
+        up to date meanwhile. Raises Unavailable when that is outdated, or at the deadline; Unknown then when the frame
+        `writes` and may have arrived; Invalid, NotFound or Forbidden for what stays refused."""
         fate = sending if sending is not None else Fate()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
@@ -282,7 +288,7 @@ class Channel:
                 return answer
             if deadline.left_ms <= 0:
                 break
-        if fate.unsure:
+        if fate.unsure and writes:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise Unavailable(self.unreached)
 

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
+from timeline.driver.channel import Fate
 from timeline.driver.line import Line
 from timeline.driver.link import Link
 from timeline.driver.message import asked_time, encode_id, encode_tag
 from timeline.driver.parcel import Columns, Many, Parcel
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import MutateFlag, MutateTag, TagMutated, decode_as, encode
 
 FRAME_IDS = 10_000
 
 
+Asked: TypeAlias = dict[str, Any]
+"""What a call by tag asks for, by name: a walk that goes on must ask for the same."""
+TOKEN_OF = "timeline-tag-1"
+NO_TOKEN = (
+    "this is no resume token: it is damaged, or not whole. Give it as it was printed: `progress.resume` in Python, "
+    "after --resume in a shell"
+)
+OPERATIONS_BY_TAG = {Operation.MOVE: "move", Operation.CANCEL: "cancel"}
+
+
 @dataclass(slots=True)
 class TagProgress:
-    """How far a call by tag has come: `counts` by status, `done` messages in all, `finished` when the walk is over.
+    """How far a call by tag has come. `counts`: messages by status. `finished`: the walk is over. `total`: how many
+    messages of the tag were there at the start; counted for a cancel only, else 0.
 
-    Handed to `progress=`; a walk that broke off goes on from the last one with `resume=`.
+    Handed to `progress=`, and to be found in the `progress` of an error. A walk that broke off goes on with `resume=`,
+    which takes it or its token `.resume`.
     """
 
     counts: dict[Status, int] = field(default_factory=dict)
@@ -38,11 +55,66 @@ class TagProgress:
     cursor: bytes = b""
     started_ms: int = 0
     at_ms: int = 0
+    total: int = 0
+    asked: Asked = field(default_factory=dict, repr=False)
+
+    @property
+    def changed(self) -> int:
+        """Messages that were moved or cancelled so far; of a dry run: those that would be."""
+        return self.counts.get(Status.OK, 0)
 
     @property
     def done(self) -> int:
-        """Messages met so far."""
+        """Messages met so far, whatever became of them: also those that were refused."""
         return sum(self.counts.values())
+
+    @property
+    def resume(self) -> str:
+        """A token that goes on from here, also in another process, at another broker, hours later. One line of text."""
+        told = {
+            "is": TOKEN_OF,
+            "asked": self.asked,
+            "counts": {str(status): many for status, many in self.counts.items()},
+            "finished": self.finished,
+            "op": self.op,
+            "cursor": self.cursor.hex(),
+            "started_ms": self.started_ms,
+            "at_ms": self.at_ms,
+            "total": self.total,
+        }
+        packed = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 9)  # ends with a checksum
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    @classmethod
+    def of(cls, resume: TagProgress | str) -> TagProgress:
+        """A copy of what `resume=` was given, a token read. Raises Invalid."""
+        if isinstance(resume, TagProgress):
+            return resume.copy()
+        if not isinstance(resume, str):
+            raise Invalid(f"resume= takes a TagProgress or its token (.resume), not {resume!r:.60}")
+        try:
+            packed = base64.b64decode(resume.strip() + "=" * (-len(resume.strip()) % 4), b"-_", validate=True)
+            told = json.loads(zlib.decompress(packed))
+            if told.pop("is") != TOKEN_OF:
+                raise Invalid(NO_TOKEN)
+            counts = {Status(status): many for status, many in told.pop("counts").items()}
+            return cls(counts, cursor=bytes.fromhex(told.pop("cursor")), **told)
+        except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError) as bad:
+            raise Invalid(NO_TOKEN) from bad
+
+    def copy(self) -> TagProgress:
+        """As it is now; what comes later does not change it."""
+        return replace(self, counts=dict(self.counts))
+
+    def check(self, asked: Asked) -> None:
+        """Raises Invalid unless the walk asked for the same as the call that goes on with it."""
+        for name, now in asked.items():
+            before = self.asked.get(name)
+            if before != now:
+                raise Invalid(
+                    f"this resume token belongs to another call: {name} was {before!r:.80} there, and is {now!r:.80} "
+                    "here. Repeat the call as it was, with its token"
+                )
 
 
 class Mutations:
@@ -200,14 +272,17 @@ class Mutations:
         by: Duration | None = None,
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
-        resume: TagProgress | None = None,
+        resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
-        """Moves every message of `tag` that was there at the start: to one due (`at`, `in_`), or `by` a shift, which
-        may be negative ("-2h"). Works in chunks; `timeout` is for each. `dry_run`: only counts. Answers the counts by
+        """Move every message of `tag` that was there at the start: to one due (`at`, `in_`), or `by` a shift, which
+        may be negative ("-2h"). Works in chunks; `timeout` is for each. `dry_run`: only count. Returns the counts by
         status.
 
-        `progress` is called after each chunk; when the call raises, the last progress goes on with `resume=`.
+        `progress` is called at the start and after each chunk. When the call raises, `error.progress` says how far it
+        came, and the same call goes on from there with `resume=error.progress`, or its token, `error.progress.resume`.
+        A new call instead would shift again what is shifted already. Raises Unavailable when nothing was changed,
+        Unknown when a part was.
         """
         self._start()
         if sum(value is not None for value in (at, in_, by)) != 1:
@@ -228,10 +303,14 @@ class Mutations:
         leased: bool = False,
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
-        resume: TagProgress | None = None,
+        resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
-        """Cancels every message of `tag` that was there at the start. See `move_tag`."""
+        """Cancel every message of `tag` that was there at the start. See `move_tag`.
+
+        UNKNOWN counts what was there at the start and was not met after an answer was lost, or after a `resume`: it was
+        cancelled, or delivered first.
+        """
         self._start()
         _check_bool(leased, "leased")
         frame = replace(self._by_tag(Operation.CANCEL, tag, dry_run), leased=leased)
@@ -248,25 +327,97 @@ class Mutations:
         self,
         frame: MutateTag,
         progress: Callable[[TagProgress], object] | None,
-        resume: TagProgress | None,
+        resume: TagProgress | str | None,
         timeout: Duration | None,
     ) -> TagProgress:
-        told = replace(resume, counts=dict(resume.counts)) if resume is not None else TagProgress(op=frame.op)
-        while not told.finished:
-            deadline = self._link.deadline(timeout)
-            frame = replace(frame, op=told.op, cursor=told.cursor, started_ms=told.started_ms)
-            if told.at_ms:
-                frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
-            data = await self._link.channel.unary("Mutate", partial(_timed, frame), deadline)
-            chunk = decode_as(data, TagMutated)
-            for code, many in chunk.counts.items():
-                status = Status.of(code)
-                told.counts[status] = told.counts.get(status, 0) + many
-            told.cursor, told.started_ms, told.at_ms = chunk.cursor, chunk.started_ms, chunk.at_ms
-            told.finished = not chunk.cursor
-            if progress is not None:
-                progress(replace(told, counts=dict(told.counts)))
+        asked = _asked(frame)
+        told = TagProgress(op=frame.op, asked=asked) if resume is None else TagProgress.of(resume)
+        told.check(asked)
+        before, unsure = told.done, resume is not None
+        try:
+            if not told.started_ms and not frame.dry_run:
+                await self._begin(replace(frame, op=told.op, dry_run=True), told, progress, timeout)
+            while not told.finished:
+                fate = Fate()
+                chunk = await self._chunk(replace(frame, op=told.op, cursor=told.cursor), told, timeout, fate)
+                unsure = unsure or fate.unsure
+                for code, many in chunk.counts.items():
+                    status = Status.of(code)
+                    told.counts[status] = told.counts.get(status, 0) + many
+                told.cursor, told.finished = chunk.cursor, not chunk.cursor
+                if told.finished and unsure and told.total > told.done:
+                    told.counts[Status.UNKNOWN] = told.total - told.done
+                if progress is not None:
+                    progress(told.copy())
+        except TimelineError as error:
+            raise _broken_off(error, told, not frame.dry_run and told.done > before) from error
         return told
+
+    async def _begin(
+        self,
+        look: MutateTag,
+        told: TagProgress,
+        progress: Callable[[TagProgress], object] | None,
+        timeout: Duration | None,
+    ) -> None:
+        """Fix the start, by a dry run, before anything is changed, so that a chunk sent again, or a walk that goes on,
+        asks for the very same. Of a cancel, count all that is there: what was cancelled without an answer is gone, and
+        can only be missed at the end."""
+        cancels = look.operation is Operation.CANCEL
+        look = look if cancels else replace(look, limit=1)
+        so_far = told.copy()
+        while True:
+            chunk = await self._chunk(look, so_far, timeout, Fate())
+            look = replace(look, cursor=chunk.cursor)
+            if not cancels or not chunk.cursor:
+                break
+            so_far.total += sum(chunk.counts.values())
+            if progress is not None:
+                progress(replace(told.copy(), total=so_far.total))
+        told.started_ms, told.at_ms = so_far.started_ms, so_far.at_ms
+        told.total = so_far.total + sum(chunk.counts.values()) if cancels else 0
+        if progress is not None:
+            progress(told.copy())
+
+    async def _chunk(self, frame: MutateTag, told: TagProgress, timeout: Duration | None, fate: Fate) -> TagMutated:
+        frame = replace(frame, started_ms=told.started_ms)
+        if told.at_ms:
+            frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
+        deadline = self._link.deadline(timeout)
+        data = await self._link.channel.unary(
+            "Mutate", partial(_timed, frame), deadline, fate, writes=not frame.dry_run
+        )
+        chunk = decode_as(data, TagMutated)
+        told.started_ms, told.at_ms = chunk.started_ms, chunk.at_ms
+        return chunk
+
+
+def _asked(frame: MutateTag) -> Asked:
+    """What `frame` asks for, in the words of its call."""
+    return {
+        "the operation": OPERATIONS_BY_TAG[frame.operation],
+        "topic": frame.topic,
+        "group": frame.group,
+        "tag": frame.tag.decode(),
+        "at": frame.at_ms,
+        "in_": frame.in_ms,
+        "by": frame.by_ms,
+        "leased": frame.leased,
+        "dry_run": frame.dry_run,
+    }
+
+
+def _broken_off(error: TimelineError, told: TagProgress, partly: bool) -> TimelineError:
+    """The error of a call by tag that broke off: how far it came, and how it goes on. `partly`: it changed something,
+    so that "nothing happened" would be untrue."""
+    kind, reason, advice = type(error), error.reason or error.advice, error.advice
+    if error.retryable and not told.asked["dry_run"] and (told.done or isinstance(error, Unknown)):
+        advice = "repeat the same call with resume=error.progress; without it, messages may be changed twice"
+        if partly:
+            kind, reason = Unknown, f"it broke off after {told.done} messages: {reason}"
+    broken = kind(reason, id=error.id, retry_after_ms=error.retry_after_ms, advice=advice)
+    broken.progress = told
+    return broken
 
 
 def _timed(frame: MutateTag, timeout_ms: int) -> bytes:

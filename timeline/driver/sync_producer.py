@@ -141,7 +141,7 @@ class SyncProducer(Closing):
         by: Duration | None = None,
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
-        resume: TagProgress | None = None,
+        resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
         """See Producer.move_tag. `progress` is called in the client's thread."""
@@ -158,7 +158,7 @@ class SyncProducer(Closing):
         leased: bool = False,
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
-        resume: TagProgress | None = None,
+        resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
         """See Producer.cancel_tag."""

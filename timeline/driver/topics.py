@@ -98,7 +98,8 @@ class TopicCalls:
             check_topic_name(name)
         frame = encode(Topics(action, name, settings))
         fate = Fate()
-        data = await self._link.channel.unary("Topics", frame, self._link.deadline(timeout), fate)
+        writes = action is not TopicAction.LIST
+        data = await self._link.channel.unary("Topics", frame, self._link.deadline(timeout), fate, writes=writes)
         answer = decode_as(data, TopicList)
         if answer.status == OK or (action is TopicAction.DROP and fate.unsure and answer.status == NOT_FOUND):
             return answer.topics
