@@ -91,6 +91,9 @@ class TroubledStore(Store):
             self._opened.append(await self.inner.open())
         return self._opened[0]
 
+    async def inspect(self) -> Opened:
+        return await self._through(self.inner.inspect)
+
     async def close(self) -> None:
         """The broker lets go; what is stored stays."""
 

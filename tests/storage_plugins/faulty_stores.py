@@ -361,6 +361,18 @@ class IsDeadAfterClosing(MemoryStore):
         self.closed = True
 
 
+@caught_by("inspecting")
+class MakesAClusterWhenInspected(MemoryStore):
+    async def inspect(self) -> Opened:
+        return replace(await super().inspect(), cluster_uid="9f" * 16)
+
+
+@caught_by("inspecting")
+class OpensWhenInspected(MemoryStore):
+    async def inspect(self) -> Opened:
+        return await self.open()
+
+
 @caught_by("remembered_ids")
 class ForgetsOnlyWhenSwept(MemoryStore):
     def _long(self, topic: Topic) -> Topic:

@@ -52,6 +52,26 @@ def _log_in(node: CassandraServer, statement: str) -> None:
             session.shutdown()
 
 
+async def _looked_at_again(trial: Trial, node: CassandraServer) -> None:
+    """Settings that change, a record that is gone, and all as it was."""
+    uid, record = trial.opened.cluster_uid, "timeline.meta"
+    steps = (
+        ("ALTER KEYSPACE timeline WITH durable_writes = false", "ALTER KEYSPACE timeline WITH durable_writes = true"),
+        (
+            f"DELETE FROM {record} WHERE name = 'cluster'",
+            f"INSERT INTO {record} (name, value) VALUES ('cluster', '{uid}')",
+        ),
+    )
+    found = []
+    for there, back in steps:
+        await asyncio.to_thread(_log_in, node, there)
+        found.append(await trial.store.inspect())
+        await asyncio.to_thread(_log_in, node, back)
+        assert await trial.store.inspect() == trial.opened
+    assert "durable_writes = false" in found[0].warnings[-1]
+    assert [one.cluster_uid for one in found] == [uid, ""]
+
+
 @pytest.mark.slow
 async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) -> None:
     async with _own(tmp_path, guarded=True, commitlog_sync="periodic") as node:
@@ -73,6 +93,7 @@ async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) ->
             assert "commitlog_sync of node 127.0.0.1 is periodic" in trial.opened.warnings[0]
             assert not trial.store.capabilities.durable
             await trial.stored(await trial.topic(), named(10))
+            await _looked_at_again(trial, node)
         # Who may read and write, and no more, is not kept out by a table that wants to be altered.
         rights = (("SELECT", "system_views"), ("SELECT", "timeline"), ("MODIFY", "timeline"))
         for right, keyspace in rights:

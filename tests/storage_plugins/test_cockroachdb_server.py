@@ -75,6 +75,14 @@ async def test_a_full_disk_is_told_and_loses_nothing(own: CockroachServer) -> No
         own.stop()
 
 
+async def test_a_schema_that_is_gone_has_no_cluster(own: CockroachServer) -> None:
+    async with Trial(lambda: StandInStore(f"{own.url}?schema=watched")) as trial:
+        await _told(own, "ALTER SCHEMA watched RENAME TO aside")
+        assert (await trial.store.inspect()).cluster_uid == ""
+        await _told(own, "ALTER SCHEMA aside RENAME TO watched")
+        assert await trial.store.inspect() == trial.opened
+
+
 async def test_connections_exhausted_say_so(own: CockroachServer) -> None:
     own.stop()
     own.settings = (*own.settings, "max_connections=5", "superuser_reserved_connections=0")

@@ -81,7 +81,7 @@ async def test_a_place_that_is_not_mounted_has_not_lost_its_payloads(tmp_path: P
     place, folder, away = PayloadFiles(f"file://{tmp_path}/p"), tmp_path / "p", tmp_path / "disk"
     await place.open()
     assert place.fresh
-    await place.claim()
+    await place.claim("9f" * 16)
     await place.write("1/00/a", b"one")
     folder.rename(away)
     folder.mkdir()

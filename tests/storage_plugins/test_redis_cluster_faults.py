@@ -109,3 +109,13 @@ async def test_tag_operation_that_is_done_in_part_is_unknown(servers: Running, n
         assert step.counts == {Status.OK.code: 300} and step.cursor is None
         moved = by_id(await trial.scan(topic)).values()
         assert {(row["due_ms"], row["version"]) for row in moved} == {(T0 + 5_000, 2)}
+
+
+async def test_a_cluster_whose_record_is_gone_has_no_uuid(servers: Running, nodes: Server) -> None:
+    async with Trial(lambda: make_store(servers.url(RedisClusterServer))) as trial:
+        record = nodes.location.record
+        uid = await nodes.at(record, "HGET", record, "cluster_uid")
+        await nodes.at(record, "HDEL", record, "cluster_uid")
+        assert (await trial.store.inspect()).cluster_uid == ""
+        await nodes.at(record, "HSET", record, "cluster_uid", uid)
+        assert await trial.store.inspect() == trial.opened

@@ -69,6 +69,8 @@ class Catalog:
     async def _refresh(self) -> None:
         self._read_at_ms = self._clock.monotonic_ms()
         stored = {topic.name: topic for topic in await self._store.call("topics", self._store.store.topics())}
+        if self._topics.keys() - stored.keys():
+            await self._store.inspect()  # another store, or one that lost everything, has dropped no topic
         for name in [*self._topics, *stored]:
             self._replace(self._topics.get(name), stored.get(name))
         news, self._news = self._news, asyncio.Event()

@@ -92,8 +92,8 @@ class ConsumeStream:
         topic = await self._node.topic(hello.topic)
         if topic is None:
             raise TransportError(Fault.NO_TOPIC, no_such_topic(hello.topic))
-        if self._node.not_ready:  # since the stream was opened: nobody would tell this one to leave
-            raise TransportError(Fault.NOT_READY, self._node.not_ready)
+        if self._node.no_calls:  # since the stream was opened: nobody would tell this one to leave
+            raise TransportError(Fault.NOT_READY, self._node.no_calls)
         dealer = self._node.dealer(topic)
         consumer = self._consumer = self._admitted(hello, topic, dealer)
         sender = self._node.tasks.spawn(self._send_all(consumer, dealer), f"sending to {hello.consumer}")

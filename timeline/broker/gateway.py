@@ -146,8 +146,8 @@ class Gateway:
         raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
 
     def _check_ready(self) -> None:
-        if self._node.not_ready:
-            raise TransportError(Fault.NOT_READY, self._node.not_ready)
+        if self._node.no_calls:
+            raise TransportError(Fault.NOT_READY, self._node.no_calls)
 
     def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:
         """The frame, verified, when it is of one of `kinds`. A bad one is this caller's trouble alone."""
@@ -230,7 +230,7 @@ class Gateway:
         if asked.topic:
             topics = {uid: name for uid, name in topics.items() if name == asked.topic}
         late = node.late.since(asked.since_ms, topics, asked.id, asked.limit)
-        if asked.id and asked.topic and not node.not_ready:
+        if asked.id and asked.topic and not node.no_calls:
             late = (late + await self._overdue(asked.topic, asked.id, now_ms))[-asked.limit :]
         return late_list(late, node.late.dropped, now_ms)
 

@@ -105,6 +105,8 @@ class Limits:
     peers: int = 256
     """Connections to other brokers."""
     check_every_ms: int = 1_000
+    inspect_every_ms: int = 10_000
+    """How often a store that is well is asked for its settings, and whether it is still the one that was opened."""
     hand_back_ms: int = 2_000
     """How long a broker that deals no more waits until what it did not push is back, before it tells consumers to
     leave."""

@@ -18,10 +18,13 @@ from timeline.storage_plugins.contract import (
     Grant,
     Leased,
     Mutations,
+    Opened,
     Puts,
     Settles,
     Store,
     StoreError,
+    StoreFull,
+    StoreRefused,
     StoreUnavailable,
     StoreUnknown,
 )
@@ -30,9 +33,10 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
-ASIDE = frozenset({"count_due", "room"})
+ASIDE = frozenset({"count_due", "inspect", "room"})
 """Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
 any call, and nothing that happens to a message waits for it."""
+OPEN_AGAIN = "Bring the old one back, and this broker goes on by itself. To accept what is there, restart every broker."
 ENDS = {
     2 * Operation.ACK: "acked",
     2 * Operation.ACK + 1: "acked",
@@ -47,7 +51,10 @@ ENDS = {
 class MeteredStore:
     """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
     it: on a full disk reads and settles go on, and would call the store well between two puts that fail.
-    `journal`: who is told what happened to messages, None: nobody."""
+    `journal`: who is told what happened to messages, None: nobody.
+    `refused`: why what is there now must not be used: it is not what was opened, or loses messages by its settings. It
+    is asked nothing then, but whether that has changed; empty while it may be used.
+    `full`: whether nothing but room is missing. `warnings`: sentences on settings that weaken it, as last found."""
 
     def __init__(
         self,
@@ -60,7 +67,10 @@ class MeteredStore:
     ) -> None:
         self.store = store
         self.journal = journal
-        self._down = ""
+        self._down = self.refused = ""
+        self.full = False
+        self.warnings: tuple[str, ...] = ()
+        self._opened: Opened | None = None
         self._took, self._changed = took, changed
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
@@ -80,12 +90,54 @@ class MeteredStore:
     @property
     def down(self) -> str:
         """Why the store cannot be used, empty while it can."""
-        return self._down
+        return self.refused or self._down
 
     @down.setter
     def down(self, why: str) -> None:
         self._down = why
         self._changed()
+
+    async def open(self) -> Opened:
+        """Open the store. Raises StoreRefused or StoreUnavailable."""
+        self._opened = await self.store.open()
+        self._found(self._opened.server, self._opened.warnings)
+        return self._opened
+
+    async def inspect(self) -> None:
+        """Ask the store what `open` asked: whether it is the one that was opened, and its server's settings. Raises
+        StoreUnavailable when it does not answer, or must not be used."""
+        opened = self._opened
+        assert opened is not None, "the store was not opened yet"
+        try:
+            found = await self.call("inspect", self.store.inspect())
+        except StoreRefused as weak:
+            self._found("", (weak.reason,))
+            self._refuse(weak.reason)
+        else:
+            self._found(found.server, found.warnings)
+            self._refuse("" if found.cluster_uid == opened.cluster_uid else _another(opened, found))
+        if self.refused:
+            raise StoreUnavailable(self.refused)
+
+    def _found(self, server: str, warnings: tuple[str, ...]) -> None:
+        """Log the warnings that are new, and set the gauges."""
+        for warning in warnings:
+            if warning not in self.warnings:
+                log.warning("store: %s", warning)
+        for warning in self.warnings:
+            if warning not in warnings:
+                log.info("store: this is over: %s", warning)
+        self.warnings = warnings
+        self._metrics.gauge("timeline_store_warnings", len(warnings))
+        if server:
+            self._metrics.gauge("timeline_store_info", 1, server)
+
+    def _refuse(self, why: str) -> None:
+        if why != self.refused:
+            if why:
+                log.error("the store is not used any more: %s", why)
+            self.refused = why
+            self._changed()
 
     async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
@@ -103,6 +155,9 @@ class MeteredStore:
             task.exception()
 
     async def _measured(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        if self.refused and name != "inspect":
+            work.close()
+            raise StoreUnavailable(self.refused)
         started_ms = self._monotonic_ms()
         outcome = "OK"
         try:
@@ -111,8 +166,10 @@ class MeteredStore:
             outcome = refused.code
             if isinstance(refused, StoreUnavailable) and name not in ASIDE:
                 why = refused.reason or refused.code
+                self.full = isinstance(refused, StoreFull)
                 if not self._down:
-                    log.warning("the store is down, and asked again until it is back: %s", why)
+                    what = "takes no puts" if self.full else "is down"
+                    log.warning("the store %s, and asked again until it is back: %s", what, why)
                 self.down = why
             raise
         except Exception as broken:
@@ -123,6 +180,7 @@ class MeteredStore:
         finally:
             self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
         if name == "check" and self._down:
+            self.full = False
             self.down = ""
         return answer
 
@@ -240,3 +298,12 @@ class MeteredStore:
             cursor = page.cursor
             if len(page.rows):
                 yield page.rows
+
+
+def _another(opened: Opened, found: Opened) -> str:
+    """Why what is there is not the store that was opened, and what to do."""
+    there = f"cluster {found.cluster_uid}" if found.cluster_uid else "no cluster"
+    return (
+        f"the store is another one, or has lost its data. This broker opened cluster {opened.cluster_uid}, and finds "
+        f"{there} there now. {OPEN_AGAIN}"
+    )

@@ -105,9 +105,16 @@ class Node:
         """Why it does not serve, in words; empty while it does."""
         if self._state == JOINING and self.membership.state.reason:
             return f"{JOINING}: {self.membership.state.reason}"
-        if self._state or self.clocks.quarantined:
-            return self._state or self.clocks.quarantined
-        return f"the store is down: {self.store.down}" if self.store.down else ""
+        if self._state or self.clocks.quarantined or self.store.refused:
+            return self._state or self.clocks.quarantined or self.store.refused
+        return f"the store is {'full' if self.store.full else 'down'}: {self.store.down}" if self.store.down else ""
+
+    @property
+    def no_calls(self) -> str:
+        """Why it takes no calls, in words: what `not_ready` says, unless the store lacks nothing but room. That takes
+        no puts, but answers whoever reads, and may take what frees some."""
+        roomless = self.store.full and not (self._state or self.clocks.quarantined or self.store.refused)
+        return "" if roomless else self.not_ready
 
     def _say(self, state: str) -> None:
         self._state = state
@@ -122,11 +129,7 @@ class Node:
     async def open(self) -> Opened:
         """Opens the store and reads the topics. Raises StoreRefused or StoreUnavailable."""
         self.started_ms = self.clock.now_ms()
-        opened = await self.store.store.open()
-        for warning in opened.warnings:
-            log.warning("store: %s", warning)
-        self.metrics.gauge("timeline_store_warnings", len(opened.warnings))
-        self.metrics.gauge("timeline_store_info", 1, opened.server)
+        opened = await self.store.open()
         await self.catalog.refresh()
         return opened
 
@@ -144,6 +147,7 @@ class Node:
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._look_over), "consumers")
         self.tasks.spawn(self._every(self.limits.clocks_every_ms, self.clocks.measure), "clocks of others")
         self.tasks.spawn(self._every(self.limits.check_every_ms, self._check_store), "store check")
+        self.tasks.spawn(self._every(self.limits.inspect_every_ms, self._inspect_store), "store settings")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
         for counting in (self.counting.near, self.counting.far):
@@ -325,7 +329,7 @@ class Node:
     def stand(self) -> None:
         """Tells the membership whether this broker can deal: while it cannot, no healthy consumers are here."""
         mono_ms = self.clock.monotonic_ms()
-        if not self.store.down:
+        if not self.store.down or self.store.full:
             self._store_down_since_ms = None
         elif self._store_down_since_ms is None:
             self._store_down_since_ms = mono_ms
@@ -335,16 +339,26 @@ class Node:
         self.cluster.stand(self._dealers.values(), mono_ms, serving)
 
     async def _check_store(self) -> None:
-        """While the store is down, asks whether it is back; a broker that comes back deals at once."""
+        """While the store is down, asks whether it is back, and still the one that was opened; a broker that comes back
+        deals at once."""
         if not self.store.down:
             return
         try:
+            await self.store.inspect()
             await self.store.call("check", self.store.store.check())
         except StoreUnavailable:
             return
         log.info("the store is back")
         self.stand()
         self._look_all()
+
+    async def _inspect_store(self) -> None:
+        """Settings change while a server runs, and one that was quick to come back had no outage."""
+        if not self.store.down:
+            try:
+                await self.store.inspect()
+            except StoreUnavailable:
+                return
 
     async def _sweep(self) -> None:
         """Removes what is over, topic by topic, whatever becomes of any. Raises the last trouble in the end."""

@@ -39,6 +39,12 @@ class StoreUnavailable(StoreError):
     advice = "the store cannot be used now; nothing happened"
 
 
+class StoreFull(StoreUnavailable):
+    """Nothing of the call happened, for want of room. Calls that only read still work, as may those that free some."""
+
+    advice = "the store has no room; nothing happened"
+
+
 class StoreUnknown(StoreError):
     """The call may have happened: the store's answer was lost."""
 
@@ -79,8 +85,8 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` found: the cluster's uuid (32 hex digits, made once with the store), the server in words, and a
-    sentence for each server setting that weakens the declared durability."""
+    """What `open` or `inspect` found: the cluster's uuid (32 hex digits, made once with the store), the server in
+    words, and a sentence for each server setting that weakens the declared durability."""
 
     cluster_uid: str
     server: str
@@ -285,6 +291,13 @@ class Store(ABC):
         may be called again, on this very object, as after `close`. While it is open, it answers the same again."""
 
     @abstractmethod
+    async def inspect(self) -> Opened:
+        """Return what is there now, of a store that is open: the same questions as `open`, asked again. Make and change
+        nothing. `cluster_uid` is empty where the store has none: another server, or one that lost everything.
+        `capabilities` follow the settings. Raises StoreRefused for a setting with which `open` would raise it,
+        StoreUnavailable when the server does not answer or the store is not open."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Finishes what runs, releases everything. Twice is harmless."""
 
@@ -395,6 +408,6 @@ class Store(ABC):
 
 __all__ = [
     "Answers", "Capabilities", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts", "ScanFilter",
-    "Settles", "Store", "StoreError", "StoreRefused", "StoreUnavailable", "StoreUnknown", "Swept", "TagMutation",
-    "TagStep", "TopicConflict",
+    "Settles", "Store", "StoreError", "StoreFull", "StoreRefused", "StoreUnavailable", "StoreUnknown", "Swept",
+    "TagMutation", "TagStep", "TopicConflict",
 ]  # fmt: skip

@@ -113,11 +113,27 @@ class OffloadingStore(Store):
             await self.payloads.close()
             raise
         try:
-            await self._claim()
+            await self._claim(opened.cluster_uid)
         except BaseException:
             await self.inner.close()
             await self.payloads.close()
             raise
+        return self._as_found(opened)
+
+    async def inspect(self) -> Opened:
+        found = await self.inner.inspect()
+        try:
+            there = await self.payloads.in_place()
+        except PayloadsUnavailable as trouble:
+            raise StoreUnavailable(str(trouble)) from trouble
+        if not there:
+            raise StoreRefused(
+                f"{self.payloads.described} is not the place of payloads that was opened. Its mark is gone, or is "
+                "another's. Mount the right one, and this broker goes on by itself."
+            )
+        return self._as_found(found)
+
+    def _as_found(self, opened: Opened) -> Opened:
         self.capabilities = self._capable()
         told = f"{opened.server}; payloads above {self.offload_bytes:,} bytes in {self.payloads.described}"
         warnings = opened.warnings
@@ -125,7 +141,7 @@ class OffloadingStore(Store):
             warnings += (f"payloads in {self.payloads.described} are gone when this process ends",)
         return dataclasses.replace(opened, server=told, warnings=warnings)
 
-    async def _claim(self) -> None:
+    async def _claim(self, cluster_uid: str) -> None:
         """Takes a fresh place, unless it should have payloads and has none: it is not mounted then, and each would
         become a dead letter."""
         try:
@@ -133,7 +149,7 @@ class OffloadingStore(Store):
                 raise StoreRefused(
                     f"the store's payloads lie apart, and none of them in {self.payloads.described}: is it mounted?"
                 )
-            await self.payloads.claim()
+            await self.payloads.claim(cluster_uid)
         except PayloadsUnavailable as trouble:
             raise StoreUnavailable(str(trouble)) from trouble
 

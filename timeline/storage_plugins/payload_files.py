@@ -50,7 +50,7 @@ class PayloadFiles(PayloadStore):
             )
         self._disk = _Disk(Path(self._root)) if isinstance(self._files, LocalFileSystem) else None
         self._deadline_s = deadline_s
-        self._claimed = False
+        self._mark: bytes | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
         """For as many as there are threads: what waits has its deadline here, and leaves nothing behind."""
@@ -63,8 +63,8 @@ class PayloadFiles(PayloadStore):
             self._room = asyncio.Semaphore(AT_ONCE)
         try:
             await self._try()
-            self.fresh = not await self._marked()
-            self._claimed = not self.fresh
+            self._mark = await self._read_mark()
+            self.fresh = self._mark is None
         except PayloadsUnavailable as trouble:
             await self.close()
             cause = trouble.__cause__
@@ -77,13 +77,17 @@ class PayloadFiles(PayloadStore):
             await self.close()
             raise
 
-    async def claim(self) -> None:
-        if not self._claimed:
-            await self.write(MARK, b"Payloads of Timeline lie here. Without this file nobody asks for them.\n")
-            self._claimed = True
+    async def claim(self, cluster_uid: str) -> None:
+        if self._mark is None:
+            text = f"Payloads of Timeline lie here. Without this file nobody asks for them.\ncluster {cluster_uid}\n"
+            await self.write(MARK, text.encode())
+            self._mark = text.encode()
+
+    async def in_place(self) -> bool:
+        return self._mark is None or await self._read_mark() == self._mark
 
     async def close(self) -> None:
-        self._claimed = False
+        self._mark = None
         if self._threads is not None:
             self._threads.shutdown(wait=False)
             self._threads = None
@@ -97,19 +101,19 @@ class PayloadFiles(PayloadStore):
         await self.write(name, b"timeline")
         await self.delete([name])
 
-    async def _marked(self) -> bool:
+    async def _read_mark(self) -> bytes | None:
         try:
-            await self._run(lambda: self._files.cat_file(self._path(MARK)))
+            found: bytes = await self._run(lambda: self._files.cat_file(self._path(MARK)))
         except PayloadsUnavailable as trouble:
             if isinstance(trouble.__cause__, FileNotFoundError):
-                return False
+                return None
             raise
-        return True
+        return found
 
     async def _check_mark(self) -> None:
         """Raises PayloadsUnavailable where the place is another one than was opened."""
-        if self._claimed and not await self._marked():
-            raise PayloadsUnavailable(f"{self.described} has lost its file {MARK}: is it mounted?")
+        if not await self.in_place():
+            raise PayloadsUnavailable(f"{self.described} has lost its file {MARK}, or has another: is it mounted?")
 
     async def write(self, name: str, data: bytes) -> None:
         path = self._path(name)

@@ -52,8 +52,13 @@ class PayloadStore(ABC):
         """Proves that the place can be written to. Raises PayloadsRefused or PayloadsUnavailable."""
 
     @abstractmethod
-    async def claim(self) -> None:
-        """Marks a fresh place. One that has lost its mark does not answer any more, instead of having nothing."""
+    async def claim(self, cluster_uid: str) -> None:
+        """Mark a fresh place with the cluster's uuid. One that has lost its mark does not answer any more, instead of
+        having nothing."""
+
+    @abstractmethod
+    async def in_place(self) -> bool:
+        """Return whether the mark is the one that was found, or made, when the place was opened."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized
@@ -17,6 +17,7 @@ from cassandra.policies import (
     RoundRobinPolicy,
     TokenAwarePolicy,
 )
+from cassandra.pool import Host
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, Location
 from timeline.storage_plugins.cassandra.session import PROTOCOL, Connected, Mailbox, rows_as, told, unavailable
@@ -111,7 +112,7 @@ def connect(location: Location, make_mailbox: Callable[[], Mailbox], handover: H
         if older(version):
             raise StoreRefused(f"Cassandra {version} is too old: run {OLDEST[0]}.{OLDEST[1]} or newer (5.0 is tested)")
         replication, kept = _use_keyspace(session, location)
-        unsafe = (*_unsafe(cluster, session), *(() if kept else (_not_kept(location),)))
+        unsafe = (*_unsafe(session, cluster.metadata.all_hosts()), *(() if kept else (_not_kept(location),)))
         warnings = _make_tables(session, location)
         prepared = {name: session.prepare(text) for name, text in TEXTS.items()}
         connected = Connected(cluster, session, prepared, make_mailbox(), location.timeout_s)
@@ -128,10 +129,22 @@ def older(version: str) -> bool:
     return (major, minor) < OLDEST
 
 
-def _unsafe(cluster: Cluster, session: Session) -> list[str]:
+def look(session: Session, location: Location) -> tuple[tuple[str, ...], bool]:
+    """Return a sentence for each setting that may lose what was answered, and whether the keyspace has the store's own
+    record. Blocks, changes nothing. Of nodes that are down nothing is said."""
+    name = location.keyspace.lower()
+    kept = session.execute("SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s", (name,)).one()
+    tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'meta'"
+    unsafe = _unsafe(session, [host for host in session.cluster.metadata.all_hosts() if host.is_up])
+    if kept is not None and not kept.durable_writes:
+        unsafe.append(_not_kept(location))
+    return tuple(unsafe), session.execute(tables, (name,)).one() is not None
+
+
+def _unsafe(session: Session, hosts: Iterable[Host]) -> list[str]:
     """Asks each node how it syncs its commit log: the setting is a node's own."""
     found: list[str] = []
-    for host in cluster.metadata.all_hosts():
+    for host in hosts:
         query = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'"
         try:
             row = session.execute(query, host=host).one()

@@ -142,8 +142,13 @@ async def cluster_uid(connected: Connected, fresh: str, version: str) -> str:
                 await connected.write([("meta_add", (name, value))])
             except Doubt as doubt:
                 raise StoreUnavailable(f"the cluster's record is not known to be written: {doubt}") from doubt
+    return await known_uid(connected)
+
+
+async def known_uid(connected: Connected) -> str:
+    """The cluster's uid; empty where there is none."""
     found = await connected.read("meta", "cluster", serial=True)
-    return str(found[0].value)
+    return str(found[0].value) if found else ""
 
 
 async def probe(connected: Connected) -> None:

@@ -63,6 +63,7 @@ class CassandraStore(Store):
         self._location = Location.of(url)
         self._opening = asyncio.Lock()
         self._opened: Opened | None = None
+        self._warnings: tuple[str, ...] = ()
         self._desk: Desk | None = None
 
     async def open(self) -> Opened:
@@ -80,8 +81,20 @@ class CassandraStore(Store):
             self.capabilities = dataclasses.replace(self.capabilities, durable=not found.unsafe)
             connected = found.connected
             self._desk = Desk(Partition(connected), Contents(connected), Buckets(), records.Records(connected))
+            self._warnings = found.warnings
             self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe + found.warnings)
             return self._opened
+
+    async def inspect(self) -> Opened:
+        connected, opened = self._connected(), self._opened
+        assert opened is not None
+        try:
+            unsafe, there = await asyncio.to_thread(opening.look, connected.session, self._location)
+        except (DriverException, NoHostAvailable) as error:
+            raise unavailable(error) from error
+        uid = await records.known_uid(connected) if there else ""
+        self.capabilities = dataclasses.replace(self.capabilities, durable=not unsafe)
+        return Opened(uid, opened.server, unsafe + self._warnings)
 
     async def _connect(self) -> Found:
         """The driver connects on a thread, which goes on when this is cancelled: what it makes is closed then."""

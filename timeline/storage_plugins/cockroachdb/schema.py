@@ -93,6 +93,26 @@ def _index(index: Index) -> str:
 
 async def prepare(connections: Connections, location: Location) -> Found:
     """Creates or migrates the schema. Raises StoreRefused or StoreUnavailable."""
+    server = await _server(connections, location)
+    known = await _known(connections, location)
+    if "cluster_uid" not in known:
+        for statement in statements(location.schema):
+            await _made(connections, statement, location)
+        first = (str(1 + len(sql.MIGRATIONS)), secrets.token_hex(16))
+        await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)
+        known = await _known(connections, location)
+    await migrated(connections, location, known, contract=False)
+    return Found(known["cluster_uid"], server)
+
+
+async def look(connections: Connections, location: Location) -> Found:
+    """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
+    server = await _server(connections, location)
+    return Found((await _known(connections, location)).get("cluster_uid", ""), server)
+
+
+async def _server(connections: Connections, location: Location) -> str:
+    """The server in words. Raises StoreRefused."""
     said = str(await connections.use(lambda connection: connection.fetchval(VERSION), writes=False))
     version = re.search(r"CockroachDB\D* v(\d+)\.(\d+)", said)
     if version is None:
@@ -103,15 +123,7 @@ async def prepare(connections: Connections, location: Location) -> Found:
         raise StoreRefused(
             f"CockroachDB {version[1]}.{version[2]} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed"
         )
-    known = await _known(connections, location)
-    if "cluster_uid" not in known:
-        for statement in statements(location.schema):
-            await _made(connections, statement, location)
-        first = (str(1 + len(sql.MIGRATIONS)), secrets.token_hex(16))
-        await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)
-        known = await _known(connections, location)
-    await migrated(connections, location, known, contract=False)
-    return Found(known["cluster_uid"], f"CockroachDB {version[1]}.{version[2]}, {location.shown}")
+    return f"CockroachDB {version[1]}.{version[2]}, {location.shown}"
 
 
 async def versions(connections: Connections, location: Location, contract: bool) -> Versions:

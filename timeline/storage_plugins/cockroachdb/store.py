@@ -32,6 +32,10 @@ class CockroachStore(PostgresqlStore):
         found = await schema.prepare(self._connections, self._location)
         return Opened(found.cluster_uid, found.server, ())
 
+    async def inspect(self) -> Opened:
+        found = await schema.look(self._connections, self._location)
+        return Opened(found.cluster_uid, found.server, ())
+
     async def check(self) -> None:
         await self._connections.use(lambda connection: connection.execute(schema.WRITABLE), writes=True)
 

@@ -19,7 +19,14 @@ from timeline.storage_plugins.conformance.trial import (
     named,
     statuses,
 )
-from timeline.storage_plugins.contract import ScanFilter, Store, StoreError, StoreRefused, TopicConflict
+from timeline.storage_plugins.contract import (
+    ScanFilter,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    TopicConflict,
+)
 
 
 async def _find(store: Store, name: str) -> Topic | None:
@@ -174,6 +181,23 @@ async def check_cluster_uid(trial: Trial) -> None:
     clock_ms = await trial.store.clock_ms()
     expect((clock_ms is not None) is capabilities.own_clock, f"own_clock is {capabilities.own_clock}, but {clock_ms}")
     await trial.store.check()
+
+
+@check()
+async def check_inspecting(trial: Trial) -> None:
+    """`inspect` answers what `open` did, and changes nothing; a store that is not open raises StoreUnavailable."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"a"])
+    before = await trial.everything(topic)
+    for _ in range(2):
+        expect_equal(await trial.store.inspect(), trial.opened, "what `inspect` answers")
+    expect_equal(await trial.everything(topic), before, "rows after it was inspected")
+    other = trial.make()
+    try:
+        await other.inspect()
+    except StoreUnavailable:
+        return
+    expect(False, "a store that was never opened was inspected")
 
 
 @check(needs=lambda capabilities: capabilities.durable)

@@ -63,6 +63,10 @@ class MemoryStore(Store):
         self._open = True
         return Opened(self._cluster_uid, "this process's memory")
 
+    async def inspect(self) -> Opened:
+        await self.check()
+        return await self.open()
+
     async def close(self) -> None:
         self._open = False
         self._topics.clear()

@@ -33,6 +33,13 @@ def prepare(session: Session) -> str:
         return _prepare(session)
 
 
+def known_uid(session: Session) -> str:
+    """The cluster's uid; empty where there is none."""
+    there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'meta'"
+    found = session.rows("SELECT value FROM meta WHERE name = 'cluster'") if session.rows(there) else ()
+    return bytes(found[0][0]).decode() if found else ""
+
+
 @contextmanager
 def _alone(session: Session) -> Iterator[None]:
     if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:

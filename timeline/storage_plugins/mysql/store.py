@@ -90,6 +90,12 @@ class MysqlStore(Store):
             return self._opened
 
     def _open(self, session: Session) -> Opened:
+        return self._found(session, records.prepare)
+
+    async def inspect(self) -> Opened:
+        return await self._transact(lambda session: self._found(session, records.known_uid))
+
+    def _found(self, session: Session, uid: Callable[[Session], str]) -> Opened:
         server, warnings, packet_bytes = records.server(session)
         if packet_bytes < SMALLEST_PACKET_BYTES:
             raise StoreRefused(f"max_allowed_packet is {packet_bytes}: set it to {SMALLEST_PACKET_BYTES} or more")
@@ -102,7 +108,7 @@ class MysqlStore(Store):
             own_clock=True,
             exact_counts=True,
         )
-        return Opened(records.prepare(session), f"{server}, {self._location.shown}", warnings)
+        return Opened(uid(session), f"{server}, {self._location.shown}", warnings)
 
     async def close(self) -> None:
         connections, self._connections, self._opened = self._connections, None, None

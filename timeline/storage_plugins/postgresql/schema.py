@@ -57,16 +57,9 @@ def statements() -> list[str]:
 
 async def prepare(connection: Connection, schema: str, shown: str) -> Found:
     """Creates or migrates the schema, in the caller's transaction. Raises StoreRefused or StoreUnavailable."""
-    number = int(await connection.fetchval("SHOW server_version_num"))
-    if number < OLDEST:
-        raise StoreRefused(f"PostgreSQL {number // 10_000} is too old: {OLDEST // 10_000} or newer is needed")
-    if await connection.fetchval("SELECT pg_is_in_recovery()"):
-        raise StoreUnavailable(
-            f"{shown}: this server is a standby or recovers, and takes no writes: give the primary's address, or all "
-            "hosts, separated by commas"
-        )
+    await _check_server(connection, shown)
     await _alone(connection, schema)
-    if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.meta"):
+    if not await _there(connection, schema):
         if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
             await connection.execute(f"CREATE SCHEMA {schema}")
         for statement in statements():
@@ -79,6 +72,32 @@ async def prepare(connection: Connection, schema: str, shown: str) -> Found:
         await _migrated(connection, known, contract=False)
     except (KeyError, ValueError) as damaged:
         raise StoreRefused(f"{shown}: table {schema}.meta is damaged ({damaged!r}): restore the database") from damaged
+    return await _found(connection, cluster_uid, shown)
+
+
+async def look(connection: Connection, schema: str, shown: str) -> Found:
+    """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
+    await _check_server(connection, shown)
+    known = await _known(connection) if await _there(connection, schema) else {}
+    return await _found(connection, known.get("cluster_uid", ""), shown)
+
+
+async def _check_server(connection: Connection, shown: str) -> None:
+    number = int(await connection.fetchval("SHOW server_version_num"))
+    if number < OLDEST:
+        raise StoreRefused(f"PostgreSQL {number // 10_000} is too old: {OLDEST // 10_000} or newer is needed")
+    if await connection.fetchval("SELECT pg_is_in_recovery()"):
+        raise StoreUnavailable(
+            f"{shown}: this server is a standby or recovers, and takes no writes: give the primary's address, or all "
+            "hosts, separated by commas"
+        )
+
+
+async def _there(connection: Connection, schema: str) -> bool:
+    return bool(await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.meta"))
+
+
+async def _found(connection: Connection, cluster_uid: str, shown: str) -> Found:
     settings = {name: await connection.fetchval(f"SHOW {name}") for name in (*_LOOKED_AT, *PLANNING)}
     server = f"PostgreSQL {await connection.fetchval('SHOW server_version')}, {shown}"
     return Found(cluster_uid, server, tuple(_warnings(settings)), *_promises(settings))

@@ -94,7 +94,17 @@ class PostgresqlStore(Store):
             with refused_rights(location):
                 return await schema.prepare(connection, location.schema, location.shown)
 
-        found = await self._connections.transact(prepare)
+        return self._as_found(await self._connections.transact(prepare))
+
+    async def inspect(self) -> Opened:
+        location = self._location
+
+        async def look(connection: Connection) -> schema.Found:
+            return await schema.look(connection, location.schema, location.shown)
+
+        return self._as_found(await self._connections.use(look, writes=False))
+
+    def _as_found(self, found: schema.Found) -> Opened:
         self.capabilities = replace(self.capabilities, durable=found.durable, survives_failover=found.survives_failover)
         self._waits_for_standby = found.survives_failover
         return Opened(found.cluster_uid, found.server, found.warnings)

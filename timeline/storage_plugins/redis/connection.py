@@ -107,8 +107,11 @@ class Connection(asyncio.Protocol):
             self._waiting.set_exception(Broken(self._end))
 
 
-async def connect(location: Location, address: Address, tls: ssl.SSLContext | None) -> Connection:
-    """A connection that has said who it is and chosen its database. Raises Broken, or Refusal."""
+async def connect(
+    location: Location, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = ""
+) -> Connection:
+    """A connection that has said who it is and chosen its database. `cluster_uid`: what the store's own record must
+    say, where this server has it. Raises Broken, or Refusal."""
     timeout_s = location.timeout_ms / 1000
     try:
         async with asyncio.timeout(timeout_s):
@@ -123,23 +126,32 @@ async def connect(location: Location, address: Address, tls: ssl.SSLContext | No
         hello.insert(0, ("AUTH", *user, location.password))
     if location.db:
         hello.append(("SELECT", location.db))
+    if cluster_uid:
+        hello.append(("HGET", location.record, "cluster_uid"))
     try:
         answers = await connection.exchange(hello, timeout_s)
     except Broken as error:
         raise Broken(str(error), sent=False) from error
     for command, answer in zip(hello, answers, strict=True):
+        if command[0] == "HGET":
+            # Another node of a cluster may have the record, and one that loads its data cannot tell yet.
+            if not isinstance(answer, Refusal) and answer != cluster_uid.encode():
+                connection.close()
+                raise Broken("it has not the data of the cluster that was opened", sent=False)
         # A user without leave to name its connection is none the worse for it.
-        if isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.word == "NOPERM"):
+        elif isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.word == "NOPERM"):
             connection.close()
             raise answer
     return connection
 
 
 class Pool:
-    """The connections to one server: at most so many at once, one call each; kept while they last."""
+    """The connections to one server: at most so many at once, one call each; kept while they last. `cluster_uid`: see
+    `connect`."""
 
-    def __init__(self, location: Location, address: Address, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, location: Location, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = "") -> None:
         self._location, self._address, self._tls = location, address, tls
+        self._cluster_uid = cluster_uid
         self._free = asyncio.Semaphore(location.connections)
         self._idle: list[Connection] = []
         self._used: set[Connection] = set()
@@ -163,7 +175,7 @@ class Pool:
             while self._idle and connection is None:
                 kept = self._idle.pop()
                 connection = None if kept.closed else kept
-            connection = connection or await connect(self._location, self._address, self._tls)
+            connection = connection or await connect(self._location, self._address, self._tls, self._cluster_uid)
             if self._closed:
                 connection.close()
                 raise Broken("the store was closed", sent=False)

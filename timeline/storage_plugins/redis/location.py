@@ -37,6 +37,11 @@ class Location:
     tls: bool = False
     ca: str = ""
 
+    @property
+    def record(self) -> bytes:
+        """The key of the store's own record."""
+        return f"{self.prefix}:store".encode()
+
     @classmethod
     def of(cls, url: str) -> Location:
         """The location `url` names. Raises StoreRefused, which never repeats a password."""

@@ -58,22 +58,23 @@ async def _read(server: Server, address: Address) -> tuple[str, bool, list[str]]
             f"Redis at {where} evicts keys when its memory is full (maxmemory-policy {policy}), which would lose "
             "messages: CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
         )
-    await _check_rights(server, address, where)
     aof = await _fsync(server, address) if info.get("aof_enabled") == "1" else "off"
     return f"{name} {version}", aof == "always", [_LOSSES.get(aof, _LOSSES[""])] if aof != "always" else []
 
 
-async def _check_rights(server: Server, address: Address, where: str) -> None:
+async def check_rights(server: Server) -> None:
     """Raises StoreRefused where this user may not do what calls do: they would fail one by one."""
-    names = (f"{server.location.prefix}:{{probe.{number}}}".encode() for number in count())
-    key = next(name for name in names if server.address_of(name) == address)
-    refused = [name.decode() for name in await server.run(scripts.PROBE, [key], [])]
-    if refused:
-        user, keys = server.location.user or "default", f"{server.location.prefix}:*"
-        raise StoreRefused(
-            f"Redis at {where} does not let user {user} run {', '.join(refused)} on keys {keys}: "
-            f"ACL SETUSER {user} ~{keys} +@all, or +@read +@write +@scripting +@connection +info +time +cluster +wait"
-        )
+    for address in server.masters:
+        names = (f"{server.location.prefix}:{{probe.{number}}}".encode() for number in count())
+        key = next(name for name in names if server.address_of(name) == address)
+        refused = [name.decode() for name in await server.run(scripts.PROBE, [key], [])]
+        if refused:
+            user, keys = server.location.user or "default", f"{server.location.prefix}:*"
+            raise StoreRefused(
+                f"Redis at {address[0]}:{address[1]} does not let user {user} run {', '.join(refused)} on keys {keys}: "
+                f"ACL SETUSER {user} ~{keys} +@all, "
+                "or +@read +@write +@scripting +@connection +info +time +cluster +wait"
+            )
 
 
 _LOSSES = {
@@ -106,4 +107,4 @@ async def _fsync(server: Server, address: Address) -> str:
     return found[1].decode() if len(found) == 2 else ""
 
 
-__all__ = ["Promises", "read"]
+__all__ = ["Promises", "check_rights", "read"]

@@ -28,18 +28,25 @@ MIGRATIONS: tuple[Step[Runs], ...] = ()
 """See `versions.migrate`."""
 
 
+async def known_uid(server: Server) -> str:
+    """The store's uuid; empty where there is none."""
+    key = _key(server)
+    uid: bytes = await server.at(key, "HGET", key, "cluster_uid") or b""
+    return uid.decode()
+
+
 async def cluster_uid(server: Server) -> str:
     """The store's uuid, made once, and its schema brought forward. Raises StoreRefused for one of a newer version."""
     key = _key(server)
-    uid: bytes = await server.at(key, "HGET", key, "cluster_uid") or b""
+    uid = await known_uid(server)
     if not uid:
         newest = str(1 + len(MIGRATIONS))
         for name in ("schema_version", "oldest_version"):
             await server.run(scripts.SWAP, [key], (name.encode(), b"", newest))
         await server.run(scripts.SWAP, [key], (b"cluster_uid", b"", secrets.token_hex(16)))
-        uid = await server.at(key, "HGET", key, "cluster_uid")
+        uid = await known_uid(server)
     await migrated(server, contract=False)
-    return uid.decode()
+    return uid
 
 
 async def migrated(server: Server, contract: bool) -> Versions:
@@ -63,4 +70,4 @@ async def migrated(server: Server, contract: bool) -> Versions:
 
 
 def _key(server: Server) -> bytes:
-    return f"{server.location.prefix}:store".encode()
+    return server.location.record

@@ -57,8 +57,9 @@ class Server:
         self.location = location
         self._tls = location.ssl_context()
         self.cluster = False
-        self.serving = False
-        """Whether the store is open: what a server refuses from then on is its trouble, not the URL's."""
+        self.cluster_uid = ""
+        """Whose data the servers must have, once the store is open. What a server refuses from then on is its trouble,
+        not the URL's."""
         self._closed = False
         self._pools: dict[Address, Pool] = {}
         self._slots: dict[int, Address] = {}
@@ -81,6 +82,13 @@ class Server:
                 await self._learn()
             return
         raise trouble or StoreUnavailable("no Redis was named")
+
+    def serves(self, cluster_uid: str) -> None:
+        """The store is open: each connection that is made from now on asks whose data is there."""
+        self.cluster_uid = cluster_uid
+        pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            pool.close()
 
     async def close(self) -> None:
         """Closes all connections; calls under way fail."""
@@ -189,7 +197,7 @@ class Server:
 
     def _answered(self, refusal: Refusal, writes: bool) -> StoreError:
         error = _answered(refusal, writes)
-        return StoreUnavailable(error.reason) if self.serving and isinstance(error, StoreRefused) else error
+        return StoreUnavailable(error.reason) if self.cluster_uid and isinstance(error, StoreRefused) else error
 
     def _again(self, command: _Command, refusal: Refusal, address: Address) -> bool:
         """Whether a command that was refused is to be sent again, and if so, where and how."""
@@ -237,7 +245,7 @@ class Server:
             raise StoreUnavailable("the store was closed")
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = Pool(self.location, address, self._tls)
+            pool = self._pools[address] = Pool(self.location, address, self._tls, self.cluster_uid)
         where = f"{address[0]}:{address[1]}"
         try:
             return await pool.exchange(commands)

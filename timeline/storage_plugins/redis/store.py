@@ -54,6 +54,7 @@ class RedisStore(Store):
             try:
                 await server.connect()
                 promised = await promises.read(server)
+                await promises.check_rights(server)
                 uid = await schema.cluster_uid(server)
             except StoreUnknown as error:
                 await server.close()
@@ -62,10 +63,22 @@ class RedisStore(Store):
                 await server.close()
                 raise
             self._server = server
-            server.serving = True
+            server.serves(uid)
             self.capabilities = dataclasses.replace(type(self).capabilities, durable=promised.durable)
             self._opened = Opened(uid, promised.server, promised.warnings)
         return self._opened
+
+    async def inspect(self) -> Opened:
+        self._running()
+        fresh = Server(self._location)  # whoever answers now, on connections of its own
+        try:
+            await fresh.connect()
+            promised = await promises.read(fresh)
+            uid = await schema.known_uid(fresh)
+        finally:
+            await fresh.close()
+        self.capabilities = dataclasses.replace(self.capabilities, durable=promised.durable)
+        return Opened(uid, promised.server, promised.warnings)
 
     async def close(self) -> None:
         server, self._server, self._opened = self._server, None, None

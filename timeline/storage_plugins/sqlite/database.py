@@ -122,6 +122,7 @@ class Database:
         self._location = location
         self._lock = Lock(location.path)
         self.cluster_uid = ""
+        self._file = (0, 0)
         self.clean = True
         """Whether the last process that had the file closed it in peace: then no payload lacks its message."""
 
@@ -160,6 +161,7 @@ class Database:
         try:
             connection = self.connect()
             self._prepare(connection)
+            self._file = _identity(path)
             return connection
         except BaseException as error:
             if connection is not None:
@@ -172,6 +174,22 @@ class Database:
                     f"{path}: its own record (table meta) is damaged ({error!r}): restore the file, or give another"
                 ) from error
             raise
+
+    def lost(self) -> str:
+        """Return why what is written now would be lost: the open file has its name no more. Empty while it has."""
+        path = self._location.path
+        try:
+            there = _identity(path)
+        except OSError as error:
+            happened = f"cannot be found ({error.strerror})"
+        else:
+            happened = "is another file than the one that this broker opened"
+            if there == self._file:
+                return ""
+        return (
+            f"{path} {happened}. Move the one that was opened back, and this broker goes on by itself. To accept what "
+            "is there, restart the broker."
+        )
 
     def close(self) -> None:
         """Gives the lock back; all connections are closed by then."""
@@ -241,6 +259,11 @@ class Database:
             return StoreRefused(f"{path} cannot be written ({error}): let this user write the file and its folder")
         judged = unavailable(error)
         return StoreUnavailable(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _judge_beginning(path: Path) -> None:

@@ -30,6 +30,7 @@ from timeline.storage_plugins.contract import (
     Settles,
     Store,
     StoreError,
+    StoreRefused,
     StoreUnavailable,
     Swept,
     TagMutation,
@@ -89,6 +90,12 @@ class SqliteStore(Store):
             await self._started(self._starting)
         return Opened(self._database.cluster_uid, self._database.server)
 
+    async def inspect(self) -> Opened:
+        self._running()
+        if why := self._database.lost():
+            raise StoreRefused(why)
+        return Opened(self._database.cluster_uid, self._database.server)
+
     async def _started(self, starting: asyncio.Future[Writer]) -> None:
         """Waits for an opening. Who waits may be cancelled: it goes on, and is there for the next `open` or `close`."""
         try:
@@ -108,7 +115,7 @@ class SqliteStore(Store):
             self._topics.load(connections[0])
             self._looked_until = None if self._database.clean else 0
             self._checkpointer = Checkpointer(connections[1], self._database.path)
-            writer = Writer(connections[0], self._checkpointer.note)
+            writer = Writer(connections[0], self._checkpointer.note, self._database.lost)
             writer.start()
         except BaseException as error:
             for connection in connections:

@@ -104,11 +104,14 @@ class Work(Generic[Result]):
 class Writer:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
     proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened).
-    `committed` is told after each commit how many rows were changed."""
+    `committed` is told after each commit how many rows were changed. `lost` answers why what
+    is written would be lost, and is asked before each commit."""
 
-    def __init__(self, connection: sqlite3.Connection, committed: Callable[[int], None]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str]
+    ) -> None:
         self._connection = connection
-        self._committed = committed
+        self._committed, self._lost = committed, lost
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]], deque[Work[Any]]] = (deque(), deque(), deque())
         self._stopping = False
@@ -269,6 +272,8 @@ class Writer:
                 self._turns += 1
                 transaction.turn = self._turns
                 act(transaction)
+            if why := self._lost():
+                raise StoreUnavailable(why)
         except Exception as error:
             self._reserved = reserved
             self._roll_back(transaction)
