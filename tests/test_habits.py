@@ -153,6 +153,13 @@ def test_clock_module_is_the_only_one_that_reads_the_wall_clock() -> None:
     assert readers <= {"timeline/clock.py"}
 
 
+def test_commands_print_through_what_makes_texts_printable() -> None:
+    """`say`, `complain` and `Screen`: else what somebody else wrote gives a terminal orders."""
+    raw = re.compile(r"\bclick\.s?echo\(|(?<![.\w])print\(|\bConsole\(|\bstdout\.write\(|\bstderr\.write\(")
+    found = {_name(path) for path in _modules(PACKAGE / "cli") if raw.search(path.read_text(encoding="utf-8"))}
+    assert found <= {f"timeline/cli/{name}.py" for name in ("app", "completion", "output")}
+
+
 def test_tests_do_not_sleep() -> None:
     tests = _modules(TESTS)
     assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
+from types import TracebackType
 
 NEEDED = ("click", "rich")
 
@@ -16,11 +18,20 @@ def main() -> int:
     """Runs the command line; its exit code, 130 after Ctrl-C. Without click or rich, 2 and a sentence that
     says which extra has them."""
     _open_standard_streams()
+    sys.excepthook = _show
     try:
         return _main()
     except KeyboardInterrupt:  # while the first modules are imported
         print("\ntimeline: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback, printable: an error may repeat what somebody else wrote."""
+    from timeline.wording import printable
+
+    for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
+        print(printable(line), file=sys.stderr)
 
 
 def _open_standard_streams() -> None:

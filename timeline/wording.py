@@ -1,8 +1,26 @@
-"""Durations and settings in the words that people type: `remember` and 30d, where the program counts `remember_ms`."""
+"""Durations and settings in the words that people type: `remember` and 30d, where the program counts `remember_ms`;
+and others' texts as a terminal may show them."""
 
 from __future__ import annotations
 
+import json
+
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with everything spelt out that a terminal would obey or not show as it is: control
+    characters and escapes, line breaks, marks of direction, characters without width, halves of surrogate pairs."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_json(text: str) -> str:
+    """Return the JSON `text`, of one line, with JSON's own escapes for what `printable` spells out."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def shown_duration(length_ms: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from timeline.broker.tokens import without_secrets
+from timeline.wording import printable, printable_json
 
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -31,7 +32,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return without_secrets(json.dumps(line, default=str, ensure_ascii=False))
+        return without_secrets(printable_json(json.dumps(line, default=str, ensure_ascii=False)))
 
 
 class TextLines(logging.Formatter):
@@ -40,8 +41,10 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        text = f"{time} {record.levelname.lower():7} {record.getMessage()}{fields}"
-        return without_secrets(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
+        lines = [f"{time} {record.levelname.lower():7} {record.getMessage()}{fields}"]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        return without_secrets("\n".join(map(printable, lines)))
 
 
 def _named(broker: str) -> Callable[[logging.LogRecord], bool]:

@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 from timeline.cli import meant
 from timeline.cli.standard_output import Unwritten, told_apart
 from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.wording import printable
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
@@ -115,7 +116,7 @@ class Root(Suggesting):
 
 def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
-        click.echo(f"timeline {package_version()}")
+        say(f"timeline {package_version()}")
         context.exit()
 
 
@@ -159,9 +160,9 @@ def version(as_json: bool) -> None:
         from timeline.wire import MAJOR, MINOR
 
         wire = f"{MAJOR}.{MINOR}"
-        click.echo(json.dumps({"version": package_version(), "wire": wire, "python": platform.python_version()}))
+        say(json.dumps({"version": package_version(), "wire": wire, "python": platform.python_version()}))
     else:
-        click.echo(f"timeline {package_version()}")
+        say(f"timeline {package_version()}")
 
 
 def package_version() -> str:
@@ -195,15 +196,30 @@ def explain(error: TimelineError) -> str:
     return f"{code}{said}; {todo if todo and known in said else error.advice}".replace("\n", " ")
 
 
+def say(*lines: str, err: bool = False) -> None:
+    """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`."""
+    click.echo("\n".join(map(printable, lines)), err=err)
+
+
 def complain(text: str) -> None:
-    """One line on standard error."""
-    click.echo(f"timeline: {text}", err=True)
+    """Print one line on standard error."""
+    say(f"timeline: {text}", err=True)
+
+
+class _Printable(logging.Formatter):
+    """Formats what the driver logs in a process that has set up no logging."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join(map(printable, [record.getMessage(), *trace]))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line with `arguments` (default: the process's) and returns its exit code."""
     listed = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in listed
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
     try:
         with told_apart():
             return _answer(listed, debug)

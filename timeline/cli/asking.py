@@ -72,7 +72,7 @@ def topic_names(context: click.Context, parameter: click.Parameter, begun: str) 
         address = context.params.get("address") or DEFAULT_ADDRESS
         said = credentials_of_options(context.params)
         async with timeline.Timeline(address, COMPLETION_WAIT, credentials=said) as tl:
-            return [each.name for each in await tl.topics() if each.name.startswith(begun)]
+            return [each.name for each in await tl.topics() if each.name.startswith(begun) and each.name.isprintable()]
 
     try:
         return asyncio.run(ask())

@@ -38,7 +38,7 @@ from timeline.bench.profile import Profile
 from timeline.bench.restart import Restart
 from timeline.bench.scale import OF, PENDING, TOPICS, Scale
 from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
-from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting
+from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
 from timeline.cli.bench_cluster import BROKERS, cluster, failover
 from timeline.cli.output import print_json
 from timeline.cli.progress import Progress
@@ -99,7 +99,7 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
     on, reports = machine(), []
     for entry in suite:
         with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
-            click.echo(f"{entry.title} …", err=True)
+            say(f"{entry.title} …", err=True)
             with Progress("pending", getattr(entry.asked, "pending", 0)) as progress:
                 try:
                     report = asyncio.run(ended_in_order(run_entry(entry, Path(made), progress.add)))
@@ -112,7 +112,7 @@ def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int
     if as_json:
         print_json({"scenarios": [report.as_json() for report in reports], "machine": on})
     else:
-        click.echo(signature(on))
+        say("", signature(on))
     return SOME_FAILED if any(one.wrong for report in reports for one in (report, *report.beside)) else 0
 
 
@@ -339,7 +339,7 @@ def plot(into: Path, seconds: float, messages: int, most: int) -> int:
                 draw(asyncio.run(measure()), into / f"{name}.svg")
         except CannotMeasure as trouble:
             raise Failed(REFUSED, trouble.reason) from trouble
-    click.echo(f"cost-by-number.svg, lateness-by-pending.svg and rate-by-batch.svg are in {into}")
+    say(f"cost-by-number.svg, lateness-by-pending.svg and rate-by-batch.svg are in {into}")
     return 0
 
 

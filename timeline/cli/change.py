@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import awaited, complain
+from timeline.cli.app import awaited, complain, say
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.identity import connected, operator_option
 from timeline.cli.output import print_json
@@ -228,4 +228,4 @@ class _ByTag:
             f"it stopped after {told.done:,} messages; more may be {self._what} already. To continue, repeat the "
             "same command with this option:"
         )
-        click.echo(f"--resume {told.resume}", err=True)
+        say(f"--resume {told.resume}", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from timeline.cli.app import DONE, SOME_FAILED, awaited
+from timeline.cli.app import DONE, SOME_FAILED, awaited, say
 from timeline.cli.output import console, print_fields, print_json
 from timeline.cli.values import shown_bytes
 from timeline.errors import Invalid
@@ -90,4 +90,4 @@ def _summed_up(url: str, report: Report, opened: Opened, declared: dict[str, Any
     _declared(opened, declared)
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     verdict = "keeps the storage contract" if report.ok else "does NOT keep the storage contract"
-    click.echo(f"{shown(url)} {verdict}: {said}")
+    say(f"{shown(url)} {verdict}: {said}")

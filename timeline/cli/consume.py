@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain, say
 from timeline.cli.asking import client_command, topic_names
 from timeline.cli.execution import ANSWER_S, check_command, execute, shown_ending
 from timeline.cli.identity import connected
-from timeline.cli.output import payload_fields, plain, print_json, shown_payload
+from timeline.cli.output import payload_fields, print_json, shown_payload
 from timeline.cli.values import DURATION, iso, shown_lateness, shown_time
 from timeline.driver.companion import end
 from timeline.driver.times import duration_ms
@@ -221,8 +221,8 @@ class Taker:
         again = f"  delivery {delivery.deliveries}" if delivery.deliveries > 1 else ""
         done = f"  {done}" if done else ""
         due = shown_time(delivery.due_ms)  # what it is late by is counted from it
-        text = f"{due}  {plain(delivery.id)}  {shown_payload(delivery.payload, 200)}"
-        click.echo(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
+        text = f"{due}  {delivery.id}  {shown_payload(delivery.payload, 200)}"
+        say(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 
 
 async def _answered(delivery: timeline.Delivery, settling: Coroutine[Any, Any, None]) -> None:

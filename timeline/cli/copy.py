@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited, complain, explain
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited, complain, explain, say
 from timeline.cli.findings import check_there
-from timeline.cli.output import plain, print_fields, print_json, print_table
+from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import shown_bytes, shown_count
 from timeline.clock import Clock
@@ -86,18 +86,18 @@ async def _opened(store: Store, url: str) -> str:
 
 async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
     topic = copying.topic
-    with Progress(f"counted of {plain(topic.name)}") as counting:
+    with Progress(f"counted of {topic.name}") as counting:
         await copying.prepare(counting.add)
     if copying.whole is not None:
         _tell_whole(topic, copying.whole, as_json)
         return DONE
     try:
-        with Progress(f"copied of {plain(topic.name)}", copying.total) as progress:
+        with Progress(f"copied of {topic.name}", copying.total) as progress:
             done = await copying.run(progress.add)
         rate_per_s = progress.rate_per_s
         compared: Compared | None = None
         if verify:
-            with Progress(f"compared of {plain(topic.name)}", done.copied + done.there) as comparing:
+            with Progress(f"compared of {topic.name}", done.copied + done.there) as comparing:
                 compared = await copying.compare(comparing.add)
     except StoreError as error:
         raise Failed(
@@ -117,7 +117,7 @@ def _tell_whole(topic: Topic, compared: Compared, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(topic, Copied(there=there), compared, 0.0, True, {}))
     else:
-        click.echo(f"{plain(topic.name)} is there already, whole: {there:,} messages, compared and the same")
+        say(f"{topic.name} is there already, whole: {there:,} messages, compared and the same")
 
 
 def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, awaited, complain
+from timeline.cli.app import Suggesting, awaited, complain, say
 from timeline.cli.asking import check_receipts, client_command, group_option, topic_names
 from timeline.cli.identity import connected, operator_option
 from timeline.cli.output import confirm, print_json, print_table
@@ -160,7 +160,7 @@ def purge(
 
 def _told(receipts: Sequence[timeline.Receipt], topic: str, as_json: bool, done: str) -> int:
     if not receipts and not as_json:
-        click.echo(f"{topic} has no dead letters of this group: nothing {done}")
+        say(f"{topic} has no dead letters of this group: nothing {done}")
     return tell_receipts(receipts, as_json, done, ALIVE)
 
 

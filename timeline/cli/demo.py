@@ -7,10 +7,9 @@ import sys
 from functools import partial
 
 import click
-from rich.console import Console
 
-from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed
-from timeline.cli.output import print_json
+from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed, say
+from timeline.cli.output import Screen, print_json
 from timeline.demo.audience import tell, watcher
 from timeline.demo.conductor import Options, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
@@ -50,8 +49,8 @@ def demo(
     if store:
         make_store(store)  # judged here, before anything begins: as a setting, not as a broker that ended
     options = Options(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
-    console = Console(highlight=False)
-    write = partial(click.echo, err=as_json)
+    console = Screen()
+    write = partial(say, err=as_json)
     try:
         with watcher(not (no_board or as_json), console, write) as audience:
             played = asyncio.run(conduct(options, audience))
@@ -60,7 +59,7 @@ def demo(
     except CannotPlay as trouble:
         raise Failed(REFUSED, f"the demo cannot go on: {trouble.reason}") from trouble
     if as_json:
-        tell(played, Console(file=sys.stderr, highlight=False))
+        tell(played, Screen(sys.stderr))
         folder = {} if played.folder is None else {"folder": str(played.folder)}
         day_played = {"day": str(played.plan.day), "speed": played.plan.clock.speed}
         killed = {"broker_killed": played.killed} if played.killed else {}

@@ -84,9 +84,9 @@ def _tell(finding: Finding, as_json: bool) -> None:
         return
     sign, style = _SIGNS[finding.verdict]
     line = Text.assemble((sign, style), f" {finding.about:<15}", finding.found)
-    if finding.advice:
-        line.append(f"\n    → {finding.advice}", "cyan")
     console().print(line, soft_wrap=True)
+    if finding.advice:
+        console().print(Text(f"    → {finding.advice}", "cyan"), soft_wrap=True)
 
 
 async def _look(address: str, timeout: str, file: str | None, named: bool) -> AsyncGenerator[Finding, None]:

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import click
-
 import timeline
-from timeline.cli.app import REFUSED, Failed, complain, explain
-from timeline.cli.output import plain, print_json, shown_payload
+from timeline.cli.app import REFUSED, Failed, complain, explain, say
+from timeline.cli.output import print_json, shown_payload
 from timeline.cli.values import shown_time
 from timeline.errors import TimelineError
 from timeline.model import State
@@ -107,7 +105,7 @@ def tell_lines(zone: Any, payloads: bool) -> Tell:
         by = f" by {entry.holder}" if entry.state is State.LEASED and change != "gone" else ""
         why = f": {entry.dead}" if entry.state is State.DEAD and entry.dead else ""
         payload = f"  {shown_payload(entry.payload or b'')}" if payloads else ""
-        click.echo(plain(f"{shown_time(entry.due_ms, zone)}  {entry.id}  {change}{by}{why}{payload}"))
+        say(f"{shown_time(entry.due_ms, zone)}  {entry.id}  {change}{by}{why}{payload}")
 
     return tell
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, SOME_FAILED, awaited, complain
+from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, say
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.causes import HAPPENED, LEARNT
 from timeline.cli.identity import connected
@@ -74,9 +74,9 @@ def _told(one: LateDelivery) -> tuple[str, str, str, str]:
 def _sum_up(found: tuple[LateDelivery, ...]) -> None:
     """Causes, the most frequent first, each with what to do."""
     if found:
-        click.echo()
+        say("")
     for cause, count in Counter(one.cause for one in found).most_common():
-        click.echo(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}")
+        say(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}")
 
 
 def late_json(one: LateDelivery) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain, say
 from timeline.cli.identity import address_option, connected, credential_options
-from timeline.cli.output import confirm, plain, print_json, print_table
+from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress
 from timeline.cli.values import DURATION, iso, shown_time
 from timeline.driver.times import duration_ms
@@ -75,7 +75,7 @@ def print_ddl(dialect: str, table: str) -> int:
       timeline outbox ddl --dialect sqlite | sqlite3 shop.db
     """
     for made in ddl(dialect, table):
-        click.echo(f"{made};")
+        say(*f"{made};".splitlines())
     return DONE
 
 
@@ -158,7 +158,7 @@ def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
         right=("SEQ",),
         empty="nothing was set aside",
     )
-    click.echo(f"{count.waiting:,} waiting, {count.set_aside:,} set aside")
+    say(f"{count.waiting:,} waiting, {count.set_aside:,} set aside")
     return DONE
 
 
@@ -210,7 +210,7 @@ def _changed(
     if as_json:
         print_json({"asked": asked, "done": count})
     else:
-        click.echo(f"{count} of {asked} {done}")
+        say(f"{count} of {asked} {done}")
     return DONE if count == asked else SOME_FAILED
 
 
@@ -260,7 +260,7 @@ class _Teller:
             print_json(told | {"shares": found.shares})
             return
         measured = "" if metrics == "off" else f", metrics on {metrics}"
-        click.echo(f"timeline relays {found.table} of {found.shown} to {address}{measured}")
+        say(f"timeline relays {found.table} of {found.shown} to {address}{measured}")
 
     def sent(self, topic: str, status: Status, count: int) -> None:
         self._done[status] += count
@@ -275,7 +275,7 @@ class _Teller:
         if self._as_json:
             told = {"topic": row.topic, "id": row.id, "seq": row.seq}
             print_json(told | {"status": str(status), "refused": reason})
-        self._say(f"set aside: {plain(row.topic)} {plain(row.id)!r} (seq {row.seq}): {status}: {reason}")
+        self._say(f"set aside: {row.topic} {row.id!r} (seq {row.seq}): {status}: {reason}")
 
     def trouble(self, reason: str) -> None:
         self._figures.trouble(bool(reason))
@@ -298,8 +298,8 @@ class _Teller:
             return
         again = f", {was_there:,} of them were there before" if was_there else ""
         aside = f"; {self.refusals:,} set aside, see 'timeline outbox list'" if self.refusals else ""
-        click.echo(f"{done:,} relayed{again}{aside}")
+        say(f"{done:,} relayed{again}{aside}")
 
     def _say(self, sentence: str) -> None:
         self._progress.clear()
-        complain(plain(sentence))
+        complain(sentence)

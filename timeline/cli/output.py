@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from timeline.cli.app import REFUSED, USAGE, Failed
+from timeline.cli.app import REFUSED, USAGE, Failed, say
+from timeline.wording import printable, printable_json
 
 PAYLOAD_SHOWN_CHARS = 60
 NOBODY = "nobody answers here, so nothing was done: --yes does it without asking"
@@ -25,7 +27,7 @@ def confirm(question: str) -> None:
     if sys.stdin is None:
         raise Failed(USAGE, NOBODY)
     try:
-        agreed = click.confirm(question, err=True)
+        agreed = click.confirm(printable(question), err=True)
     except click.Abort as ended:
         # Click says the same of Ctrl-C, and of an input that has ended: then nobody is there to answer.
         if not isinstance(ended.__context__, EOFError):
@@ -39,18 +41,34 @@ def confirm(question: str) -> None:
 def print_json(value: Mapping[str, Any]) -> None:
     """One object on a line of its own, at once. Where the output's encoding lacks a character of it, JSON's own escapes
     stand in: those of standard output are none of JSON's."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = printable_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(value, separators=(",", ":"))
-    click.echo(text)
+    say(text)
     sys.stdout.flush()
 
 
-def console() -> Console:
+class Screen(Console):
+    """A console that shows every text as it is, printable: no markup, no emoji codes, no orders to the terminal. Texts
+    have one line each."""
+
+    def __init__(self, file: IO[str] | None = None, width: int | None = None) -> None:
+        super().__init__(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render what is shown, texts made printable first."""
+        if isinstance(renderable, str):
+            renderable = Text(printable(renderable))
+        elif isinstance(renderable, Text) and not renderable.plain.isprintable():
+            renderable = renderable.blank_copy(printable(renderable.plain))
+        return super().render(renderable, options)
+
+
+def console() -> Screen:
     """Where tables go: as wide as they must be when nobody sees them on a terminal."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=400)
+    return Screen() if sys.stdout.isatty() else Screen(width=400)
 
 
 def print_table(
@@ -58,13 +76,13 @@ def print_table(
 ) -> None:
     """A table without lines; the columns named in `right` are set flush right. Without rows, the sentence `empty`."""
     if not rows:
-        click.echo(empty)
+        say(empty)
         return
     table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=False)
     for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     console().print(table)
 
 
@@ -72,15 +90,7 @@ def print_fields(fields: Mapping[str, object]) -> None:
     """Names and values, one a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
-        click.echo(f"{plain(name):<{width}}  {plain(value)}")
-
-
-def plain(value: object) -> str:
-    """`value` as text that may be shown: what a terminal would take for orders, or what breaks a line, is spelt out."""
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+        say(f"{name:<{width}}  {value}")
 
 
 def payload_text(payload: bytes) -> str | None:

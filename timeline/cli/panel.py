@@ -98,13 +98,13 @@ def _broker(one: BrokerStanding) -> Text:
 def _ahead(glance: Glance, zone: ZoneInfo | None) -> list[RenderableType]:
     """The coming load, a column a second."""
     most = max(glance.ahead, default=0)
-    head = Text.assemble("\n", ("DUE PER SECOND", "bold"), f"  {sum(glance.ahead):,} in the next {len(glance.ahead)} s")
+    head = Text.assemble(("DUE PER SECOND", "bold"), f"  {sum(glance.ahead):,} in the next {len(glance.ahead)} s")
     if most:
         at_ms = glance.now_ms + glance.ahead.index(most) * 1000
         head.append(f", most {most:,} at {as_datetime(at_ms).astimezone(zone).strftime('%H:%M:%S')}")
     if glance.overdue:
         head.append(f"; {glance.overdue:,} due and not delivered", "bold yellow")
-    lines: list[RenderableType] = [head]
+    lines: list[RenderableType] = [Text(""), head]
     for at, bars in enumerate(columns(glance.ahead, CHART_HEIGHT)):
         label = f"{most:,}" if at == 0 and most else ""
         style = ("bold yellow", "yellow", "green", "green", "green")[at]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, SOME_FAILED, Suggesting
+from timeline.cli.app import DONE, SOME_FAILED, Suggesting, say
 from timeline.cli.asking import topic_names
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.pipeline_trials import measure, year
@@ -116,9 +116,9 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
     if spikes:
         print_table((f"spikes, per {checked.step_ms // 1000} s from", "messages"), spikes, ("messages",), empty="")
     for warning in loaded.warnings:
-        click.echo(f"note: {warning}", err=True)
+        say(f"note: {warning}", err=True)
     if loaded.dry_run:
-        click.echo(f"nothing was put on {topic}: --dry-run")
+        say(f"nothing was put on {topic}: --dry-run")
 
 
 @pipeline.command()
@@ -298,13 +298,13 @@ def audit(
         rows = [(promise, f"{count:,}") for promise, count in found.broken.items()]
         print_table(("broken promise", "messages"), rows, ("messages",), empty=found.verdict)
         for sentence in silence(found):
-            click.echo(f"not known: {sentence}")
+            say(f"not known: {sentence}")
         for gap in found.gaps:
             between = f"{shown_time(gap.since_ms)} to {shown_time(gap.until_ms)}"
             many = f"{gap.events:,} events" if gap.events else "how many events"
-            click.echo(f"not known: {many} of {gap.broker}, {between}")
+            say(f"not known: {many} of {gap.broker}, {between}")
         if found.unknown:
-            click.echo(
+            say(
                 f"not known: {found.unknown:,} messages are not on the timeline; what ended them may be missing in the "
                 "journal, or not be written yet"
             )
@@ -312,7 +312,7 @@ def audit(
 
 
 def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
-    click.echo(f"{id}:")
+    say(f"{id}:")
     rows = [
         (
             _told_time(one["time"]),
@@ -327,7 +327,7 @@ def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
     ]
     heads = ("time", "event", "topic", "version", "due", "consumer", "cause or reason")
     print_table(heads, rows, ("version",), empty="the journal has no event of it")
-    click.echo()
+    say("")
 
 
 def _told_time(at: datetime | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, SOME_FAILED
+from timeline.cli.app import DONE, SOME_FAILED, say
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.spark import pipeline_command, running, watched
 from timeline.cli.values import DURATION
@@ -48,7 +48,7 @@ def year(
         rows = [(what, f"{found:,}", f"{wanted:,}") for what, found, wanted in account.sheet]
         print_table(("of the year's departures", "found", "must be"), rows, ("found", "must be"), empty="")
         print_fields({step: f"{seconds:.1f} s" for step, seconds in account.seconds.items()})
-        click.echo("every departure is accounted for" if account.balanced else "the account does not balance")
+        say("every departure is accounted for" if account.balanced else "the account does not balance")
     return DONE if account.balanced else SOME_FAILED
 
 
@@ -119,7 +119,7 @@ def _tell(figures: Any) -> None:
     ]  # fmt: skip
     print_table(("step, processor time in µs a row", *numbers), rows, numbers, empty="")
     for wrong in figures.wrong:
-        click.echo(f"WRONG: {wrong}")
+        say(f"WRONG: {wrong}")
 
 
 def _span(points: list[int]) -> str:

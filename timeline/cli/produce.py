@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain
+from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain, say
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import print_json
@@ -121,7 +121,7 @@ def produce(
                     raise
                 rate = progress.rate_per_s
         if not as_json:
-            click.echo(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
+            say(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
         _tell_past(due, at, failed < progress.done)
         return SOME_FAILED if failed else DONE
 

@@ -9,6 +9,7 @@ from typing import TextIO, TypeVar
 
 from timeline.cli.values import shown_lateness
 from timeline.clock import Clock
+from timeline.wording import printable
 
 EVERY_MS = 200.0
 RATE_OVER_MS = 5_000.0
@@ -63,7 +64,7 @@ class Progress:
             part = self.done / self.total
         of = f" of {self.total:,}" if self.total else ""
         left = "" if part is None else self._left(part, now_ms)
-        self._screen.write(f"\r\033[K{self._what} {self.done:,}{of}  {self.rate_per_s:,.0f}/s{left}")
+        self._screen.write(f"\r\033[K{printable(self._what)} {self.done:,}{of}  {self.rate_per_s:,.0f}/s{left}")
         self._screen.flush()
 
     def _left(self, part: float, now_ms: float) -> str:

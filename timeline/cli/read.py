@@ -185,7 +185,7 @@ def ls(
             ]  # fmt: skip
             print_table(columns, rows, right=("DELIVERIES",), empty=_nothing(topic, states, tag, due is not None))
         if more:
-            click.echo(f"timeline: there are more than {bound}; --limit or --all shows them", err=True)
+            complain(f"there are more than {bound}; --limit or --all shows them")
 
     return awaited(work())
 

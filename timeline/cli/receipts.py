@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain
-from timeline.cli.output import plain, print_json
+from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain, say
+from timeline.cli.output import print_json
 from timeline.cli.values import iso, shown_time
 from timeline.errors import Forbidden, TimelineError
 from timeline.model import Status
@@ -64,13 +62,13 @@ def tell_receipts(
             code = exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
-            id = plain(receipt.id)
+            id = receipt.id
             if receipt.status is not Status.DUPLICATE:
-                click.echo(f"{id} {done}{due}")
+                say(f"{id} {done}{due}")
             elif receipt.settled:
-                click.echo(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
+                say(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
             else:
-                click.echo(f"{id} {done}{due} (it was there already, and stays as it is)")
+                say(f"{id} {done}{due} (it was there already, and stays as it is)")
     return code if count == 1 or not failed else SOME_FAILED
 
 
@@ -104,11 +102,11 @@ def tell_counts(told: timeline.TagProgress, as_json: bool, tag: str, done: str, 
     if as_json:
         print_json(counts_json(told, dry_run))
     elif not total:
-        click.echo(f"no message on the timeline has the tag {tag!r}: nothing {done}")
+        say(f"no message on the timeline has the tag {tag!r}: nothing {done}")
     else:
         would = "would be " if dry_run else ""
         others = ", ".join(f"{n} {status}" for status, n in counts.items() if status is not Status.OK)
-        click.echo(f"{told.changed} of {total} {would}{done}{'; ' + others if others else ''}")
+        say(f"{told.changed} of {total} {would}{done}{'; ' + others if others else ''}")
         for status, why in _REFUSALS_BY_TAG.items():
             if status in counts:
                 complain(f"{status}: {why}")

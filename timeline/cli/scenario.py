@@ -15,7 +15,7 @@ import click
 from timeline.bench.figures import Report, machine
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.suite import RUN, fresh
-from timeline.cli.app import REFUSED, SOME_FAILED, Failed
+from timeline.cli.app import REFUSED, SOME_FAILED, Failed, say
 from timeline.cli.output import print_json, print_table
 from timeline.cli.progress import Progress
 
@@ -72,7 +72,7 @@ def conducted(as_json: bool, folder: Path | None, run: Callable[[Path], Coroutin
         print_json({**report.as_json(), "machine": on})
     else:
         tell(report, on)
-        click.echo(signature(on))
+        say("", signature(on))
     return SOME_FAILED if any(one.wrong for one in (report, *report.beside)) else 0
 
 
@@ -105,23 +105,23 @@ def tell(report: Report, on: dict[str, Any]) -> None:
             verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
             rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
     if report.store:
-        click.echo(store_line(report))
+        say(*store_lines(report))
     print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
     if any(row[3].endswith("MISSED") for row in rows) and (busy := busy_line(on)):
-        click.echo(busy)
+        say(busy)
     for one in (report, *report.beside):
         for note in one.notes:
-            click.echo(f"{one.scenario}: {note}")
+            say(f"{one.scenario}: {note}")
         for wrong in one.wrong:
-            click.echo(f"{one.scenario}: WRONG: {wrong}")
+            say(f"{one.scenario}: WRONG: {wrong}")
 
 
-def store_line(report: Report) -> str:
+def store_lines(report: Report) -> list[str]:
     """What the figures were taken on: the store in words, what it declares, and what weakens that."""
     told = report.store
     kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
     line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
-    return "\n".join([line, *(f"store: {warning}" for warning in told["warnings"])])
+    return [line, *(f"store: {warning}" for warning in told["warnings"])]
 
 
 def busy_line(on: dict[str, Any]) -> str:
@@ -133,4 +133,4 @@ def busy_line(on: dict[str, Any]) -> str:
 
 def signature(on: dict[str, Any]) -> str:
     """What the figures were taken on, in a line."""
-    return f"\n{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"
+    return f"{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"

@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 import timeline
 from timeline import config
 from timeline.broker import logs
@@ -18,7 +16,7 @@ from timeline.broker.loop import new_loop
 from timeline.broker.service import serve
 from timeline.broker.supervisor import Started, Supervisor
 from timeline.broker.worker import Worker, settings_from_supervisor
-from timeline.cli.app import REFUSED, Failed, package_version
+from timeline.cli.app import REFUSED, Failed, package_version, say
 from timeline.errors import TimelineError
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
@@ -29,9 +27,9 @@ def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
 
     def announce(listen: str, metrics: str) -> None:
         if as_json:
-            click.echo(json.dumps({"listen": listen, "metrics": metrics, "store": shown(settings.store)}))
+            say(json.dumps({"listen": listen, "metrics": metrics, "store": shown(settings.store)}))
         else:
-            click.echo(f"{_begun(settings, listen)}, {_measured([metrics])}")
+            say(f"{_begun(settings, listen)}, {_measured([metrics])}")
 
     _listening(settings, lambda: _run(serve(settings, package_version(), announce)))
     return 0
@@ -52,10 +50,10 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
         if as_json:
             workers = [asdict(one) for one in started]
             said = {"listen": listen, "metrics": started[0].metrics, "store": shown(settings.store), "workers": workers}
-            click.echo(json.dumps(said))
+            say(json.dumps(said))
         else:
             measured = _measured([one.metrics for one in started])
-            click.echo(f"{_begun(settings, listen)} with {len(started)} workers, {measured}")
+            say(f"{_begun(settings, listen)} with {len(started)} workers, {measured}")
 
     code = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from timeline.cli.app import DONE, Suggesting, awaited
+from timeline.cli.app import DONE, Suggesting, awaited, say
 from timeline.cli.findings import check_there
 from timeline.cli.output import confirm, print_fields, print_json
 from timeline.storage_plugins import make_store, shown
@@ -60,7 +60,7 @@ def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
         versions = {"version": reached and reached.version, "oldest": reached and reached.oldest}
         print_json({"url": shown(url), **versions})
     elif reached is None:
-        click.echo(f"{shown(url)} has no schema to migrate")
+        say(f"{shown(url)} has no schema to migrate")
     else:
         shares = f"brokers of {reached.oldest} may share it" if reached.oldest < reached.version else "contracted"
         print_fields({"store": shown(url), "schema version": f"{reached.version}, {shares}"})

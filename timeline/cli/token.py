@@ -23,7 +23,7 @@ from timeline.broker.tokens import (
     token_of,
     written_alone,
 )
-from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain
+from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain, say
 from timeline.cli.output import print_json, print_table
 from timeline.cli.values import DURATION, iso, shown_time
 from timeline.clock import Clock
@@ -140,9 +140,9 @@ def create(
     if as_json:
         print_json(_entry_json(entry) | {"token": text if into is None else None})
     elif into is not None:
-        click.echo(f"{entry.id} ({entry.name}) is in {into}, its hash in {file}")
+        say(f"{entry.id} ({entry.name}) is in {into}, its hash in {file}")
     else:
-        click.echo(text)
+        say(text)
         complain(f"this is shown once; {file} keeps its hash as {entry.id} ({entry.name})")
     return DONE
 
@@ -208,7 +208,7 @@ def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
         if as_json:
             print_json(_entry_json(entry))
         else:
-            click.echo(f"revoked {entry.id} ({entry.name})")
+            say(f"revoked {entry.id} ({entry.name})")
     return DONE
 
 

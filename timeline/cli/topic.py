@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import Suggesting, awaited
+from timeline.cli.app import Suggesting, awaited, say
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.identity import connected
 from timeline.cli.output import confirm, print_fields, print_json, print_table
@@ -253,7 +253,7 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
         if as_json:
             print_json({"name": name, "dropped": True})
         else:
-            click.echo(f"dropped {name}")
+            say(f"dropped {name}")
 
     if not yes:
         awaited(look())
@@ -285,7 +285,7 @@ def _told(each: Topic, as_json: bool, done: str) -> None:
         print_json(topic_json(each))
         return
     if done:
-        click.echo(f"{done} {each.name}")
+        say(f"{done} {each.name}")
         return
     fields: dict[str, object] = {"name": each.name}
     for field in dataclasses.fields(each.settings):

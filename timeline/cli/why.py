@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import click
 
 import timeline
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain, say
 from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.causes import ADVICE, HAPPENED, KEEPS, LEARNT
 from timeline.cli.identity import connected
@@ -58,10 +58,9 @@ def why(topic: str, id: str, tz: str | None, address: str, timeout: str, as_json
         if as_json:
             print_json(_json(topic, id, delivered, kept, entry))
         else:
-            for line in story(topic, id, delivered, kept, entry, zone):
-                click.echo(line)
+            say(*story(topic, id, delivered, kept, entry, zone))
             if record.settings.paused and kept is not None and kept.cause is not Cause.PAUSED:
-                click.echo(f"     besides, the topic is paused\n  → {ADVICE[Cause.PAUSED].replace('TOPIC', topic)}")
+                say("     besides, the topic is paused", f"  → {ADVICE[Cause.PAUSED].replace('TOPIC', topic)}")
         for gone in report.unreachable:
             complain(f"{gone} did not answer: what it remembers is missing here")
         return SOME_FAILED if report.unreachable else DONE
