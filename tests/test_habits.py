@@ -247,7 +247,8 @@ def _python_without(modules: tuple[str, ...], statements: str) -> subprocess.Com
 
 
 def test_the_package_imports_without_any_extra() -> None:
-    done = _python_without(EXTRAS_ONLY, "import timeline, timeline.__main__; timeline.connect, timeline.connect_sync")
+    asked = "import timeline, timeline.__main__; timeline.connect, timeline.connect_sync; assert timeline.__version__"
+    done = _python_without(EXTRAS_ONLY, asked)
     assert done.returncode == 0, done.stderr
 
 

@@ -48,6 +48,8 @@ from timeline.errors import (
     Unknown,
 )
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from timeline.driver.backoff import Backoff, Bury, Retry
     from timeline.driver.batch import Batch

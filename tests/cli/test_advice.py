@@ -178,7 +178,7 @@ def test_findings_of_a_broker(
     change: dict[str, object], ping: dict[str, float], about: str, verdict: Verdict, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("timeline.cli.findings.package_version", lambda: "0")
+    monkeypatch.setattr("timeline.cli.findings.__version__", "0")
     found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
     (one,) = [one for one in found if one.about == about]
     assert one.verdict is verdict and said in one.found, one

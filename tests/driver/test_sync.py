@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import timeline
 from timeline import Batch, Message, Status
+from timeline.driver.background import Background
 from timeline.driver.transport import GrpcTransport
 
 
@@ -242,6 +244,74 @@ def test_batches_and_pages_are_taken_one_by_one(served: str) -> None:
             assert sum(len(page.rows) for page in tl.scan_pages("t", state="leased")) == 3
             assert not batch.ack().failed
         assert not c.taking and c.take_batch() is None
+
+
+def test_a_few_are_taken_within_a_bounded_wait(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            assert c.take(max=10, timeout="1ms") == []
+            p.produce_many(Batch([b"x"] * 3, in_=0))
+            met: set[str] = set()
+            while len(met) < 3:
+                taken = c.take(max=2, timeout="20s")
+                assert 1 <= len(taken) <= 2
+                met |= {d.id for d in taken}
+                for d in taken:
+                    d.ack()
+            assert list(tl.scan("t")) == []
+        with pytest.raises(timeline.Closed):
+            c.take(max=1, timeout="1s")
+
+
+@pytest.mark.parametrize("asked", [{}, {"max": 10, "timeout": "20s"}])
+def test_ctrl_c_amid_a_take_puts_back_what_was_taken(
+    served: str, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """It may come when the client's thread has taken, and this one was not handed it yet."""
+    wait = Background.wait
+
+    def interrupted(future: Future[Any]) -> Any:
+        monkeypatch.setattr(Background, "wait", staticmethod(wait))
+        wait(future)
+        raise KeyboardInterrupt
+
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w") as c:
+            p.produce_many(Batch([b"x"] * 3, in_=0, ids=list("abc")))
+            monkeypatch.setattr(Background, "wait", staticmethod(interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                c.take(**asked)
+            met: list[Any] = []
+            while len(met) < 3:
+                met += c.take(max=10, timeout="20s")
+            assert sorted((d.id, d.deliveries) for d in met) == [("a", 1), ("b", 1), ("c", 1)]
+            assert c.stats.delivered == 3
+            for d in met:
+                d.ack()
+            assert list(tl.scan("t")) == []
+
+
+def test_inside_a_running_loop_it_is_refused_and_in_a_thread_it_works(served: str) -> None:
+    async def program() -> list[str]:
+        tl = timeline.connect_sync(served, timeout="10s")
+        p = tl.producer("t")
+        for call in (tl.topics, lambda: p.produce(b"", in_=0), lambda: list(tl.scan("t")), tl.close):
+            with pytest.raises(
+                timeline.Invalid, match=r"blocks the running event loop. Use timeline.connect and await"
+            ):
+                call()
+
+        def in_a_thread() -> list[str]:
+            with timeline.connect_sync(served, timeout="10s") as mine:
+                return [topic.name for topic in mine.topics()]
+
+        return await asyncio.to_thread(in_a_thread)
+
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+    assert asyncio.run(program()) == ["t"]
 
 
 def test_ctrl_c_breaks_a_scan_off(served: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,12 @@ import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from timeline import __version__
 from timeline.cli import meant
 from timeline.cli.standard_output import Unwritten, told_apart
 from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
@@ -116,7 +115,7 @@ class Root(Suggesting):
 
 def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
-        say(f"timeline {package_version()}")
+        say(f"timeline {__version__}")
         context.exit()
 
 
@@ -160,17 +159,9 @@ def version(as_json: bool) -> None:
         from timeline.wire import MAJOR, MINOR
 
         wire = f"{MAJOR}.{MINOR}"
-        say(json.dumps({"version": package_version(), "wire": wire, "python": platform.python_version()}))
+        say(json.dumps({"version": __version__, "wire": wire, "python": platform.python_version()}))
     else:
-        say(f"timeline {package_version()}")
-
-
-def package_version() -> str:
-    """The installed version; "0" when the package is run from a bare source tree."""
-    try:
-        return installed_version("timeline")
-    except PackageNotFoundError:
-        return "0"
+        say(f"timeline {__version__}")
 
 
 def exit_code_of(error: TimelineError) -> int:

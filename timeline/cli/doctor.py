@@ -13,7 +13,7 @@ from rich.text import Text
 
 import timeline
 from timeline import config
-from timeline.cli.app import DONE, SOME_FAILED, awaited, package_version
+from timeline.cli.app import DONE, SOME_FAILED, awaited
 from timeline.cli.asking import client_command, nobody_there
 from timeline.cli.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
 from timeline.cli.identity import connected
@@ -150,7 +150,7 @@ def _versions() -> Finding:
     said = ", ".join(f"{name} {_installed(name)}" for name in NEEDED)
     serves = "" if not missing else f"; cannot serve here without {' and '.join(missing)}"
     advice = "pip install 'timeline[server]', if this machine is to serve" if missing else ""
-    found = f"{package_version()} on Python {platform.python_version()}, {said}{serves}"
+    found = f"{timeline.__version__} on Python {platform.python_version()}, {said}{serves}"
     return Finding("timeline", WARNING if missing else GOOD, found, advice)
 
 

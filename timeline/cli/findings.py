@@ -10,8 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from timeline import __version__
 from timeline.broker.ports import check_free
-from timeline.cli.app import package_version
 from timeline.cli.values import shown_lateness
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.config import ServeConfig
@@ -57,7 +57,7 @@ def of_broker(one: BrokerStanding, ping: PingAnswer) -> list[Finding]:
     """A broker that answered: is it ready, of our version, near in time, and is its store quick?"""
     up = shown_lateness(max(0, one.now_ms - one.started_ms))
     who = f"{one.broker} at {one.address}, timeline {one.version}, up {up}, {ping.round_trip_ms:.1f} ms away"
-    ours = package_version()
+    ours = __version__
     if one.trouble:
         found = [
             Finding("broker", BAD, f"{who}: not ready: {one.trouble}", "it tries again by itself; its log says more")

@@ -16,7 +16,7 @@ from timeline.broker.loop import new_loop
 from timeline.broker.service import serve
 from timeline.broker.supervisor import Started, Supervisor
 from timeline.broker.worker import Worker, settings_from_supervisor
-from timeline.cli.app import REFUSED, Failed, package_version, say
+from timeline.cli.app import REFUSED, Failed, say
 from timeline.errors import TimelineError
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
@@ -31,7 +31,7 @@ def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
         else:
             say(f"{_begun(settings, listen)}, {_measured([metrics])}")
 
-    _listening(settings, lambda: _run(serve(settings, package_version(), announce)))
+    _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce)))
     return 0
 
 
@@ -73,7 +73,7 @@ def run_worker() -> int:
     def announce(listen: str, metrics: str) -> None:
         worker.tell({"say": "serves", "listen": listen, "metrics": metrics})
 
-    _listening(settings, lambda: _run(serve(settings, package_version(), announce, worker)))
+    _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce, worker)))
     return 0
 
 
@@ -84,7 +84,7 @@ def _run(broker: Coroutine[Any, Any, None]) -> None:
 
 
 def _begun(settings: config.ServeConfig, listen: str) -> str:
-    return f"timeline {package_version()} serves {shown(settings.store)} on {listen}"
+    return f"timeline {timeline.__version__} serves {shown(settings.store)} on {listen}"
 
 
 def _measured(metrics: list[str]) -> str:

@@ -36,7 +36,7 @@ class Background:
             raise
 
     def start(self, asked: Coroutine[Any, Any, T], /) -> Future[T]:
-        """Has `asked` run in the loop."""
+        """Has `asked` run in the loop. Raises Invalid where waiting for it would block another event loop."""
         self._note_fork()
         with self._lock:
             try:
@@ -64,6 +64,7 @@ class Background:
             raise Closed("the client was closed: connect again")
         if threading.current_thread() is self._thread:
             raise Invalid("this is the client's own thread: use the asynchronous client here")
+        _check_no_loop()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._work, args=(self._loop,), name="timeline", daemon=True)
@@ -100,6 +101,17 @@ class Background:
                 loop.call_soon_threadsafe(loop.stop)
         if self._thread is not None:
             self._thread.join()
+
+
+def _check_no_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise Invalid(
+        "connect_sync blocks the running event loop. Use timeline.connect and await its calls, in a coroutine as in a "
+        "Jupyter cell. Call what connect_sync made in a thread alone, as of asyncio.to_thread"
+    )
 
 
 def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:

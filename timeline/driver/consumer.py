@@ -7,11 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 
 from timeline.columns import Indexes
+from timeline.driver.credit import check_credit
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.hand import HANDED, Hand, Load, Stats
 from timeline.driver.ids import ConsumerId, Randomness
@@ -23,7 +24,7 @@ from timeline.driver.session import Session
 from timeline.driver.settling import SettleDesk, bury_reason, release_reason, release_time, weakly
 from timeline.driver.stream import Wish
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
-from timeline.errors import Closed, LeaseLost, TimelineError
+from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_BATCH, Operation
 
 if TYPE_CHECKING:
@@ -162,11 +163,32 @@ class Consumer:
         while (delivery := await self.take()) is not None:
             yield delivery
 
-    async def take(self) -> Delivery | None:
-        """The next delivery, when there is one; None once the consumer is closed or takes nothing more."""
+    @overload
+    async def take(self) -> Delivery | None: ...
+    @overload
+    async def take(self, max: int, timeout: Duration | None = None) -> list[Delivery]: ...
+    async def take(self, max: int | None = None, timeout: Duration | None = None) -> Delivery | list[Delivery] | None:
+        """Wait for the next delivery, or, with `max`, for at most that many.
+
+            for d in await c.take(max=10, timeout="20s"):
+                await d.ack()
+
+        With `max`, return a list as soon as at least one delivery is there: all that wait, up to `max`. The list is
+        empty when none came within `timeout`. As with `queue.get`, None waits without a bound, and 0 takes only what is
+        there already. `max` bounds one call, `credit` what the consumer leases ahead of it. A cancelled call takes
+        nothing.
+        Raises Closed when the consumer is closed or takes nothing more, Invalid, and what iteration raises.
+
+        Without `max`, return one delivery, without a bound on the wait, or None once the consumer is closed or takes
+        nothing more.
+        """
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
             await asyncio.sleep(0)
+        if max is not None:
+            return await self._several(check_credit(max, "max", MAX_CREDIT), timeout)
+        if timeout is not None:
+            raise Invalid("timeout needs max. Use take(max=1, timeout=…), which returns a list")
         while True:
             taken = self._hand.next(self.monotonic_ms()) if self._ours else None
             if taken is not None:
@@ -175,6 +197,36 @@ class Consumer:
             if not await self._more():
                 return None
             self._since_yield = 0
+
+    async def _several(self, most: int, timeout: Duration | None) -> list[Delivery]:
+        wait_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000.0
+        try:
+            async with asyncio.timeout(wait_s):
+                while not (taken := self._waiting(most)):
+                    if not await self._more():
+                        raise Closed("the consumer takes nothing more. Make another with tl.consumer(…)")
+        except TimeoutError:
+            return []
+        self._since_yield += len(taken)
+        return taken
+
+    def _waiting(self, most: int) -> list[Delivery]:
+        """Hand out what waits, `most` at most. Nothing awaits between here and the caller, or a cancelled call would
+        lose it."""
+        taken: list[Delivery] = []
+        while len(taken) < most and self._ours and (found := self._hand.next(self.monotonic_ms())) is not None:
+            taken.append(Delivery(self, *found, self._link.clock.now()))
+        return taken
+
+    def put_back(self, deliveries: Sequence[Delivered]) -> None:
+        """Return deliveries to the buffer that were taken, and never reached a person's code."""
+        if self._epoch != self._link.epoch:
+            return
+        for d in reversed(deliveries):
+            self._hand.put_back(d._load, d._index)
+        if not self._session.taking:
+            self._session.hand_back()
+        self._event.set()
 
     async def batches(self) -> AsyncIterator[DeliveryBatch]:
         """Deliveries in the batches that they arrived in, as columns.

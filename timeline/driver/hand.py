@@ -91,7 +91,7 @@ class Load:
         return ended
 
     def mark(self, at: Indexes, state: int) -> None:
-        """Sets the state of messages (nothing goes back to WAITING), and counts."""
+        """Sets the state of messages (to WAITING goes back one at a time, by `Hand.put_back`), and counts."""
         at = distinct(at)
         view = np.frombuffer(self.state, dtype=np.uint8)
         before = view[at]
@@ -153,6 +153,17 @@ class Hand:
                 index += 1
             self._queue.popleft()
         return None
+
+    def put_back(self, load: Load, index: int) -> None:
+        """Undo `next`: the message waits again, first of all, unless its lease was lost meanwhile."""
+        if load.state[index] != HANDED:
+            return
+        load.state[index] = WAITING
+        load.waiting += 1
+        load.cursor = min(load.cursor, index)
+        if load not in self._queue:
+            self._queue.appendleft(load)
+        self.stats.delivered -= 1
 
     def next_batch(self, now_ms: float) -> tuple[Load, Indexes | None] | None:
         """Hands out all that waits of the oldest load, as indexes; None for them: the whole load."""

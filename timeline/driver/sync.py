@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn, overload
 
 from timeline.credentials import credentials_of
 from timeline.driver.addresses import DEFAULT_ADDRESS
@@ -46,7 +47,8 @@ def connect_sync(
             for d in c:
                 d.ack()
 
-    One serves all threads of a process; after a fork each child connects by itself.
+    One serves all threads of a process; after a fork each child connects by itself. Its calls block their thread:
+    inside a running event loop, as in a coroutine or a Jupyter cell, they raise Invalid. Use `timeline.connect` there.
     """
     return SyncTimeline(addresses, timeout, credentials=credentials_of(tls, ca, cert, key, token, as_operator))
 
@@ -85,10 +87,32 @@ class SyncConsumer(Closing):
         while (delivery := self.take()) is not None:
             yield delivery
 
-    def take(self) -> SyncDelivery | None:
-        """The next delivery, when there is one; None once the consumer is closed."""
-        taken = self._background.run(self._consumer.take())
-        return None if taken is None else SyncDelivery.of(taken, self._background.run)
+    @overload
+    def take(self) -> SyncDelivery | None: ...
+    @overload
+    def take(self, max: int, timeout: Duration | None = None) -> list[SyncDelivery]: ...
+    def take(self, max: int | None = None, timeout: Duration | None = None) -> SyncDelivery | list[SyncDelivery] | None:
+        """See Consumer.take. Ctrl-C loses nothing either."""
+        taken: list[Delivery] = []
+        try:
+            self._background.run(self._take(taken, max, timeout))
+        except TimelineError:
+            raise
+        except BaseException:  # Ctrl-C, or another signal's: the client's thread may have taken some by now
+            with suppress(Closed):
+                self._background.run(self._put_back(taken))
+            raise
+        made = [SyncDelivery.of(one, self._background.run) for one in taken]
+        return made if max is not None else made[0] if made else None
+
+    async def _take(self, taken: list[Delivery], max: int | None, timeout: Duration | None) -> None:
+        if max is not None or timeout is not None:
+            taken.extend(await self._consumer.take(max, timeout))  # type: ignore[arg-type]
+        elif (one := await self._consumer.take()) is not None:
+            taken.append(one)
+
+    async def _put_back(self, taken: list[Delivery]) -> None:
+        self._consumer.put_back(taken)
 
     def batches(self) -> Iterator[SyncDeliveryBatch]:
         """See Consumer.batches."""

@@ -1,0 +1,152 @@
+"""`Consumer.take`: a few deliveries at a time, within a bounded wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import timeline
+from tests.driver.broker import Broker
+from timeline import Batch, Closed, Invalid
+
+
+async def _buffered(c: timeline.Consumer, count: int) -> None:
+    """Returns once `count` messages wait in the consumer's buffer."""
+    c.open()
+    while sum(load.waiting for load in c._hand.loads) < count:
+        await asyncio.sleep(0)
+
+
+async def test_a_take_returns_what_is_there_up_to_its_max(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        await p.produce_many(Batch([b""] * 5, in_=0, ids=list("abcde")))
+        await _buffered(c, 5)
+        first = await c.take(3, timeout="20s")
+        rest = await c.take(max=10)
+        assert (len(first), len(rest)) == (3, 2)
+        assert sorted(d.id for d in (*first, *rest)) == list("abcde")
+        for d in (*first, *rest):
+            await d.ack()
+    assert [m async for m in tl.scan("t")] == []
+
+
+async def test_a_take_waits_for_one_and_no_longer(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        taking = asyncio.ensure_future(c.take(max=10, timeout="60s"))
+        await _buffered(c, 0)
+        assert not taking.done()
+        await p.produce(b"", in_=0, id="a")
+        assert [d.id for d in await taking] == ["a"]
+
+
+async def test_a_take_of_nothing_is_an_empty_list_after_its_timeout(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        assert await c.take(10, timeout=0) == await c.take(10, timeout="5ms") == []
+        await p.produce(b"", in_=0)
+        await _buffered(c, 1)
+        assert len(await c.take(10, timeout=0)) == 1
+        assert await c.take(10, timeout=0) == []
+
+
+async def test_a_take_leaves_the_rest_to_an_iteration(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1", credit=4) as c:
+        await p.produce_many(Batch([b""] * 200, in_=0))
+        met: list[str] = []
+
+        async def iterate() -> None:
+            async for d in c:
+                met.append(d.id)
+                await d.ack()
+
+        iterating = asyncio.ensure_future(iterate())
+        while len(met) < 200:
+            for d in await c.take(max=1, timeout="5ms"):
+                met.append(d.id)
+                await d.ack()
+        assert len(set(met)) == len(met) == 200
+        iterating.cancel()
+
+
+async def test_one_at_a_time_goes_on_past_the_credit(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1", credit=4) as c:
+        await p.produce_many(Batch([b""] * 50, in_=0))
+        for _ in range(50):
+            (d,) = await c.take(max=1, timeout="20s")
+            await d.ack()
+        assert await c.take(max=1, timeout=0) == []
+
+
+async def test_a_cancelled_take_loses_no_delivery(tl: timeline.Timeline) -> None:
+    """Cancelled at every moment: before anything came, when it has come, and when it is about to be handed out."""
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        met: list[timeline.Delivery] = []
+        cancelled = rounds = 0
+        while len(met) < 200:
+            if rounds % 2 == 0 and rounds < 400:
+                await p.produce(b"", in_=0)
+            taking = asyncio.ensure_future(c.take(max=3))
+            for _ in range(rounds % 23):
+                await asyncio.sleep(0)
+            taking.cancel()
+            try:
+                met += await taking
+            except asyncio.CancelledError:
+                cancelled += 1
+            rounds += 1
+        assert cancelled > 10
+        assert {d.deliveries for d in met} == {1} and len({d.id for d in met}) == c.stats.delivered == 200
+
+
+async def test_a_take_never_hands_out_what_its_lease_has_left(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+        await p.produce_many(Batch([b""] * 3, in_=0))
+        await _buffered(c, 3)
+        for load in c._hand.loads:
+            load.end_ms[:] = load.earliest_ms = 0.0
+        assert await c.take(max=10, timeout=0) == []
+        assert c.stats.dropped == 3
+
+
+async def test_a_closed_consumer_says_so_to_a_bounded_take(tl: timeline.Timeline) -> None:
+    """An empty list would have a loop of takes spin for ever."""
+    c = tl.consumer("t", id="w1")
+    waiting = asyncio.ensure_future(c.take(max=1))
+    await _buffered(c, 0)
+    c.stop_taking()
+    for take in (waiting, c.take(max=1, timeout="1s")):
+        with pytest.raises(Closed, match="takes nothing more"):
+            await take
+    await c.aclose()
+    with pytest.raises(Closed, match="takes nothing more"):
+        await c.take(max=1, timeout="1s")
+    assert await c.take() is None
+
+
+async def test_a_take_raises_as_an_iteration_does(broker: Broker, tl: timeline.Timeline) -> None:
+    with pytest.raises(timeline.NotFound):
+        await tl.consumer("nowhere").take(max=1, timeout="20s")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"max": 0}, "max must be a whole number from 1"),
+        ({"max": True}, "max must be a whole number from 1"),
+        ({"max": 2.0}, "max must be a whole number from 1"),
+        ({"max": 10**9}, "max must be a whole number from 1 to 100000"),
+        ({"max": 1, "timeout": -1}, "timeout must not be negative"),
+        ({"max": 1, "timeout": "soon"}, "timeout must be numbers with a unit"),
+        ({"timeout": "1s"}, r"Use take\(max=1, timeout=…\)"),
+    ],
+)
+def test_takes_that_cannot_be_meant_are_refused_in_both_drivers(served: str, asked: dict[str, Any], said: str) -> None:
+    async def ask() -> None:
+        async with timeline.connect(served) as tl, tl.consumer("t") as c:
+            with pytest.raises(Invalid, match=said):
+                await c.take(**asked)
+
+    asyncio.run(ask())
+    with timeline.connect_sync(served) as tl, tl.consumer("t") as c, pytest.raises(Invalid, match=said):
+        c.take(**asked)
