@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
+from tests.broker.test_standing import stands
 from tests.servers.fixture import Running
 from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer, program
@@ -97,6 +98,7 @@ async def test_settings_that_weaken_the_store_are_followed_up_and_down(caplog: p
         store.weak = ("syncs never: set it to always",)
         assert await look(link) == "" and warned(link) == 1
         await look(link)
+        assert (await stands(link)).warnings == store.weak
         assert caplog.text.count("store: syncs never: set it to always") == 1
         store.weak = ()
         assert await look(link) == "" and warned(link) == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, start
+from tests.servers.redis import RedisServer
+from tests.services import require_service
 from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
 from timeline.cli.findings import Finding, Verdict, of_broker, of_store, of_topics
 from timeline.driver.reading import PingAnswer
@@ -62,6 +65,29 @@ def test_doctor_of_a_broker(tell: Call, topic: str) -> None:
     assert told.keys() >= {"timeline", "configuration", "broker", "clock", "store", "topics"}
     assert told["broker"]["verdict"] == "good" and "sqlite:///timeline.db" in told["store"]["found"]
     assert "✓ broker" in tell("doctor").out
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+def test_doctor_cluster_and_top_of_a_store_whose_settings_lose_messages(call: Call, tmp_path: Path) -> None:
+    require_service("redis")
+    redis = RedisServer(tmp_path / "redis", "--appendfsync", "no").start()
+    serving = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", "--store", redis.url)
+    try:
+        assert serving.stdout is not None
+        at = ("--address", json.loads(serving.stdout.readline())["listen"])
+        said = call("doctor", *at)
+        assert said.code == 0 and "✓ store" not in said.out and "appendfsync always loses nothing" in said.out
+        weak = [row for row in call("doctor", *at, "--json").json if row["about"] == "store"]
+        assert [row["verdict"] for row in weak] == ["warning"] and "appendfsync no" in weak[0]["found"]
+        for command in ("cluster", "top"):
+            ((warning,),) = [one["store_warnings"] for one in call(command, *at, "--json").json[0]["brokers"]]
+            assert "appendfsync no" in warning
+            assert f": {warning}" in " ".join(call(command, *at).out.split())
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=30)
+        redis.stop()
 
 
 def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from timeline.wire import Health
 
 NOW_MS = 1_774_767_600_000
 BOUNDS = (1, 10, None)
+WEAK = "appendfsync no: set it to always"
 
 
 def standing(name: str, consumers: int, dealt: int, trouble: str = "") -> BrokerStanding:
@@ -24,7 +25,7 @@ def standing(name: str, consumers: int, dealt: int, trouble: str = "") -> Broker
     late = {"departures": Lateness(BOUNDS, (98, 2, 0)), "others": Lateness(BOUNDS, (0, 0, 1))}
     return BrokerStanding(
         f"{name}:9000", name, "0.1.0", NOW_MS, NOW_MS - 60_000, trouble, "redis://", 1.5, (load,), late, connected,
-        "joined, 3 brokers",
+        "joined, 3 brokers", (WEAK,) if name != "b3" else (),
     )  # fmt: skip
 
 
@@ -53,6 +54,7 @@ def test_a_line_a_broker_a_line_a_topic_and_who_is_connected_where() -> None:
     (topic,) = [" ".join(line) for line in lines if line[:1] == ["departures"]]
     assert f"{DEALT_SAID}\nTOPIC " in text
     assert topic == "departures 64 21 for 1 43 for 2 0 for 0"  # who has no consumer deals nothing
+    assert text.count("! store of b1, b2: appendfsync no:") == 1
     assert "b3: the store is down: gone" in text and "b4:9000: nobody listens" in text
     assert ["b2-1", "departures", "b2", "healthy", "7", "93", "1.0"] in lines
 
@@ -62,6 +64,7 @@ def test_as_json() -> None:
     assert [one["broker"] for one in told["brokers"]] == ["b1", "b2", "b3"]
     assert [one["clock_ms"] for one in told["brokers"]] == [445.0, -445.0, None]
     assert told["brokers"][0]["lateness_ms"] == {"p50": 1, "p99": 10, "max": None}
+    assert [one["store_warnings"] for one in told["brokers"]] == [[WEAK], [WEAK], []]
     assert told["brokers"][2]["trouble"] == "the store is down: gone"
     assert told["assignment"] == [
         {

@@ -73,10 +73,11 @@ def test_a_picture_of_nothing_says_so() -> None:
 
 
 def test_trouble_is_seen() -> None:
-    down = dataclasses.replace(BROKER, trouble="the store is down: disk full")
+    down = dataclasses.replace(BROKER, trouble="the store is down: disk full", warnings=("fsync is off: set it to on",))
     text = "\n".join(
         drawn(dataclasses.replace(GLANCE, brokers=(down,), unreachable={"b2:9000": "nobody listens"}, overdue=4), 160)
     )
+    assert "! store of b1: fsync is off: set it to on" in text
     assert "the store is down: disk full" in text and "✗ b2:9000: nobody listens" in text
     assert "4 due and not delivered" in text
     assert drawn(GLANCE, trouble="how it stood; UNAVAILABLE")[0].endswith("UNAVAILABLE")

@@ -194,4 +194,6 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
         return len(value) <= 256 and all(1 <= len(key.encode()) <= 64 for key in value)
     if name == "states":
         return len(set(value)) == len(value) <= 6
+    if name == "warnings":
+        return all(len(sentence.encode()) <= 1024 for sentence in value)
     return name == "brokers" and all(1 <= len(address.encode()) <= 1024 for address in value)

@@ -205,6 +205,13 @@ def clustered_standing() -> frames.Standing:
     return made
 
 
+def warned_standing() -> frames.Standing:
+    """With what 1.3 added."""
+    made = clustered_standing()
+    made.warnings = ("fsync is off: a crash of the machine may lose everything; set it to on", "père")
+    return made
+
+
 _MOVE, _CANCEL = Operation.MOVE, Operation.CANCEL
 _TWO = Ragged.of([b"a", b"b"])
 
@@ -263,4 +270,5 @@ SAMPLES: list[frames.Frame] = [
     frames.Pong(1.5, 2.5, 3.5, "b1", "0.1.0", ("b1:9000",), -3_600_000.25),
     frames.Scan("departures", bucket_from=16, bucket_to=4096),
     frames.Scan("departures", payload=True, cursor=b"here", holder="stream/7/1"),
+    warned_standing(),
 ]

@@ -390,6 +390,7 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         frames.Standing,
         *(texts(0, 1024), texts(0, 1024), times, times, texts(0, 1024), texts(0, 1024), clock_readings),
         *(topic_loads(), lateness_counts(), connected(), texts(0, 1024)),
+        st.lists(texts(0, 1024), max_size=3).map(tuple),
     ),
     frames.Hint: sizes.flatmap(
         lambda n: st.builds(frames.Hint, texts(0, 1024), column(uids, np.int64, n), column(times, np.int64, n))

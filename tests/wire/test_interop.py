@@ -18,7 +18,9 @@ from timeline.wire import MAJOR, MINOR, Frame, Produce, decode, decode_as, encod
 from timeline.wire.generated import layout
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
-GOLDEN = [Path(__file__).parent / name for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt")]
+GOLDEN = [
+    Path(__file__).parent / name for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt", "golden_1_3.txt")
+]
 """Each has what its minor added."""
 
 

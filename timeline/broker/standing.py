@@ -57,6 +57,7 @@ def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
         lateness=_lateness(node, asked.topic, sees),
         consumers=_consumers(node, dealers, asked.limit),
         sync=node.cluster.shown(),
+        warnings=node.store.warnings,
     )
 
 

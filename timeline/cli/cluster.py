@@ -20,7 +20,7 @@ from timeline.cli.asking import client_command
 from timeline.cli.glance import bound_ms
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
-from timeline.cli.panel import LATE, QUIET, consumer_table, late_bound, more, table
+from timeline.cli.panel import LATE, QUIET, consumer_table, late_bound, more, store_warnings, table
 from timeline.cli.top import keys
 from timeline.cli.values import DURATION, iso, shown_lateness
 from timeline.clock import CRITICAL_MS, WARN_MS
@@ -107,6 +107,7 @@ def _broker_json(one: BrokerLine) -> dict[str, Any]:
         "broker": stands.broker, "address": stands.address, "version": stands.version,
         "up_ms": stands.now_ms - stands.started_ms, "trouble": stands.trouble or None, "sync": stands.sync or None,
         "store": stands.store or None, "store_ms": stands.store_ms or None,
+        "store_warnings": list(stands.warnings),
         "clock_ms": None if one.clock_ms is None else round(one.clock_ms, 3),
         "clock_error_ms": round(one.clock_error_ms, 3),
         "consumers": sum(load.consumers for load in stands.topics),
@@ -222,6 +223,7 @@ def picture(look: ClusterLook, trouble: str = "") -> Group:
     for one in look.brokers:
         if one.stands.trouble:
             parts.append(Text(f"  ● {one.stands.broker}: {one.stands.trouble}", "bold red"))
+    parts += store_warnings([one.stands for one in look.brokers])
     parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in look.unreachable.items()]
     parts += [Text(""), Text(DEALT_SAID, QUIET), _assignment(look), Text("")]
     consumers = look.consumers

@@ -66,7 +66,7 @@ def of_broker(one: BrokerStanding, ping: PingAnswer) -> list[Finding]:
         found = [Finding("broker", WARNING, f"{who}; this is {ours}", "bring both to one version when you can")]
     else:
         found = [Finding("broker", GOOD, who)]
-    return [*found, _clock(ping), _store_of(one)]
+    return [*found, _clock(ping), *_store_of(one)]
 
 
 def _clock(ping: PingAnswer) -> Finding:
@@ -81,7 +81,14 @@ def _clock(ping: PingAnswer) -> Finding:
     return Finding("clock", verdict, said, "set both clocks by chrony or ntpd: due times are read on the broker's")
 
 
-def _store_of(one: BrokerStanding) -> Finding:
+def _store_of(one: BrokerStanding) -> list[Finding]:
+    """How the store does, and a finding for each setting that weakens it."""
+    weak = [Finding("store", WARNING, f"{one.store}: {warning}") for warning in one.warnings]
+    asked = _store_at_work(one)
+    return weak if weak and asked.verdict is GOOD else [asked, *weak]
+
+
+def _store_at_work(one: BrokerStanding) -> Finding:
     if one.trouble:
         return Finding("store", WARNING, f"{one.store or 'the store'}: not asked, the broker is not ready")
     took = f", leases take up to {shown_lateness(one.store_ms)}" if one.store_ms else ""

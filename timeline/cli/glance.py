@@ -67,7 +67,7 @@ class Glance:
                 {
                     "address": one.address, "broker": one.broker, "version": one.version,
                     "up_ms": one.now_ms - one.started_ms, "trouble": one.trouble or None, "store": one.store or None,
-                    "store_ms": one.store_ms or None,
+                    "store_ms": one.store_ms or None, "store_warnings": list(one.warnings),
                 }
                 for one in self.brokers
             ],

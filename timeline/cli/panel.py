@@ -42,6 +42,7 @@ def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | Non
     """The glance, for lines of `width`, cut to `height` of them (None: all of it). `trouble`: why it is not of this
     moment."""
     parts: list[RenderableType] = [_head(glance, zone, trouble), *map(_broker, glance.brokers)]
+    parts += store_warnings(glance.brokers, no_wrap=True)
     parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in glance.unreachable.items()]
     parts += _ahead(glance, zone)
     used = len(parts) + ROWS_ASIDE + (3 if glance.late else 1)
@@ -93,6 +94,18 @@ def _broker(one: BrokerStanding) -> Text:
     if one.trouble:
         line.append(f"  {one.trouble}", "bold red")
     return line
+
+
+def store_warnings(brokers: Sequence[BrokerStanding], no_wrap: bool = False) -> list[Text]:
+    """A line for each setting that weakens a store, with the brokers that found it."""
+    found: dict[str, list[str]] = {}
+    for one in brokers:
+        for warning in one.warnings:
+            found.setdefault(warning, []).append(one.broker)
+    return [
+        Text(f"  ! store of {', '.join(names)}: {warning}", "bold yellow", no_wrap=no_wrap, overflow="ellipsis")
+        for warning, names in found.items()
+    ]
 
 
 def _ahead(glance: Glance, zone: ZoneInfo | None) -> list[RenderableType]:

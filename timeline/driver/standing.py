@@ -99,7 +99,8 @@ class Lateness:
 class BrokerStanding:
     """How one broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages;
     `store_ms`: the p99 of its leases there, 0 when not known. `lateness`: by topic, since it started. `sync`: how it
-    stands among the brokers of its cluster."""
+    stands among the brokers of its cluster. `warnings`: a sentence for each setting of the store's server that weakens
+    what it promises; none from a broker that is too old to say."""
 
     address: str
     broker: str
@@ -113,6 +114,7 @@ class BrokerStanding:
     lateness: dict[str, Lateness]
     consumers: tuple[Connected, ...]
     sync: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def _standing(address: str, told: Standing) -> BrokerStanding:
         lateness=_lateness(told.lateness),
         consumers=_connected(told.consumers),
         sync=told.sync,
+        warnings=told.warnings,
     )
 
 

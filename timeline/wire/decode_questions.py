@@ -287,6 +287,7 @@ def _standing(body: Body) -> Standing:
         ),
         consumers=_consumers(body.part("consumers", "Consumers")),
         sync=body.sentence("sync"),
+        warnings=tuple(sentence.decode() for sentence in body.judged("warnings", judge_reasons)),
     )
 
 

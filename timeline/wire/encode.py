@@ -114,13 +114,18 @@ def _with_brokers(frame: Welcome | Pong) -> dict[str, Any]:
     return _fields(frame, brokers=Ragged.of([address.encode() for address in frame.brokers]))
 
 
+def _standing(frame: Standing) -> dict[str, Any]:
+    cut = {name: _cut(getattr(frame, name)) for name in ("trouble", "store", "sync")}
+    return _fields(frame, **cut, warnings=Ragged.of([_cut(warning).encode() for warning in frame.warnings]))
+
+
 _ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
     Answers: _answers,
     TagMutated: _tag_mutated,
     Topics: _topics,
     TopicList: _topic_list,
     Leaving: lambda frame: _fields(frame, text=_cut(frame.text)),
-    Standing: lambda frame: _fields(frame, trouble=_cut(frame.trouble), store=_cut(frame.store), sync=_cut(frame.sync)),
+    Standing: _standing,
     Scan: lambda frame: _fields(frame, states=bytes(_STATES[state] for state in frame.states)),
     Welcome: _with_brokers,
     Pong: _with_brokers,

@@ -39,7 +39,7 @@ from timeline.wire.questions import (
 )
 
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 """Version of this wire. Frames of a newer minor are read (what is not known in them is passed over); another major is
 refused with a sentence."""
 

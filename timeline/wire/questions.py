@@ -196,7 +196,7 @@ class Consumers:
 class Standing:
     """How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages,
     without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet. `sync`: how it knows
-    of the others, and what is wrong with that now."""
+    of the others, and what is wrong with that now. `warnings`: sentences on settings that weaken the store."""
 
     broker: str
     version: str
@@ -209,6 +209,7 @@ class Standing:
     lateness: LatenessCounts
     consumers: Consumers
     sync: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

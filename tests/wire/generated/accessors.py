@@ -6402,7 +6402,8 @@ def ConsumersEnd(builder): return builder.EndObject()
 
 # How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages, without
 # secrets; `store_ms`: how long the store's leases take, 99 of 100; 0: not known yet. `sync`, since 1.2: how this
-# broker knows of the others, without secrets, and what is wrong with that now, if anything.
+# broker knows of the others, without secrets, and what is wrong with that now, if anything. `warnings`, since 1.3: a
+# sentence for each setting of the store's server that weakens what it promises.
 class Standing(object):
     __slots__ = ['_tab']
 
@@ -6511,7 +6512,61 @@ class Standing(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
-def StandingStart(builder): builder.StartObject(11)
+    # Standing
+    def WarningsOffsets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # Standing
+    def WarningsOffsetsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # Standing
+    def WarningsOffsetsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Standing
+    def WarningsOffsetsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        return o == 0
+
+    # Standing
+    def Warnings(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # Standing
+    def WarningsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # Standing
+    def WarningsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Standing
+    def WarningsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        return o == 0
+
+def StandingStart(builder): builder.StartObject(13)
 def StandingAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
 def StandingAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
 def StandingAddNowMs(builder, nowMs): builder.PrependInt64Slot(2, nowMs, 0)
@@ -6523,6 +6578,10 @@ def StandingAddTopics(builder, topics): builder.PrependUOffsetTRelativeSlot(7, f
 def StandingAddLateness(builder, lateness): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(lateness), 0)
 def StandingAddConsumers(builder, consumers): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(consumers), 0)
 def StandingAddSync(builder, sync): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(sync), 0)
+def StandingAddWarningsOffsets(builder, warningsOffsets): builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(warningsOffsets), 0)
+def StandingStartWarningsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def StandingAddWarnings(builder, warnings): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(warnings), 0)
+def StandingStartWarningsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def StandingEnd(builder): return builder.EndObject()
 
 
@@ -6659,7 +6718,7 @@ def HintedAddKnown(builder, known): builder.PrependInt64Slot(0, known, 0)
 def HintedEnd(builder): return builder.EndObject()
 
 
-# The root. This is version 1.2; `major` is always written.
+# The root. This is version 1.3; `major` is always written.
 class Frame(object):
     __slots__ = ['_tab']
 

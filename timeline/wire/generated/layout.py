@@ -337,6 +337,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('lateness', 'LatenessCounts', 20, 0),
         ('consumers', 'Consumers', 22, 0),
         ('sync', 'string', 24, 0),
+        ('warnings_offsets', '[uint]', 26, 0),
+        ('warnings', '[ubyte]', 28, 0),
     ),
     'TagMutated': (
         ('status', '[ubyte]', 4, 0),
