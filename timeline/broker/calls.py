@@ -17,6 +17,7 @@ from timeline.broker.gateway import Gateway
 from timeline.broker.unfinished import CALL_BYTES, Unfinished
 from timeline.metrics import Metrics
 from timeline.wire import METHODS, SERVICE, Fault, TransportError
+from timeline.wire.transport import ADMITTED
 
 log = logging.getLogger("timeline.broker")
 
@@ -46,6 +47,7 @@ class ServerStream:
         self._peer = context.peer() if unfinished is not None else ""
         self._task = asyncio.current_task()
         self._writing: Begun | None = None
+        self._admitted = False
         self.closed = self.given_up = False
         self.broken = False
         """Whether the peer has ended the call, or its connection: there is nobody to tell anything any more."""
@@ -60,6 +62,9 @@ class ServerStream:
 
     async def receive(self) -> bytes | None:
         try:
+            if not self._admitted:  # it is read, so it was not refused
+                self._admitted = True
+                await self._context.send_initial_metadata(((ADMITTED, "1"),))
             data: bytes | object = await self._context.read()
         except (grpc.RpcError, grpc.aio.BaseError) as over:
             self.broken = True

@@ -20,7 +20,7 @@ from timeline.driver.handshake import why_not
 from timeline.driver.knock import Answer
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
-from timeline.wire.transport import Fault, TransportError
+from timeline.wire.transport import ADMITTED, Fault, TransportError
 
 log = logging.getLogger("timeline.driver")
 
@@ -37,6 +37,8 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 NOT_READY_TRAILER = "timeline-not-ready"
+ADMISSION_S = 0.25
+"""How long a broker may take to say that it serves a stream."""
 
 _FAULTS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Fault.DEADLINE,
@@ -100,6 +102,25 @@ class GrpcStream:
             return None
         data: bytes = frame
         return data
+
+    async def admitted(self) -> None:
+        """Return once the broker serves the stream. A broker of an older version does not say so, and gets what is
+        sent after a moment. Raises TransportError where it refuses the stream. Nothing is sent before that is known:
+        gRPC does not tell a frame that crossed with a refusal from one that arrived."""
+        try:
+            async with asyncio.timeout(ADMISSION_S):
+                said = await self._call.initial_metadata()
+        except TimeoutError:
+            return
+        except grpc.aio.AioRpcError as error:
+            raise _fault_of(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+        if not any(key == ADMITTED for key, _ in said or ()):
+            await self._call.code()
+            raise await self._why(None)
 
     async def _why(self, over: BaseException | None) -> TransportError:
         """What the call ended with, when it was over before it was used."""
@@ -171,9 +192,16 @@ class GrpcTransport:
             call.cancel()
 
     async def stream(self, method: str, timeout_s: float) -> GrpcStream:
-        """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
+        """Opens a two-way stream. Raises TransportError: UNREACHABLE when the broker is not there in time, else why it
+        refuses the stream."""
         await self.ready(timeout_s)
-        return GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()))
+        stream = GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()))
+        try:
+            await stream.admitted()
+        except BaseException:
+            stream.cancel()
+            raise
+        return stream
 
     def _method(self, kind: str, method: str) -> Any:
         made = self._methods.get(method)

@@ -34,6 +34,9 @@ class Fault(StrEnum):
     FORBIDDEN = "FORBIDDEN"
 
 
+ADMITTED = "timeline-admitted"
+"""The header of a stream's answer by which a broker says that it serves the stream, before anything is sent on it."""
+
 STAYS = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC, Fault.UNAUTHENTICATED, Fault.FORBIDDEN)
 """Faults that the same call meets again."""
 
