@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from timeline.driver.message import Message
     from timeline.driver.mutation import TagProgress
     from timeline.driver.producer import Producer
-    from timeline.driver.reading import LateDelivery, Outlook, StoredMessage
+    from timeline.driver.reading import Counts, LateDelivery, Outlook, StoredMessage
     from timeline.driver.receipts import Receipt, Receipts
     from timeline.driver.sync import SyncConsumer, SyncTimeline, connect_sync
     from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
@@ -83,7 +83,7 @@ _HOMES = {
     "timeline.driver.message": ("Message",),
     "timeline.driver.mutation": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
-    "timeline.driver.reading": ("LateDelivery", "Outlook", "StoredMessage"),
+    "timeline.driver.reading": ("Counts", "LateDelivery", "Outlook", "StoredMessage"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
     "timeline.driver.sync": ("SyncConsumer", "SyncTimeline", "connect_sync"),
     "timeline.driver.sync_delivery": ("SyncDelivery", "SyncDeliveryBatch"),
@@ -112,6 +112,7 @@ __all__ = [
     "Bury",
     "Closed",
     "Consumer",
+    "Counts",
     "Dead",
     "Delivery",
     "DeliveryBatch",

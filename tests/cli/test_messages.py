@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment, reads_a_pipe, start
 from timeline.cli.values import iso
 from timeline.clock import Clock
@@ -266,6 +267,29 @@ def test_leaving_hands_back_what_nobody_saw(
     assert (consumer.returncode, errors) == (code, said)
     rows = tell("ls", topic, "--json").json
     assert [(row["state"], row["deliveries"], row["holder"]) for row in rows] == [("available", 0, None)] * 2
+
+
+def test_dead_letters_of_a_tag(tell: Call, topic: str, address: str) -> None:
+    with timeline.connect_sync(address) as tl, tl.producer(topic) as p:
+        for id in ("a", "b", "c", "d"):
+            p.produce(b"", in_=0, id=id, tag="odd" if id in "ac" else "even")
+            with tl.consumer(topic, id="c", credit=1) as c:
+                next(iter(c)).bury(f"reason of {id}")
+    newest = tell("dead", "list", topic, "--limit", "2", "--json")
+    assert [letter["id"] for letter in newest.json] == ["c", "d"]
+    assert newest.err == "timeline: these are the newest 2 of 4; a larger --limit shows more\n"
+    assert [letter["id"] for letter in tell("dead", "list", topic, "--tag", "odd", "--json").json] == ["a", "c"]
+    newest = tell("dead", "list", topic, "--tag", "odd", "--limit", "1", "--json")
+    assert [letter["id"] for letter in newest.json] == ["c"]
+    assert tell("dead", "list", topic, "--tag", "none").out == f"{topic} has no dead letters of tag 'none'\n"
+    revived = tell("dead", "revive", topic, "--tag", "odd", "--in", "1h", "--json").json
+    assert sorted(done["id"] for done in revived) == ["a", "c"]
+    nothing = tell("dead", "purge", topic, "--tag", "odd", "--yes").out
+    assert nothing == f"{topic} has no dead letters of tag 'odd' of this group: nothing purged\n"
+    purged = tell("dead", "purge", topic, "--tag", "even", "--yes", "--json").json
+    assert sorted(done["id"] for done in purged) == ["b", "d"]
+    for wrong in (("--tag", ""), ("--tag", "odd", "--all"), ("a", "--tag", "odd"), ()):
+        assert tell("dead", "purge", topic, *wrong, "--yes").code == 2
 
 
 def test_dead_letters(tell: Call, topic: str) -> None:

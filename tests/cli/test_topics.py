@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment
 from tests.storage_plugins.faulty_stores import MovesByReadingFirst
 from timeline.cli import dead
@@ -27,6 +29,37 @@ def test_create_is_idempotent_and_conflicts_are_refused(tell: Call) -> None:
     assert tell("topic", "create", "a", "--lease", "1m", "--max-payload-bytes", "2MiB", "--json").json[0] == made
     conflict = tell("topic", "create", "a", "--lease", "2m")
     assert conflict.code == 4 and "EXISTS" in conflict.err and "lease" in conflict.err
+
+
+def test_messages_are_counted_by_state(tell: Call, topic: str, address: str) -> None:
+    """By brokers every few seconds, and now with --count; both drivers count the same."""
+    with timeline.connect_sync(address) as tl, tl.producer(topic) as p:
+        p.produce(b"", in_=0, id="dead")
+        with tl.consumer(topic, id="c", credit=1) as c:
+            next(iter(c)).bury("no reason")
+            p.produce(b"", in_=0, id="leased")
+            next(iter(c))
+            for id, in_ in (("due", "0s"), ("later", "1h"), ("last", "100d")):
+                p.produce(b"", in_=in_, id=id)
+            counted = timeline.Counts(waiting=2, available=1, leased=1, dead=1, exact=True)
+            assert tl.count(topic) == counted == asyncio.run(count(address, topic))
+            expected = {"waiting": 2, "available": 1, "leased": 1, "dead": 1, "exact": True, "counted": None}
+            assert tell("topic", "show", topic, "--count", "--json").json[0]["messages"] == expected
+            listed = {each["name"]: each["messages"] for each in tell("topic", "list", "--count", "--json").json}
+            assert listed[topic] == expected
+            assert "dead                1\n" in tell("topic", "show", topic, "--count").out
+            told = {"counted": None}
+            while told["counted"] is None or told["waiting"] != 2:
+                told = tell("topic", "show", topic, "--json").json[0]["messages"]
+            assert told | {"counted": ""} == expected | {"dead": None, "exact": False, "counted": ""}
+            assert "dead                not counted: --count does\n" in tell("topic", "show", topic).out
+            line = next(line for line in tell("topic", "list").out.splitlines() if line.startswith(topic))
+            assert line.split()[1:5] == ["delivers", "2", "1", "1"]
+
+
+async def count(address: str, topic: str) -> timeline.Counts:
+    async with timeline.connect(address) as tl:
+        return await tl.count(topic)
 
 
 def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from timeline.cli.values import DURATION, due_of, shown_time
 from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 
-ALL_HELP = "All dead letters of the topic."
+ALL_HELP = "All dead letters of the group."
+TAG_HELP = "The group's dead letters of this tag."
 ALIVE: dict[str, str] = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
 """What it means that a message is there which should be dead."""
 CHUNK = 5_000
@@ -40,20 +42,29 @@ def dead() -> None:
 
 @dead.command("list")
 @click.argument("topic", shell_complete=topic_names)
+@click.option("--tag", help="Only those of this tag.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="The newest N.  [all]")
 @client_command
-def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
+def list_(topic: str, tag: str | None, limit: int | None, address: str, timeout: str, as_json: bool) -> int:
     """Dead letters of TOPIC with their reasons, by when they died.
 
     \b
     Example:
       timeline dead list departures
+      timeline dead list departures --tag spring --limit 20
     """
 
     async def work() -> None:
+        newest: list[tuple[tuple[int, str, int], timeline.StoredMessage]] = []
         async with connected(address, timeout) as tl:
             with Progress("read") as progress:
-                entries = [entry async for entry in counted(tl.dead(topic), progress)]
-        entries.sort(key=lambda entry: (entry.died_ms, entry.id))
+                async for entry in counted(tl.dead(topic, tag=tag), progress):
+                    heapq.heappush(newest, ((entry.died_ms, entry.id, progress.done), entry))
+                    if limit is not None and len(newest) > limit:
+                        heapq.heappop(newest)
+        entries = [entry for _, entry in sorted(newest, key=lambda one: one[0])]
+        if progress.done > len(entries):
+            complain(f"these are the newest {len(entries):,} of {progress.done:,}; a larger --limit shows more")
         if as_json:
             for entry in entries:
                 print_json(entry_json(entry))
@@ -63,7 +74,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
             for entry in entries
         ]
         columns = ("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG")
-        print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters")
+        print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters{_of(tag)}")
 
     return awaited(work())
 
@@ -72,6 +83,7 @@ def list_(topic: str, address: str, timeout: str, as_json: bool) -> int:
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
+@click.option("--tag", help=TAG_HELP)
 @click.option("--at", metavar="TIME", help="When they are due again.")
 @click.option("--in", "in_", type=DURATION, help="The same from now.  [now]")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
@@ -82,6 +94,7 @@ def revive(
     topic: str,
     ids: tuple[str, ...],
     everything: bool,
+    tag: str | None,
     at: str | None,
     in_: str | None,
     tz: str | None,
@@ -95,18 +108,19 @@ def revive(
     \b
     Example:
       timeline dead revive departures UA1545 --in 1m
+      timeline dead revive departures --tag spring
       timeline dead revive departures --all
     """
-    _check_ids(ids, everything)
+    _check_selection(ids, everything, tag)
     due = due_of(at, in_ if at is not None or in_ is not None else "0s", tz, ("--at", "--in"))
     when: dict[str, Any] = {"at": due.at} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
 
     async def work() -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
-            chosen = await _all_dead(tl, topic, group) if everything else list(ids)
+            chosen = list(ids) or await _all_dead(tl, topic, group, tag)
             receipts = await _in_chunks(lambda ids: producer.revive(ids, **when), chosen, "revived")
             await check_receipts(tl, topic, receipts)
-        return _told(receipts, topic, as_json, "revived")
+        return _told(receipts, topic, tag, as_json, "revived")
 
     return awaited(work())
 
@@ -115,32 +129,42 @@ def revive(
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("ids", nargs=-1, metavar="ID…")
 @click.option("--all", "everything", is_flag=True, help=ALL_HELP)
+@click.option("--tag", help=TAG_HELP)
 @group_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @operator_option
 @client_command
 def purge(
-    topic: str, ids: tuple[str, ...], everything: bool, group: str, yes: bool, address: str, timeout: str, as_json: bool
+    topic: str,
+    ids: tuple[str, ...],
+    everything: bool,
+    tag: str | None,
+    group: str,
+    yes: bool,
+    address: str,
+    timeout: str,
+    as_json: bool,
 ) -> int:
     """Delete dead letters of TOPIC for good.
 
     \b
     Example:
       timeline dead purge departures UA1545 --yes
+      timeline dead purge departures --tag spring
     """
-    _check_ids(ids, everything)
+    _check_selection(ids, everything, tag)
 
     chosen = list(ids)
 
     async def look() -> None:
         async with connected(address, timeout) as tl:
-            chosen.extend(await _all_dead(tl, topic, group))
+            chosen.extend(await _all_dead(tl, topic, group, tag))
 
     async def work() -> int:
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             receipts = await _in_chunks(producer.purge, chosen, "purged")
             await check_receipts(tl, topic, receipts)
-        return _told(receipts, topic, as_json, "purged")
+        return _told(receipts, topic, tag, as_json, "purged")
 
     async def count() -> int:
         found = 0
@@ -150,29 +174,35 @@ def purge(
                     found += len(page.rows)
         return found
 
-    if everything:
+    if not ids:
         awaited(look())
     # Where none of them is a dead letter, there is nothing to ask: each is refused, with what it is.
-    if chosen and not yes and (found := len(chosen) if everything else asyncio.run(count())):
+    if chosen and not yes and (found := asyncio.run(count()) if ids else len(chosen)):
         confirm(f"Delete {found} dead letter{'' if found == 1 else 's'} of {topic} for good?")
     return awaited(work())
 
 
-def _told(receipts: Sequence[timeline.Receipt], topic: str, as_json: bool, done: str) -> int:
+def _told(receipts: Sequence[timeline.Receipt], topic: str, tag: str | None, as_json: bool, done: str) -> int:
     if not receipts and not as_json:
-        say(f"{topic} has no dead letters of this group: nothing {done}")
+        say(f"{topic} has no dead letters{_of(tag)} of this group: nothing {done}")
     return tell_receipts(receipts, as_json, done, ALIVE)
 
 
-def _check_ids(ids: tuple[str, ...], everything: bool) -> None:
-    if bool(ids) == everything:
-        raise Invalid("give either one or more IDs, or --all, one of the two")
+def _of(tag: str | None) -> str:
+    return f" of tag {tag!r}" if tag else ""
 
 
-async def _all_dead(tl: timeline.Timeline, topic: str, group: str) -> list[str]:
-    """The ids of a group's dead letters; others' are not its to touch."""
+def _check_selection(ids: tuple[str, ...], everything: bool, tag: str | None) -> None:
+    if (bool(ids), everything, tag is not None).count(True) != 1:
+        raise Invalid("give one of these: one or more IDs, --tag, or --all")
+    if tag == "":
+        raise Invalid("--tag is empty: name a tag, or say --all")
+
+
+async def _all_dead(tl: timeline.Timeline, topic: str, group: str, tag: str | None) -> list[str]:
+    """Return the ids of a group's dead letters, of one tag or of all. Others' are not its to touch."""
     with Progress("read") as progress:
-        return [entry.id async for entry in counted(tl.dead(topic), progress) if entry.group == group]
+        return [entry.id async for entry in counted(tl.dead(topic, tag=tag), progress) if entry.group == group]
 
 
 async def _in_chunks(

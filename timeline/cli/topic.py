@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from timeline.cli.app import Suggesting, awaited, say
+import timeline
+from timeline.cli.app import Suggesting, awaited, complain, explain, say
 from timeline.cli.asking import check_topic, client_command, topic_names
+from timeline.cli.glance import added_up
 from timeline.cli.identity import connected
 from timeline.cli.output import confirm, print_fields, print_json, print_table
 from timeline.cli.values import DURATION, iso, shown_bytes, shown_time
 from timeline.config import parse_bytes
+from timeline.driver.reading import Counts
+from timeline.driver.standing import TopicLoad
 from timeline.driver.times import duration_ms
 from timeline.driver.topics import DURATIONS
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable, Unknown
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
 from timeline.wording import shown_duration
 
 PLAIN = TopicSettings()
+BROKERS_WAIT = "2s"
+"""How long all brokers may take to say how many messages there are."""
+STATES = ("WAITING", "AVAILABLE", "LEASED", "DEAD")
 NO_LIMIT = {
     "max_deliveries": "no limit",
     "dead_retention_ms": "for ever",
@@ -135,57 +143,151 @@ def create(name: str, address: str, timeout: str, as_json: bool, **given: str | 
     return awaited(work())
 
 
+count_option = click.option(
+    "--count", "counting", is_flag=True, help="Count now, dead letters too; reads leased and dead messages."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages of a topic by state; None where nothing is known. `counted_ms`: when the brokers counted what waits and
+    is available; 0: just now, at the command's request."""
+
+    waiting: int | None = None
+    available: int | None = None
+    leased: int | None = None
+    dead: int | None = None
+    exact: bool = False
+    counted_ms: int = 0
+
+    @classmethod
+    def of_counts(cls, counts: Counts) -> Messages:
+        """What was counted just now."""
+        return cls(counts.waiting, counts.available, counts.leased, counts.dead, counts.exact)
+
+    @classmethod
+    def of_load(cls, load: TopicLoad | None) -> Messages:
+        """What brokers know already: the store's last count, and what connected consumers have."""
+        if load is None or not load.counted_ms:
+            return cls(leased=None if load is None else load.in_flight)
+        return cls(load.waiting, load.available, load.in_flight, counted_ms=load.counted_ms)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "waiting": self.waiting,
+            "available": self.available,
+            "leased": self.leased,
+            "dead": self.dead,
+            "exact": self.exact,
+            "counted": iso(self.counted_ms),
+        }
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Waiting, available, leased and dead for a table."""
+        counts = (self.waiting, self.available, self.leased, self.dead)
+        waiting, available, leased, dead = ("–" if count is None else f"{count:,}" for count in counts)
+        return waiting, available, leased, dead
+
+
+async def _messages(tl: timeline.Timeline, names: Sequence[str], counting: bool) -> list[Messages]:
+    """Return how many messages each topic has: as brokers know, or counted now. A broker that does not answer in time
+    keeps nobody from the list of topics."""
+    if counting:
+        return [Messages.of_counts(await tl.count(name)) for name in names]
+    if not names:
+        return []
+    try:
+        told = await tl.standing(names[0] if len(names) == 1 else "", consumers=1, timeout=BROKERS_WAIT)
+    except (Unavailable, Unknown) as trouble:
+        complain(f"the messages are not known: {explain(trouble)}")
+        return [Messages()] * len(names)
+    for gone in told.unreachable:
+        complain(f"{gone} did not answer: what its consumers have is missing here")
+    loads = added_up(told)
+    return [Messages.of_load(loads.get(name)) for name in names]
+
+
 @topic.command("list")
+@count_option
 @client_command
-def list_(address: str, timeout: str, as_json: bool) -> int:
-    """All topics.
+def list_(counting: bool, address: str, timeout: str, as_json: bool) -> int:
+    """All topics, with their messages as brokers counted them some seconds ago.
 
     \b
     Example:
-      timeline topic list --json
+      timeline topic list
+      timeline topic list --count --json
     """
 
     async def work() -> None:
         async with connected(address, timeout) as tl:
             topics = await tl.topics()
+            messages = await _messages(tl, [each.name for each in topics], counting)
         if as_json:
-            for each in topics:
-                print_json(topic_json(each))
+            for each, counted in zip(topics, messages, strict=True):
+                print_json(topic_json(each) | {"messages": counted.as_json()})
             return
         rows = [
             (
                 each.name,
                 "paused" if each.settings.paused else "delivers",
+                *counted.cells()[: len(STATES) if counting else -1],
                 shown_duration(each.settings.lease_ms),
                 each.settings.buckets,
-                each.settings.max_deliveries or "no limit",
                 shown_time(each.created_ms),
             )
-            for each in topics
+            for each, counted in zip(topics, messages, strict=True)
         ]
-        columns = ("NAME", "STATE", "LEASE", "BUCKETS", "MAX DELIVERIES", "CREATED")
+        states = STATES if counting else STATES[:-1]
         empty = "there are no topics yet: 'timeline topic create NAME' makes one"
-        print_table(columns, rows, right=("BUCKETS", "MAX DELIVERIES"), empty=empty)
+        columns = ("NAME", "STATE", *states, "LEASE", "BUCKETS", "CREATED")
+        print_table(columns, rows, right=(*states, "BUCKETS"), empty=empty)
 
     return awaited(work())
 
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
+@count_option
 @client_command
-def show(name: str, address: str, timeout: str, as_json: bool) -> int:
-    """Topic NAME with its settings.
+def show(name: str, counting: bool, address: str, timeout: str, as_json: bool) -> int:
+    """Topic NAME with its messages by state and its settings.
+
+    Without --count: what waits and is available as brokers counted it some seconds ago, and what connected consumers
+    have.
 
     \b
     Example:
       timeline topic show departures
+      timeline topic show departures --count
     """
 
     async def work() -> None:
         async with connected(address, timeout) as tl:
-            _told(await check_topic(tl, name), as_json, "")
+            each = await check_topic(tl, name)
+            (counted,) = await _messages(tl, [name], counting)
+        if as_json:
+            print_json(topic_json(each) | {"messages": counted.as_json()})
+            return
+        print_fields({"name": each.name, **_counted(counted), **_settings(each)})
 
     return awaited(work())
+
+
+def _counted(counted: Messages) -> dict[str, object]:
+    fields: dict[str, object] = dict(zip(map(str.lower, STATES), counted.cells(), strict=True))
+    if counted.dead is None:
+        fields["dead"] = "not counted: --count does"
+    return fields
+
+
+def _settings(each: Topic) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for field in dataclasses.fields(each.settings):
+        value = getattr(each.settings, field.name)
+        fields[field.name.removesuffix("_ms")] = _shown_setting(field.name, value)
+    return fields | {"revision": each.revision, "created": shown_time(each.created_ms), "uid": each.uid}
 
 
 @topic.command()
@@ -284,12 +386,4 @@ def _told(each: Topic, as_json: bool, done: str) -> None:
     if as_json:
         print_json(topic_json(each))
         return
-    if done:
-        say(f"{done} {each.name}")
-        return
-    fields: dict[str, object] = {"name": each.name}
-    for field in dataclasses.fields(each.settings):
-        value = getattr(each.settings, field.name)
-        fields[field.name.removesuffix("_ms")] = _shown_setting(field.name, value)
-    fields |= {"revision": each.revision, "created": shown_time(each.created_ms), "uid": each.uid}
-    print_fields(fields)
+    say(f"{done} {each.name}")

@@ -34,6 +34,7 @@ from timeline.wire import (
 )
 
 MAX_STEPS = 10_000
+EVER = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,18 @@ class Outlook(Sequence[Step]):
 
     def __repr__(self) -> str:
         return f"Outlook({len(self)} steps, {int(self.counts.sum())} to come, {self.overdue} overdue)"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages of a topic are in each state. `exact`: False where the store estimates what waits or is
+    due."""
+
+    waiting: int
+    available: int
+    leased: int
+    dead: int
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +326,19 @@ class Reading:
         data = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
         told = decode_as(data, Forecasted)
         return Outlook(told.edges_ms, told.counts, told.overdue, told.exact)
+
+    async def count(self, topic: str, *, timeout: Duration | None = None) -> Counts:
+        """Count the messages of a topic by state, one state after the other while they change.
+
+        The store counts what waits and what is due from an index. What is leased or dead is read, without payloads,
+        which takes some seconds for each million messages of the topic. `timeout` is how long without an answer.
+        """
+        outlook = await self.forecast(topic, EVER, EVER, timeout=timeout)
+        leased = dead = 0
+        async for page in self.scan_pages(topic, state=(State.LEASED, State.DEAD), timeout=timeout):
+            died = int(np.count_nonzero(page.rows.died_ms))
+            leased, dead = leased + len(page.rows) - died, dead + died
+        return Counts(int(outlook.counts.sum()), outlook.overdue, leased, dead, outlook.exact)
 
     async def late(
         self,

@@ -20,7 +20,7 @@ from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats
 from timeline.driver.handlers import Handler
-from timeline.driver.reading import LateReport, Outlook, PingAnswer, StoredMessage
+from timeline.driver.reading import Counts, LateReport, Outlook, PingAnswer, StoredMessage
 from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from timeline.driver.sync_producer import SyncProducer
@@ -297,6 +297,10 @@ class SyncTimeline(Closing):
     ) -> Outlook:
         """See Timeline.forecast."""
         return self._background.run(self._client.forecast(topic, window, step, timeout=timeout))
+
+    def count(self, topic: str, *, timeout: Duration | None = None) -> Counts:
+        """See Timeline.count."""
+        return self._background.run(self._client.count(topic, timeout=timeout))
 
     def late(
         self,
