@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Awaitable
 from typing import Any
 
@@ -202,7 +203,8 @@ class _ByTag:
         """Await the call and print the counts; the exit code. SIGTERM interrupts it, as Ctrl-C does."""
         working = asyncio.current_task()
         assert working is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+        if threading.current_thread() is threading.main_thread():  # elsewhere nobody hears signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         try:
             with self._progress:
                 told = await call
