@@ -56,10 +56,11 @@ if TYPE_CHECKING:
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
+    from timeline.driver.late import Cause, LateDelivery, LateReport, Why
     from timeline.driver.message import Message
     from timeline.driver.mutation import TagProgress
     from timeline.driver.producer import Producer
-    from timeline.driver.reading import Counts, LateDelivery, Outlook, StoredMessage
+    from timeline.driver.reading import Counts, Outlook, StoredMessage
     from timeline.driver.receipts import Receipt, Receipts
     from timeline.driver.sync import SyncConsumer, SyncTimeline, connect_sync
     from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
@@ -83,7 +84,8 @@ _HOMES = {
     "timeline.driver.message": ("Message",),
     "timeline.driver.mutation": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
-    "timeline.driver.reading": ("Counts", "LateDelivery", "Outlook", "StoredMessage"),
+    "timeline.driver.late": ("Cause", "LateDelivery", "LateReport", "Why"),
+    "timeline.driver.reading": ("Counts", "Outlook", "StoredMessage"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
     "timeline.driver.sync": ("SyncConsumer", "SyncTimeline", "connect_sync"),
     "timeline.driver.sync_delivery": ("SyncDelivery", "SyncDeliveryBatch"),
@@ -110,6 +112,7 @@ __all__ = [
     "Backoff",
     "Batch",
     "Bury",
+    "Cause",
     "Closed",
     "Consumer",
     "Counts",
@@ -122,6 +125,7 @@ __all__ = [
     "Forbidden",
     "Invalid",
     "LateDelivery",
+    "LateReport",
     "LeaseLost",
     "Leased",
     "Message",
@@ -149,6 +153,7 @@ __all__ = [
     "TopicSettings",
     "Unavailable",
     "Unknown",
+    "Why",
     "connect",
     "connect_sync",
     "local",

@@ -31,6 +31,20 @@ def shown_duration(length_ms: int) -> str:
     return f"{length_ms}ms" if length_ms else "0"
 
 
+def shown_lateness(late_ms: float) -> str:
+    """A length of time for people, three digits of it: 73 ms, 4.52 s, 12m 3s, 3h 20m, 5d 2h."""
+    if late_ms < 999.5:
+        return f"{late_ms:.3g} ms"
+    seconds = late_ms / 1000
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for large, large_s, small, small_s in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= large_s:
+            return f"{whole // large_s}{large} {whole % large_s // small_s}{small}"
+    return f"{whole} s"
+
+
 def typed_name(setting: str) -> str:
     """A setting as it is typed: `lease_ms` is `lease`."""
     return setting.removesuffix("_ms")

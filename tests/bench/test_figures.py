@@ -14,9 +14,8 @@ from timeline.bench.processes import stalled_s
 from timeline.bench.profile import Hot, Profile, hottest
 from timeline.broker.limits import Limits
 from timeline.cli.scenario import tell
-from timeline.driver.reading import LateDelivery, LateReport
+from timeline.driver.late import Cause, LateDelivery, LateReport
 from timeline.storage_plugins.sqlite import writer
-from timeline.wire.frames import Cause
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ import pytest
 from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.cli.causes import ADVICE, HAPPENED, KEEPS
 from timeline.cli.findings import Finding, Verdict, of_broker, of_store, of_topics
+from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Standings, TopicLoad
 from timeline.errors import Unavailable
 from timeline.model import TopicSettings
 from timeline.storage_plugins import open_store
-from timeline.wire import Cause, Health
+from timeline.wire import Health
 
 NOBODY = "127.0.0.1:1"
 

@@ -10,9 +10,10 @@ import pytest
 from timeline.cli.chart import columns, nice_step_ms, widened
 from timeline.cli.forecast import Load, _axis, picture
 from timeline.cli.progress import Progress
-from timeline.cli.values import shown_bytes, shown_lateness, zone_of
+from timeline.cli.values import shown_bytes, zone_of
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms
+from timeline.wording import shown_lateness
 
 
 def test_columns_are_as_high_as_their_share() -> None:

@@ -14,11 +14,10 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.causes import ADVICE, HAPPENED, LEARNT
 from timeline.cli.follow import changes, follow
 from timeline.cli.read import LIMIT
+from timeline.driver.late import ADVICE, HAPPENED, LEARNT, Cause
 from timeline.model import State
-from timeline.wire import Cause
 
 pytestmark = pytest.mark.processes
 

@@ -16,9 +16,9 @@ from tests.cli.conftest import TIMELINE, Call, plain_environment
 from timeline.cli.glance import Glance, TopicGlance, Watcher, added_up
 from timeline.cli.panel import picture, seconds_ahead
 from timeline.cli.values import zone_of
-from timeline.driver.reading import LateDelivery
+from timeline.driver.late import Cause, LateDelivery
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
-from timeline.wire import Cause, Health
+from timeline.wire import Health
 
 NOW_MS = 1_774_767_600_000
 BOUNDS = (1, 10, None)

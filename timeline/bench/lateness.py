@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from timeline.bench.processes import CannotMeasure, Measured, broker, disk_stall
 from timeline.bench.profile import Profile
 from timeline.bench.topic import own_topic, scheme
 from timeline.clock import Clock
-from timeline.driver.reading import LateReport
+from timeline.driver.late import LateReport
 
 BEGIN_MS = 250
 """From telling the feeder to begin until its first put."""
@@ -138,8 +137,7 @@ def told_causes(late: LateReport, count: int) -> list[str]:
     """What the broker itself says of those of `count` messages that it delivered late: none late, no note."""
     if not late.deliveries:
         return []
-    causes = Counter(one.cause for one in late.deliveries)
-    by_cause = ", ".join(f"{cause.name} {number:,}" for cause, number in causes.most_common())
+    by_cause = ", ".join(f"{cause} {number:,}" for cause, number in late.causes.items())
     forgotten = f", and {late.dropped:,} before these" if late.dropped else ""
     share = f"{len(late.deliveries) + late.dropped:,} of {count:,} in all runs"
     return [f"{share} were more than 50 ms late, as the broker explains it: {by_cause}{forgotten}"]

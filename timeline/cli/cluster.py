@@ -22,12 +22,13 @@ from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
 from timeline.cli.panel import LATE, QUIET, consumer_table, late_bound, more, store_warnings, table
 from timeline.cli.top import keys
-from timeline.cli.values import DURATION, iso, shown_lateness
+from timeline.cli.values import DURATION, iso
 from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.reading import PingAnswer
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings
 from timeline.driver.times import duration_ms
 from timeline.errors import TimelineError
+from timeline.wording import shown_lateness
 
 CONSUMERS_SHOWN = 12
 WIDTH_UNSEEN = 160

@@ -17,10 +17,11 @@ from timeline.cli.asking import client_command, topic_names
 from timeline.cli.execution import ANSWER_S, check_command, execute, shown_ending
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, print_json, shown_payload
-from timeline.cli.values import DURATION, iso, shown_lateness, shown_time
+from timeline.cli.values import DURATION, iso
 from timeline.driver.companion import end
-from timeline.driver.times import duration_ms
+from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid, TimelineError
+from timeline.wording import shown_lateness
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
 QUIET_S = 0.5

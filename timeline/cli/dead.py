@@ -17,7 +17,8 @@ from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress, counted
 from timeline.cli.read import entry_json
 from timeline.cli.receipts import tell_receipts
-from timeline.cli.values import DURATION, due_of, shown_time
+from timeline.cli.values import DURATION, due_of
+from timeline.driver.times import shown_time
 from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from timeline import __version__
 from timeline.broker.ports import check_free
-from timeline.cli.values import shown_lateness
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.config import ServeConfig
 from timeline.driver.reading import PingAnswer
@@ -21,6 +20,7 @@ from timeline.model import TopicSettings
 from timeline.storage_plugins import make_store, offload_of, shown
 from timeline.storage_plugins.contract import StoreError, StoreRefused
 from timeline.wire import Health
+from timeline.wording import shown_lateness
 
 STORE_SLOW_MS = 50.0
 DISK_LOW_BYTES = 1024**3

@@ -9,7 +9,7 @@ from typing import Any
 import timeline
 from timeline.cli.app import REFUSED, Failed, complain, explain, say
 from timeline.cli.output import print_json, shown_payload
-from timeline.cli.values import shown_time
+from timeline.driver.times import shown_time
 from timeline.errors import TimelineError
 from timeline.model import State
 

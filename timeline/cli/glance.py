@@ -13,7 +13,8 @@ from typing import Any
 import timeline
 from timeline.cli.late import late_json
 from timeline.cli.values import iso
-from timeline.driver.reading import LateDelivery, Outlook
+from timeline.driver.late import LateDelivery
+from timeline.driver.reading import Outlook
 from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
 from timeline.model import Topic
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import click
 
 from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, say
 from timeline.cli.asking import check_topic, client_command, topic_names
-from timeline.cli.causes import HAPPENED, LEARNT
 from timeline.cli.identity import connected
 from timeline.cli.output import print_json, print_table
-from timeline.cli.values import DURATION, iso, shown_lateness, shown_time, zone_of
-from timeline.driver.reading import LateDelivery
-from timeline.driver.times import duration_ms
+from timeline.cli.values import DURATION, iso, zone_of
+from timeline.driver.late import HAPPENED, LEARNT, LateDelivery, LateReport
+from timeline.driver.times import duration_ms, shown_time
 from timeline.model import MAX_BATCH
+from timeline.wording import shown_lateness
 
 
 @click.command()
@@ -55,7 +54,7 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
             where = f" on {topic}" if topic else ""
             empty = f"nothing{where} was more than 50 ms late in the last {since}, or since the brokers started"
             print_table(("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY"), rows, ("LATE BY",), empty=empty)
-            _sum_up(report.deliveries)
+            _sum_up(report)
         if len(report.deliveries) > len(found):
             complain(f"these are the newest {limit:,} of {len(report.deliveries):,}; --limit shows more")
         if report.dropped:
@@ -68,14 +67,14 @@ def late(topic: str | None, since: str, limit: int, tz: str | None, address: str
 
 
 def _told(one: LateDelivery) -> tuple[str, str, str, str]:
-    return one.topic, one.id, one.consumer, HAPPENED[one.cause]
+    return one.topic, one.id, one.consumer, one.why
 
 
-def _sum_up(found: tuple[LateDelivery, ...]) -> None:
+def _sum_up(report: LateReport) -> None:
     """Causes, the most frequent first, each with what to do."""
-    if found:
+    if report.causes:
         say("")
-    for cause, count in Counter(one.cause for one in found).most_common():
+    for cause, count in report.causes.items():
         say(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}")
 
 
@@ -90,5 +89,5 @@ def late_json(one: LateDelivery) -> dict[str, Any]:
         "delivered": iso(one.delivered_ms),
         "delivered_ms": one.delivered_ms,
         "late_ms": one.delivered_ms - one.due_ms,
-        "cause": one.cause.name,
+        "cause": one.cause,
     }

@@ -15,8 +15,8 @@ from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awa
 from timeline.cli.identity import address_option, connected, credential_options
 from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress
-from timeline.cli.values import DURATION, iso, shown_time
-from timeline.driver.times import duration_ms
+from timeline.cli.values import DURATION, iso
+from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid
 from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl

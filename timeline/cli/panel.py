@@ -10,14 +10,13 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from timeline.cli.causes import HAPPENED
 from timeline.cli.chart import columns
 from timeline.cli.glance import Glance, TopicGlance
-from timeline.cli.values import shown_lateness
-from timeline.driver.reading import LateDelivery
+from timeline.driver.late import LateDelivery
 from timeline.driver.standing import BrokerStanding, Connected
 from timeline.driver.times import as_datetime
 from timeline.wire import Health
+from timeline.wording import shown_lateness
 
 CHART_HEIGHT = 5
 MARGIN = 11
@@ -223,7 +222,7 @@ def _late(late: Sequence[LateDelivery], zone: ZoneInfo | None) -> RenderableType
     for one in late:
         when = as_datetime(one.delivered_ms).astimezone(zone).strftime("%H:%M:%S")
         by = shown_lateness(one.delivered_ms - one.due_ms)
-        made.add_row(when, by, Text(one.topic), Text(one.id), Text(one.consumer), HAPPENED[one.cause])
+        made.add_row(when, by, Text(one.topic), Text(one.id), Text(one.consumer), one.why)
     return made
 
 

@@ -14,8 +14,8 @@ from timeline.cli.asking import topic_names
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.pipeline_trials import measure, year
 from timeline.cli.spark import pair, pipeline_command, running, watched
-from timeline.cli.values import DURATION, parse_time, shown_bytes, shown_time
-from timeline.driver.times import duration_ms
+from timeline.cli.values import DURATION, parse_time, shown_bytes
+from timeline.driver.times import duration_ms, shown_time
 
 
 @click.group(cls=Suggesting)

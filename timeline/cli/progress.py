@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TextIO, TypeVar
 
-from timeline.cli.values import shown_lateness
 from timeline.clock import Clock
-from timeline.wording import printable
+from timeline.wording import printable, shown_lateness
 
 EVERY_MS = 200.0
 RATE_OVER_MS = 5_000.0

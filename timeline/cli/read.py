@@ -18,8 +18,8 @@ from timeline.cli.follow import tell_json, tell_lines
 from timeline.cli.identity import connected
 from timeline.cli.output import payload_fields, print_fields, print_json, print_table, shown_payload
 from timeline.cli.progress import Progress, counted
-from timeline.cli.values import DURATION, iso, parse_time, shown_time, zone_of
-from timeline.driver.times import as_datetime, duration_ms
+from timeline.cli.values import DURATION, iso, parse_time, zone_of
+from timeline.driver.times import as_datetime, duration_ms, shown_time
 from timeline.errors import Invalid
 from timeline.model import State
 from timeline.wording import shown_duration

@@ -9,7 +9,8 @@ from typing import Any
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain, say
 from timeline.cli.output import print_json
-from timeline.cli.values import iso, shown_time
+from timeline.cli.values import iso
+from timeline.driver.times import shown_time
 from timeline.errors import Forbidden, TimelineError
 from timeline.model import Status
 

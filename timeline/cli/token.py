@@ -25,9 +25,9 @@ from timeline.broker.tokens import (
 )
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain, say
 from timeline.cli.output import print_json, print_table
-from timeline.cli.values import DURATION, iso, shown_time
+from timeline.cli.values import DURATION, iso
 from timeline.clock import Clock
-from timeline.driver.times import duration_ms
+from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid
 from timeline.wording import shown_duration
 

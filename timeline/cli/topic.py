@@ -15,11 +15,11 @@ from timeline.cli.asking import check_topic, client_command, topic_names
 from timeline.cli.glance import added_up
 from timeline.cli.identity import connected
 from timeline.cli.output import confirm, print_fields, print_json, print_table
-from timeline.cli.values import DURATION, iso, shown_bytes, shown_time
+from timeline.cli.values import DURATION, iso, shown_bytes
 from timeline.config import parse_bytes
 from timeline.driver.reading import Counts
 from timeline.driver.standing import TopicLoad
-from timeline.driver.times import duration_ms
+from timeline.driver.times import duration_ms, shown_time
 from timeline.driver.topics import DURATIONS
 from timeline.errors import Invalid, Unavailable, Unknown
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings

@@ -130,31 +130,11 @@ def zone_of(zone: str | None) -> ZoneInfo | None:
     return found
 
 
-def shown_time(at_ms: int, zone: ZoneInfo | None = None) -> str:
-    """A time for people: in `zone`, or in this machine's."""
-    when = as_datetime(at_ms).astimezone(zone)
-    return when.isoformat(sep=" ", timespec="milliseconds" if at_ms % 1000 else "seconds")
-
-
 def iso(at_ms: int) -> str | None:
     """A time for machines: ISO 8601 in UTC with milliseconds; None for 0, which is no time."""
     if not at_ms:
         return None
     return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def shown_lateness(late_ms: float) -> str:
-    """A length of time for people, three digits of it: 73 ms, 4.52 s, 12m 3s, 3h 20m, 5d 2h."""
-    if late_ms < 999.5:
-        return f"{late_ms:.3g} ms"
-    seconds = late_ms / 1000
-    if seconds < 99.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    for large, large_s, small, small_s in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
-        if whole >= large_s:
-            return f"{whole // large_s}{large} {whole % large_s // small_s}{small}"
-    return f"{whole} s"
 
 
 def shown_count(count: int, rate_per_s: float) -> str:

@@ -26,7 +26,6 @@ from timeline.driver.producer import Producer
 from timeline.driver.reading import Reading
 from timeline.driver.standing import Overview
 from timeline.driver.times import Duration, duration_ms
-from timeline.driver.topics import TopicCalls
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
 from timeline.wire import Transport
 
@@ -71,7 +70,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Reading, Overview, TopicCalls):
+class Timeline(Reading, Overview):
     """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
     loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
 

@@ -12,14 +12,14 @@ import numpy as np
 from timeline.columns import Int64, Ragged
 from timeline.driver.batch import encode_ids
 from timeline.driver.cluster import ask_all
-from timeline.driver.link import Link
+from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
 from timeline.driver.message import encode_id, encode_tag, encode_text
 from timeline.driver.scope import STATES, check_limit, wanted_buckets, wanted_due, wanted_states
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
-from timeline.errors import Invalid, Unavailable
-from timeline.model import MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
+from timeline.driver.topics import TopicCalls
+from timeline.errors import Invalid, NotFound, Unavailable
+from timeline.model import MAX_BATCH, MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
 from timeline.wire import (
-    Cause,
     Forecast,
     Forecasted,
     Late,
@@ -137,33 +137,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class LateDelivery:
-    """A delivery that was more than 50 ms late, and why. Times on the broker's clock."""
-
-    topic: str
-    id: str
-    consumer: str
-    due_ms: int
-    delivered_ms: int
-    cause: Cause
-
-    @property
-    def lateness(self) -> timedelta:
-        """By how much."""
-        return timedelta(milliseconds=self.delivered_ms - self.due_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class LateReport:
-    """Late deliveries from all brokers, oldest first. `dropped`: how many the brokers had to forget. `unreachable`:
-    addresses that did not answer, so that their deliveries are missing here."""
-
-    deliveries: tuple[LateDelivery, ...]
-    dropped: int
-    unreachable: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PingAnswer:
     """A broker, the time there and back, and its clock's offset from ours, known to within half the round trip."""
 
@@ -213,11 +186,8 @@ def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
     )
 
 
-class Reading:
+class Reading(TopicCalls):
     """The part of a client that reads. See `Timeline`."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     async def scan_pages(
         self,
@@ -349,7 +319,12 @@ class Reading:
         limit: int = 1_000,
         timeout: Duration | None = None,
     ) -> LateReport:
-        """Deliveries of the last `since` that were more than 50 ms late, with their causes, from all known brokers.
+        """Return the deliveries of the last `since` that were more than 50 ms late, with their causes, from all known
+        brokers: the newest `limit` of each.
+
+            report = await tl.late(since="10m")
+            for one in report.deliveries:
+                print(one.delivered, one.id, one.lateness, one.why)
 
         Raises Invalid, Closed, Unavailable when no broker answered.
         """
@@ -364,9 +339,35 @@ class Reading:
         for data in answers.values():
             told = decode_as(data, LateList)
             dropped += told.dropped
-            found.update(dict.fromkeys(_late(told, told.now_ms - since_ms)))
+            found.update(dict.fromkeys(late_of(told, told.now_ms - since_ms)))
         ordered = sorted(found, key=lambda one: (one.delivered_ms, one.topic, one.id))
         return LateReport(tuple(ordered), dropped, tuple(unreachable))
+
+    async def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
+        """Return why message `id` was late, or is due and not delivered, and how it stands now; all brokers are asked.
+
+            print(await tl.why("departures", "UA1545"))
+
+        Raises NotFound when there is no such topic, or no such message and no late delivery of it is remembered,
+        Invalid, Closed, Unavailable when no broker answered.
+        """
+        report = await self.late(EVER, topic=topic, id=id, limit=MAX_BATCH, timeout=timeout)
+        message = await self.get(topic, id, payload=False, timeout=timeout)
+        late = tuple(one for one in report.deliveries if one.consumer)
+        # Each broker that is asked says what keeps it: the latest word counts.
+        kept = next((one for one in reversed(report.deliveries) if not one.consumer), None) if message else None
+        if message is None and not late:
+            silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
+            raise NotFound(
+                f"no message {id!r} is on {topic}, and no late delivery of it is remembered{silent}: it was never put, "
+                "delivered in time, cancelled, purged, expired, or late longer ago than a broker knows",
+                id=id,
+            )
+        paused = False
+        if kept is not None and kept.cause is not Cause.PAUSED:
+            paused = any(each.name == topic and each.settings.paused for each in await self.topics(timeout=timeout))
+        asked_ms = self._link.clock.now_ms()
+        return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable)
 
     async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
         """Asks a broker who it is and what its clock says."""
@@ -382,17 +383,3 @@ class Reading:
         self._link.drift.note(pong.broker, -offset_ms, error_ms)
         address = self._link.channel.current
         return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)
-
-
-def _late(told: LateList, since_ms: int) -> list[LateDelivery]:
-    return [
-        LateDelivery(
-            told.topics[at].decode(),
-            told.ids[at].decode(),
-            told.consumers[at].decode(),
-            int(told.due_ms[at]),
-            int(told.delivered_ms[at]),
-            Cause(int(told.cause[at])),
-        )
-        for at in np.flatnonzero(told.delivered_ms >= since_ms).tolist()
-    ]

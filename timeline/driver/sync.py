@@ -20,7 +20,8 @@ from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats
 from timeline.driver.handlers import Handler
-from timeline.driver.reading import Counts, LateReport, Outlook, PingAnswer, StoredMessage
+from timeline.driver.late import LateReport, Why
+from timeline.driver.reading import Counts, Outlook, PingAnswer, StoredMessage
 from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from timeline.driver.sync_producer import SyncProducer
@@ -313,6 +314,10 @@ class SyncTimeline(Closing):
     ) -> LateReport:
         """See Timeline.late."""
         return self._background.run(self._client.late(since, topic=topic, id=id, limit=limit, timeout=timeout))
+
+    def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
+        """See Timeline.why."""
+        return self._background.run(self._client.why(topic, id, timeout=timeout))
 
     def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
         """See Timeline.standing."""

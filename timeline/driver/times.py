@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -229,6 +229,12 @@ def expiry_ms(value: Expiry) -> tuple[int, bool]:
 def as_datetime(millis: int) -> datetime:
     """Milliseconds since 1970 UTC as an aware datetime in UTC."""
     return _EPOCH + timedelta(milliseconds=millis)
+
+
+def shown_time(at_ms: int, zone: tzinfo | None = None) -> str:
+    """A time for people: in `zone`, or in this machine's."""
+    when = as_datetime(at_ms).astimezone(zone)
+    return when.isoformat(sep=" ", timespec="milliseconds" if at_ms % 1000 else "seconds")
 
 
 def local(day: date | str, clock: time | str, zone: str | ZoneInfo, gap: str = "later", fold: int = 0) -> datetime:

@@ -1,0 +1,242 @@
+"""What was late and why, and what keeps one message from being delivered: as values, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline import wire
+from timeline.driver.times import as_datetime, shown_time
+from timeline.model import State
+from timeline.wording import printable, shown_lateness
+
+if TYPE_CHECKING:
+    from timeline.driver.reading import StoredMessage
+
+
+class Cause(StrEnum):
+    """Why a delivery was late, or a message that is due is not delivered."""
+
+    UNEXPLAINED = "UNEXPLAINED"
+    NO_CONSUMER = "NO_CONSUMER"
+    NO_CREDIT = "NO_CREDIT"
+    STORE_SLOW = "STORE_SLOW"
+    NO_BROKER = "NO_BROKER"
+    BROKER_DOWN = "BROKER_DOWN"
+    PAUSED = "PAUSED"
+    RATE_LIMITED = "RATE_LIMITED"
+    CLOCK = "CLOCK"
+    PRODUCED_LATE = "PRODUCED_LATE"
+    LEASE_RAN_OUT = "LEASE_RAN_OUT"
+
+
+HAPPENED: dict[Cause, str] = {
+    Cause.UNEXPLAINED: "no cause was noted",
+    Cause.NO_CONSUMER: "no consumer was connected",
+    Cause.NO_CREDIT: "every consumer was full",
+    Cause.STORE_SLOW: "the store was slow",
+    Cause.NO_BROKER: "no broker had its bucket",
+    Cause.BROKER_DOWN: "the broker was down",
+    Cause.PAUSED: "the topic was paused",
+    Cause.RATE_LIMITED: "the topic's rate limit held it back",
+    Cause.CLOCK: "a clock was set",
+    Cause.PRODUCED_LATE: "it was put or moved too late",
+    Cause.LEASE_RAN_OUT: "a consumer let its lease run out",
+}
+"""What happened, short enough for a table."""
+
+ADVICE: dict[Cause, str] = {
+    Cause.UNEXPLAINED: "if many are so, look at the broker's processor time and its log",
+    Cause.NO_CONSUMER: "keep a consumer connected: 'timeline top' shows who is",
+    Cause.NO_CREDIT: "start more consumers, give them more credit, or let their handlers take less time",
+    Cause.STORE_SLOW: "look at timeline_store_call_seconds in /metrics, and at the disk or database behind the store; "
+    "'timeline topic update TOPIC --lease-ahead 1s' leases before short stalls",
+    Cause.NO_BROKER: "a bucket was between two brokers: it settles by itself within seconds",
+    Cause.BROKER_DOWN: "it was delivered once a broker was back",
+    Cause.PAUSED: "'timeline topic resume TOPIC' lets it deliver",
+    Cause.RATE_LIMITED: "'timeline topic update TOPIC --max-rate-per-s N' raises the limit, 0 lifts it",
+    Cause.CLOCK: "keep the clocks of brokers in step (chrony or ntpd)",
+    Cause.PRODUCED_LATE: "its due was past, or nearly so, when the broker got it: nothing was slow here",
+    Cause.LEASE_RAN_OUT: "it was delivered before and not settled in time: a longer --lease, or extend while it works",
+}
+"""What to do about it."""
+
+LEARNT: dict[Cause, str] = ADVICE | {Cause.PAUSED: "it was delivered once the topic was resumed"}
+"""The same of a delivery that is over."""
+
+KEEPS: dict[Cause, str] = HAPPENED | {
+    Cause.UNEXPLAINED: "nothing that the broker knows of keeps it; it should go at once",
+    Cause.NO_CONSUMER: "no consumer is connected",
+    Cause.NO_CREDIT: "every consumer is full",
+    Cause.STORE_SLOW: "the store is slow",
+    Cause.NO_BROKER: "no broker has its bucket",
+    Cause.PAUSED: "the topic is paused",
+    Cause.RATE_LIMITED: "the topic's rate limit holds it back",
+}
+"""What keeps a message that is due from being delivered."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LateDelivery:
+    """A delivery that was more than 50 ms late, and its cause. Or, with an empty `consumer`, a message that is due and
+    not delivered: then `delivered_ms` is when the broker was asked. Times on the broker's clock, milliseconds UTC."""
+
+    topic: str
+    id: str
+    consumer: str
+    due_ms: int
+    delivered_ms: int
+    cause: Cause
+
+    @property
+    def due(self) -> datetime:
+        """When it was due, an aware datetime in UTC."""
+        return as_datetime(self.due_ms)
+
+    @property
+    def delivered(self) -> datetime:
+        """When it was delivered, an aware datetime in UTC."""
+        return as_datetime(self.delivered_ms)
+
+    @property
+    def lateness(self) -> timedelta:
+        """By how much it was late."""
+        return timedelta(milliseconds=self.delivered_ms - self.due_ms)
+
+    @property
+    def why(self) -> str:
+        """The cause in words: "no consumer was connected"."""
+        return HAPPENED[self.cause] if self.consumer else KEEPS[self.cause]
+
+    @property
+    def advice(self) -> str:
+        """What to do about the cause."""
+        return (LEARNT if self.consumer else ADVICE)[self.cause].replace("TOPIC", self.topic)
+
+    def __repr__(self) -> str:
+        return f"LateDelivery({self.id!r}, {self.cause}, {self._by} late)"
+
+    @property
+    def _by(self) -> str:
+        return shown_lateness(self.delivered_ms - self.due_ms)
+
+    def lines(self, zone: tzinfo | None) -> list[str]:
+        """Return what happened and what to do about it, a line each."""
+        if self.consumer:
+            when = shown_time(self.delivered_ms, zone)
+            said = f"{when}  delivered to {self.consumer}, {self._by} late: {self.why}"
+        else:
+            said = f"now  due since {self._by}, and nobody has it: {self.why}"
+        return [said, f"  → {self.advice}"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LateReport:
+    """Late deliveries from all brokers, oldest first. `dropped`: how many the brokers had to forget. `unreachable`:
+    addresses that did not answer, so that their deliveries are missing here."""
+
+    deliveries: tuple[LateDelivery, ...]
+    dropped: int
+    unreachable: tuple[str, ...]
+
+    @property
+    def causes(self) -> dict[Cause, int]:
+        """How many were late by each cause, the most frequent first."""
+        return dict(Counter(one.cause for one in self.deliveries).most_common())
+
+    def __repr__(self) -> str:
+        told = [f"{len(self.deliveries)} late", *(f"{cause} {count}" for cause, count in self.causes.items())]
+        if self.unreachable:
+            told.append(f"{len(self.unreachable)} brokers unreachable")
+        return f"LateReport({', '.join(told)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Why:
+    """Why a message was late, or is due and not delivered. `print(why)` is what `timeline why` says.
+
+    `late`: its deliveries that were late, oldest first, as far as brokers remember. `kept`: what keeps it now, None
+    when nothing does. `message`: how it stands at `asked_ms`, None when it is on the timeline no more. `paused`: the
+    topic is paused, and something else kept the message first. `unreachable`: brokers that did not answer, so that
+    their part is missing here.
+    """
+
+    topic: str
+    id: str
+    late: tuple[LateDelivery, ...]
+    kept: LateDelivery | None
+    message: StoredMessage | None
+    asked_ms: int
+    paused: bool = False
+    unreachable: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> Cause | None:
+        """What keeps it now, or else made its last late delivery late; None when neither is known."""
+        if self.kept is not None:
+            return self.kept.cause
+        return self.late[-1].cause if self.late else None
+
+    def lines(self, zone: tzinfo | None = None) -> list[str]:
+        """Return what became of it, a sentence a line, each cause with what to do about it. Times are in `zone` (this
+        machine's by default)."""
+        told = [line for one in self.late for line in one.lines(zone)]
+        if self.kept is not None:
+            told += self.kept.lines(zone)
+            if self.paused:
+                told += [
+                    "     besides, the topic is paused",
+                    f"  → {ADVICE[Cause.PAUSED].replace('TOPIC', self.topic)}",
+                ]
+        elif self.message is None:
+            told.append(
+                f"now  it is not on {self.topic} any more: acknowledged, cancelled, purged or expired "
+                "(only an event journal keeps which)"
+            )
+        else:
+            told += [] if told else ["no late delivery of it is remembered"]
+            told.append(f"now  {self._state(self.message, zone)}")
+        return [printable(line) for line in told]
+
+    def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:
+        when = shown_time(message.due_ms, zone)
+        if message.state is State.DEAD:
+            back = f"'timeline dead revive {self.topic} {self.id}' puts it back"
+            return f"a dead letter since {shown_time(message.died_ms, zone)} ({message.dead}): {back}"
+        if message.state is State.LEASED:
+            return f"{message.holder} has it until {when}, delivery {message.deliveries}"
+        if message.state is State.AVAILABLE:
+            return "due this moment"
+        many = "delivery" if message.deliveries == 1 else "deliveries"
+        before = f", after {message.deliveries} {many}" if message.deliveries else ""
+        return f"waiting{before}: due in {shown_lateness(max(0, message.due_ms - self.asked_ms))}, at {when}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        state = self.message.state if self.message is not None else "gone"
+        return f"Why({self.id!r}, {', '.join([state, *([self.cause] if self.cause else [])])})"
+
+
+_CAUSES = [Cause(cause.name) for cause in wire.Cause]
+
+
+def late_of(told: wire.LateList, since_ms: int) -> list[LateDelivery]:
+    """Return what a broker remembers since `since_ms`."""
+    return [
+        LateDelivery(
+            told.topics[at].decode(),
+            told.ids[at].decode(),
+            told.consumers[at].decode(),
+            int(told.due_ms[at]),
+            int(told.delivered_ms[at]),
+            _CAUSES[int(told.cause[at])],
+        )
+        for at in np.flatnonzero(told.delivered_ms >= since_ms).tolist()
+    ]
