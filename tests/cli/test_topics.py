@@ -20,6 +20,7 @@ pytestmark = pytest.mark.processes
 
 def test_create_is_idempotent_and_conflicts_are_refused(tell: Call) -> None:
     made = tell("topic", "create", "a", "--lease", "1m", "--max-payload-bytes", "2MiB", "--json").json[0]
+    assert isinstance(made["uid"], str) and made["uid"].isdecimal()  # JavaScript would round it
     assert (made["name"], made["lease_ms"], made["max_payload_bytes"], made["revision"]) == (
         "a",
         60_000,

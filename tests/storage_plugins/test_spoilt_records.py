@@ -52,5 +52,8 @@ def test_settings_in_redis(settings: str, said: str) -> None:
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b"{}", b"[" * 100_000, b'{"name": "orders", "uid": 1e999}'])
 def test_records_in_redis(text: bytes) -> None:
     assert topic_of(text_of(TOPIC)) == TOPIC
+    record = json.loads(text_of(TOPIC))
+    assert record["uid"] == str(TOPIC.uid)
+    assert topic_of(json.dumps(record | {"uid": TOPIC.uid}).encode()) == TOPIC  # of an earlier version
     with pytest.raises(StoreRefused, match="the record of a topic in the store is spoilt"):
         topic_of(text)

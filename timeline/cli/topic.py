@@ -372,13 +372,14 @@ def _change(name: str, address: str, timeout: str, as_json: bool, done: str, **s
 
 
 def topic_json(each: Topic) -> dict[str, Any]:
-    """A topic for machines: durations in milliseconds, as their names say."""
+    """A topic for machines: durations in milliseconds, as their names say; the uid as text, since JavaScript and others
+    round numbers of 64 bits."""
     return {
         "name": each.name,
         **dataclasses.asdict(each.settings),
         "revision": each.revision,
         "created": iso(each.created_ms),
-        "uid": each.uid,
+        "uid": str(each.uid),
     }
 
 

@@ -19,8 +19,9 @@ GONE_MS = 7 * 86_400_000
 
 
 def text_of(topic: Topic) -> bytes:
-    """A record as it stands in the hash."""
-    record = {"name": topic.name, "uid": topic.uid, "revision": topic.revision, "created_ms": topic.created_ms}
+    """A record as it stands in the hash. The uid is text: many readers of JSON round numbers of 64 bits. Records of
+    earlier versions have a number."""
+    record = {"name": topic.name, "uid": str(topic.uid), "revision": topic.revision, "created_ms": topic.created_ms}
     return json.dumps({**record, "settings": settings_record(topic)}, sort_keys=True).encode()
 
 
