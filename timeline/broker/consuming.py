@@ -143,6 +143,7 @@ class ConsumeStream:
             heartbeat_ms=self._node.limits.heartbeat_of(len(self._node.service.streams)),
             heard_ms=self._node.clock.monotonic_ms(),
             wake=dealer.wake,
+            trickled=dealer.trickled,
             outboxes=self._node.outboxes,
         )
 
@@ -237,6 +238,7 @@ class ConsumeStream:
                 if frame.error_ms >= 0:
                     consumer.clock = Offset.about(frame.ahead_ms, frame.error_ms)
                 if not frame.messages and not frame.bytes:
+                    dealer.ran_dry()
                     consumer.push(Beat(self._node.clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):
                 self._earned = max(0, self._earned + 1 - max(1, len(frame.operation)))

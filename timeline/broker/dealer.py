@@ -74,6 +74,12 @@ class Dealer:
         self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
         self._swept = False
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
+        self._behind = False
+        """Whether the last round for what is ours left something that was due: there is more than credit."""
+        self._step_until_ms = 0.0
+        """Until then what was left waits for a step of credit."""
+        self._dry = False
+        """Whether a consumer has said since the last round began that it may have nothing left to do."""
         self._stopped: Cause | None = None
         self._hindrances = Hindrances(clock.now_ms(), store_slow)
         self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
@@ -86,12 +92,24 @@ class Dealer:
 
     def wake(self) -> None:
         """There is more credit, or a consumer is well again."""
-        self._fruitless_until_ms = 0.0
+        self._fruitless_until_ms = self._step_until_ms = 0.0
         self._wake.set()
+
+    def ran_dry(self) -> None:
+        """A consumer may have nothing left to do."""
+        self._dry = True
+        self.wake()
+
+    def trickled(self) -> None:
+        """There is a little more credit: what is due now goes out on it, a backlog waits until there is a step."""
+        self._fruitless_until_ms = 0.0
+        if not self._behind or self._step_until_ms <= self._clock.monotonic_ms():
+            self._wake.set()
 
     def hint(self, due_ms: int, turn: int = 0) -> None:
         """A message was put, moved or released to `due_ms`, in the store's `turn` (0: it did not say)."""
         if self._next.hint(due_ms, turn):
+            self._behind = False
             self._wake.set()
 
     def update(self, topic: Topic) -> None:
@@ -104,6 +122,7 @@ class Dealer:
     def look(self) -> None:
         """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out."""
         self._next.look()
+        self._behind = False
         self._retry_at_ms = 0.0
         self.wake()
 
@@ -157,10 +176,13 @@ class Dealer:
         """How long until there is something to lease; 0: now. Says on the way what hinders, for the late ring."""
         mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
         cause, wait_ms = self._obstacle(mono_ms)
+        until_step_ms = self._step_until_ms - mono_ms
+        if self._behind and until_step_ms > 0:
+            cause, wait_ms = cause or Cause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
         self._hindrances.now(cause, int(now))
         if wait_ms is not None:
             return wait_ms
-        until_sweep_ms, due_ms = self._sweep_at_ms - mono_ms, self._next.at_ms
+        until_sweep_ms, due_ms = max(self._sweep_at_ms - mono_ms, until_step_ms), self._next.at_ms
         if due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
             return max(0.0, until_sweep_ms)
         lead_ms = self._ahead.lead_ms(self.topic.settings, self._store.lease_lead_ms)
@@ -201,6 +223,7 @@ class Dealer:
         grants = grants_for(consumers, self._limits, most)
         consumers = consumers[: len(grants)]
         self._between_rounds.clear()
+        self._dry = False
         try:
             leased, done_ms, swept = await self._lease(topic, grants, mono_ms)
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
@@ -208,10 +231,19 @@ class Dealer:
             self._account(leased, mono_ms)
             if len(leased.rows):
                 self._deal(leased, consumers, done_ms, swept)
+            self._await_step(swept and len(leased.rows) > 0)
         finally:
             self._between_rounds.set()
         # A store that never waits must not keep others from their turn.
         await asyncio.sleep(0)
+
+    def _await_step(self, stranded: bool) -> None:
+        """After a round: where more is there than credit, the next one waits for a step of it. Each ack of a consumer
+        that takes one message after the other would else lease one. `stranded`: what others deal was found."""
+        mono_ms = self._clock.monotonic_ms()
+        self._step_until_ms = 0.0
+        if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
+            self._step_until_ms = mono_ms + self._limits.step_wait_ms
 
     async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int, bool]:
         """One call of the store, when it returned, and whether it was a sweep of what others deal. Notes what it says
@@ -231,6 +263,7 @@ class Dealer:
         self._retry_ms = 0.0
         if not overdue_ms:
             self._next.told(leased.next_due_ms, leased.turn)
+            self._behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
             return leased, done_ms, False
         # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.

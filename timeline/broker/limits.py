@@ -64,6 +64,11 @@ class Limits:
     lease_bytes: int = 16 * MIB
     consumers_dealt: int = 512
     """One dealing round."""
+    step_share: int = 4
+    step_messages: int = 64
+    """A quarter of a consumer's credit, or so many messages if that is less: so much free credit is worth a round."""
+    step_wait_ms: int = 100
+    """While more is due than there is credit for, a round for less than that waits so long at most."""
     outbox_bytes: int = 8 * MIB
     """Waiting to be pushed to one consumer; past it the consumer is dealt nothing."""
     outboxes_bytes: int = 128 * MIB

@@ -51,9 +51,10 @@ class Outboxes:
 @dataclass(slots=True)
 class Consumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
-    credit at that mark means nothing is in flight. `wake`: its dealer; `changed`: its roster, told when it has credit,
-    or has none any more, or is set aside. `dealing`: it may be dealt to (what it held before was looked up). `clock`:
-    how far its own is ahead of ours, as it says. `gone`: nothing may be pushed to it any more."""
+    credit at that mark means nothing is in flight. `wake`: its dealer; `trickled`: the same, told of less credit than a
+    step. `changed`: its roster, told when it has credit, or has none any more, or is set aside. `dealing`: it may be
+    dealt to (what it held before was looked up). `clock`: how far its own is ahead of ours, as it says. `gone`: nothing
+    may be pushed to it any more."""
 
     id: bytes
     session: int
@@ -67,6 +68,7 @@ class Consumer:
     outboxes: Outboxes
     bearer: str = ""
     """Whose token its stream came with: while it is here, nobody else takes its id."""
+    trickled: Callable[[], None] = lambda: None
     changed: Callable[[Consumer], None] = lambda _: None
     outbox: deque[Frame | Parcel] = field(default_factory=deque)
     outbox_bytes: int = 0
@@ -93,6 +95,13 @@ class Consumer:
     def idle(self) -> bool:
         """Whether it has nothing in flight: a message larger than its credit in bytes may then be sent alone."""
         return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
+
+    @property
+    def has_step(self) -> bool:
+        """Whether so much of its credit is free, in messages and in bytes, that it is worth a round."""
+        share = self.limits.step_share
+        messages = min(self.limits.step_messages, self.room_messages // share)
+        return self.credit_messages >= messages and (self.credit_bytes >= self.room_bytes // share or self.idle)
 
     @property
     def in_flight(self) -> int:
@@ -143,7 +152,10 @@ class Consumer:
         self.room_messages = max(self.room_messages, self.credit_messages)
         self.room_bytes = max(self.room_bytes, self.credit_bytes)
         if messages or bytes_:
-            self.wake()
+            if self.has_step:
+                self.wake()
+            else:
+                self.trickled()
 
     def spend(self, messages: int, bytes_: int) -> None:
         """So much was leased for it."""
@@ -338,6 +350,10 @@ class Roster:
     def any_ready(self, now_ms: float) -> bool:
         """Whether there is one."""
         return next(self._able(now_ms), None) is not None
+
+    def any_step(self, now_ms: float) -> bool:
+        """Whether one of them has a step of credit."""
+        return any(consumer.has_step for consumer in self._able(now_ms))
 
     def anybody(self, now_ms: float) -> bool:
         """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""

@@ -268,7 +268,12 @@ class Consumer:
         self._event.clear()
         if not self._hand.ready and self._session.failure is None:
             self._desk.line.work.set()  # credit may have come back: let it be sent before waiting
-            await self._event.wait()
+            hand = self._hand
+            hand.awaited += 1
+            try:
+                await self._event.wait()
+            finally:
+                hand.awaited -= 1
         if self._session.failure is not None:
             raise self._session.failure
         return not self.closed and self._session.taking

@@ -54,9 +54,11 @@ class Credit:
         self.held_messages = self.held_bytes = 0
         """Not given back: a broker must not send more while this is all."""
         self._rides: dict[int, Ride] = {}
+        self._returned = False
 
     def arrive(self, load: Load) -> None:
         """A load came: its messages hold so much."""
+        self._returned = False
         self.held_messages += len(load)
         self.held_bytes += int(load.sizes.sum())
 
@@ -65,8 +67,15 @@ class Credit:
         """Whether there is something to send by itself."""
         return self.owed_messages > 0 or self.owed_bytes > 0
 
+    def runs_dry(self) -> bool:
+        """Whether some went back since a load came, or since this was asked, and so little is free all the same that
+        the broker may wait for more before it leases."""
+        returned, self._returned = self._returned, False
+        return returned and (4 * self.held_messages > 3 * self.messages or 4 * self.held_bytes > 3 * self.bytes)
+
     def take_owed(self) -> tuple[int, int]:
         """What is owed, to be sent now: (messages, bytes)."""
+        self._returned = True
         messages, nbytes = max(0, self.owed_messages), max(0, self.owed_bytes)
         self.owed_messages -= messages
         self.owed_bytes -= nbytes
@@ -122,6 +131,7 @@ class Credit:
     def land(self, request: int, counts: bool) -> None:
         """Settle `request` was answered, or cannot be sent: what rode with it is given back when it `counts`. Otherwise
         messages hold it again, and it is owed for those that are done with."""
+        self._returned |= counts
         for load, at in self._rides.pop(request, ()):
             if counts and len(at) == 1:  # as the array way below, for a fifth of what that costs
                 index = int(at[0])

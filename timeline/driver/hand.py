@@ -116,6 +116,8 @@ class Hand:
         self._loads: dict[int, Load] = {}
         self._queue: deque[Load] = deque()
         self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
+        self.awaited = 0
+        """How many wait for a message."""
 
     def arrive(self, load: Load) -> None:
         """A load came."""
@@ -133,6 +135,10 @@ class Hand:
     def ready(self) -> bool:
         """Whether something waits to be handed out."""
         return bool(self._queue)
+
+    def runs_dry(self) -> bool:
+        """Whether somebody waits for a message, and the broker must be told that it is so."""
+        return self.awaited > 0 and not self._queue and self.credit.runs_dry()
 
     def next(self, now_ms: float) -> tuple[Load, int] | None:
         """Hands out the next message whose lease lasts; None when there is none."""

@@ -204,7 +204,10 @@ class Session:
             await stream.stream.send(data)
         if self._hand.credit.owed and self.taking and not last:
             await stream.stream.send(encode(Credit(*self._hand.credit.take_owed())))
-        if stream.welcome is not None and now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
+        if stream.welcome is None:
+            return
+        dry = self.taking and not last and self._hand.runs_dry()
+        if dry or now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
             await self._beat(stream, now_ms)
 
     async def _beat(self, stream: ConsumeStream, now_ms: float) -> None:

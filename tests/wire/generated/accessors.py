@@ -1700,7 +1700,10 @@ def HelloAddRoomBytes(builder, roomBytes): builder.PrependInt64Slot(11, roomByte
 def HelloEnd(builder): return builder.EndObject()
 
 
-# More credit, up Consume; adds up, and counts in any case. Any Credit is a heartbeat too; one with nothing but `echo` is answered by Beat.
+# More credit, up Consume; adds up, and counts in any case. Any Credit is a heartbeat too; one with nothing but `echo`
+# is answered by Beat. While more is due than there is credit for, a broker may wait for a step of credit (a quarter of
+# the room, or 64 messages) before it pushes more, for 100 ms at most. A Credit with nothing but `echo` ends that wait:
+# send one when nothing is left to work on.
 class Credit(object):
     __slots__ = ['_tab']
 
