@@ -164,7 +164,7 @@ class Delivery(Delivered):
 
     def ack_soon(self) -> None:
         """The same without waiting: goes within 20 ms, with others, or with the next settle that is awaited; a failure
-        goes to `consumer.on_settle_error`."""
+        goes to `consumer.on_settle_error`. At the end of a program that does not close its client, it is still sent."""
         self._consumer.ack_soon(self._load, self._index)
 
     async def extend(self, more: Duration | None = None, *, timeout: Duration | None = None) -> datetime:

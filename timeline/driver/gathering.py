@@ -34,8 +34,8 @@ class Gathering:
         self._timer: asyncio.TimerHandle | None = None
         self.ripe = False
 
-    def __bool__(self) -> bool:
-        return bool(self._loads)
+    def __len__(self) -> int:
+        return sum(len(load.soon) for load in self._loads)
 
     def add(self, load: Load, index: int) -> None:
         """One more."""

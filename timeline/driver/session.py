@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
+import os
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -45,6 +49,10 @@ SINGLES_ABOARD = 2
 LEAST_RHYTHM_MS = 5.0
 PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
+LAST_MS = 2_000.0
+"""What a program that ends without closing its client waits for the answers to its last acks."""
+
+_started: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
@@ -67,6 +75,9 @@ class Session:
         self._echo = 0
         self._talking = False
         """Whether a broker has welcomed this session, and is still there."""
+        self._given_up = False
+        """Whether whoever closes it waits no longer."""
+        self._pid = os.getpid()
         self._since_ms = 0.0
         self._welcomed_ms = float("-inf")
 
@@ -82,11 +93,16 @@ class Session:
         if self._task is None:
             self.failure = None
             self._since_ms = self._link.clock.monotonic_ms()
+            _started.add(self)
             self._task = hold(self._run(), f"consuming {self.wish.topic}")
 
     async def _run(self) -> None:
         try:
             await beside(self._stay_connected(), self._keep_time())
+        except asyncio.CancelledError:
+            if not self._given_up:
+                await self._send_last()
+            raise
         except TimelineError as error:
             self.failure = error
         except Exception as error:  # a mistake of ours: whoever iterates must not wait for ever
@@ -101,6 +117,52 @@ class Session:
             if gone or isinstance(self.failure, Superseded):  # or another session has it
                 self._hand.lose_all()
         self.arrived()
+
+    async def _send_last(self) -> None:
+        """The event loop ends and nobody has closed the consumer: acks that nobody waits for go out all the same, on a
+        stream of their own, for the one before was cancelled too."""
+        if not self.desk.unanswered or self._pid != os.getpid():
+            return
+        failed = self._hand.stats.settle_errors
+        self.closing = True
+        self.desk.line.broke()
+        self.desk.gather(LAST_MS, at_once=True)
+        self.stop_taking()
+        with contextlib.suppress(TimelineError, TimeoutError):
+            async with asyncio.timeout(LAST_MS / 1000.0):
+                await beside(self._stay_connected(), self._keep_time())
+        self.desk.line.drop()
+        self._warn_of_lost(self._hand.stats.settle_errors - failed)
+
+    def end_with_program(self) -> None:
+        """The program ends and nobody has closed the consumer. Sends what `ack_soon` left, in the loop that it is used
+        in, where that still exists; else nothing can be done but to say so. From the main thread."""
+        task, waiting = self._task, self.desk.unanswered
+        if task is None or task.done() or not waiting or self._pid != os.getpid():
+            return
+        loop, failed = task.get_loop(), self._hand.stats.settle_errors
+        if loop.is_closed():
+            self._warn_of_lost(waiting)
+            return
+        try:
+            if loop.is_running():
+                stopping = asyncio.run_coroutine_threadsafe(self.stop(LAST_MS), loop)
+                stopping.result(LAST_MS / 1000.0 + 0.5)
+            else:
+                loop.run_until_complete(self.stop(LAST_MS))
+        except TimeoutError:  # that loop is held up by something else
+            self._warn_of_lost(self.desk.unanswered)
+        else:
+            self._warn_of_lost(self._hand.stats.settle_errors - failed)
+
+    def _warn_of_lost(self, count: int) -> None:
+        if count:
+            log.warning(
+                "The program ended before %d acks of %s were answered. Their messages may be delivered again. "
+                "Close the client, or the consumer, before the program ends.",
+                count,
+                self.wish.topic,
+            )
 
     async def _stay_connected(self) -> None:
         link = self._link
@@ -387,13 +449,23 @@ class Session:
             self.desk.line.work.set()
             try:
                 await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
-            except asyncio.CancelledError:  # nothing goes on behind whoever closes
-                await self._give_up(task)
+            except asyncio.CancelledError:
+                if task.cancelling():  # the event loop ends: it sends its last acks
+                    await asyncio.wait({task})
+                else:  # nothing goes on behind whoever closes
+                    await self._give_up(task)
                 raise
             await self._give_up(task)
         else:
             self.desk.line.drop()
 
     async def _give_up(self, task: asyncio.Task[None]) -> None:
+        self._given_up = True
         await end(task)
         self.desk.line.drop()
+
+
+@atexit.register
+def _end_with_program() -> None:
+    for session in list(_started):
+        session.end_with_program()

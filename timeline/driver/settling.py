@@ -48,6 +48,11 @@ class Quiet:
         done = self._done if parcel.positions is None else self._done[parcel.positions]
         return np.flatnonzero(~done) if done.any() else None
 
+    @property
+    def unanswered(self) -> int:
+        """How many of its messages have no answer."""
+        return int((~self._done).sum())
+
     def adopt(self, parcel: Parcel) -> None:
         self._parcels[id(parcel)] = parcel
 
@@ -163,7 +168,12 @@ class SettleDesk:
     @property
     def gathering(self) -> bool:
         """Whether acks that nobody waits for are yet to be sent."""
-        return bool(self._gathered)
+        return len(self._gathered) > 0
+
+    @property
+    def unanswered(self) -> int:
+        """How many acks that nobody waits for have no answer yet."""
+        return len(self._gathered) + sum(sink.unanswered for sink in list(self._quiet) if sink.told)
 
     def gather(self, timeout_ms: float, *, at_once: bool) -> None:
         """Makes parcels of the acks that nobody waits for, when it is time for them, or `at_once`."""
