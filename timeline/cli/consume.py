@@ -111,12 +111,13 @@ async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
     quiet = loop.call_later(QUIET_S, taker.say_it_waits, consumer.topic)
     try:
         await asyncio.wait({taking})
-        code = taker.code if taking.cancelled() else taking.result()
+        if not taking.cancelled():
+            taking.result()
     finally:
         quiet.cancel()
         taking.cancel()
         await _close(consumer, heard)
-    return INTERRUPTED if signal.SIGINT in told else code
+    return INTERRUPTED if signal.SIGINT in told else taker.code
 
 
 async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
@@ -129,8 +130,8 @@ async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
 
 
 class Taker:
-    """Takes deliveries one after the other and settles each as was asked. `taken` counts them, `failed` what was not
-    acked."""
+    """Takes deliveries one after the other and settles each as was asked. What is only printed is acked once its line
+    is written, and without waiting for the answer. `taken` counts deliveries, `failed` what was not acked."""
 
     def __init__(
         self,
@@ -153,8 +154,9 @@ class Taker:
         if not (self.taken or self.as_json or self.count or self.wait_s is not None):
             complain(f"waiting for messages of {topic}; Ctrl-C ends it")
 
-    async def take(self, consumer: timeline.Consumer) -> int:
-        """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more. The exit code."""
+    async def take(self, consumer: timeline.Consumer) -> None:
+        """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more."""
+        consumer.on_settle_error = self._not_acked
         while self.taken != self.count:
             try:
                 async with asyncio.timeout(self.wait_s):
@@ -165,11 +167,10 @@ class Taker:
                 break
             self.taken += 1
             await self._settle(delivery, consumer)
-        return self.code
 
     @property
     def code(self) -> int:
-        """The exit code, as far as it has come."""
+        """The exit code: final once the consumer is closed, which waits for the answers to its acks."""
         return SOME_FAILED if self.failed else DONE
 
     async def _settle(self, delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
@@ -185,13 +186,17 @@ class Taker:
                 except OSError:  # nobody reads it any more: whoever comes next does
                     await delivery.release(in_=0, reason="its consumer could not print it")
                     raise
-                await _answered(delivery, delivery.ack())
+                delivery.ack_soon()
         except TimelineError as error:
             self.failed += 1
             complain(explain(error))
         except asyncio.CancelledError:  # told twice, with this one in hand
             self.failed += 1
             raise
+
+    def _not_acked(self, delivery: timeline.Delivery, error: TimelineError) -> None:
+        self.failed += 1
+        complain(explain(error))
 
     async def _run(self, delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> None:
         """Runs the command for a delivery and acks or releases by its exit code, also when the broker is away for a
