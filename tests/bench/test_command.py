@@ -22,6 +22,7 @@ SCENARIOS = (
     "cycle",
     "produce",
     "lateness",
+    "loop",
     "burst",
     "payload",
     "cancel-tag",

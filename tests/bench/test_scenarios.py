@@ -17,6 +17,7 @@ from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report
 from timeline.bench.lateness import Lateness, run_lateness
+from timeline.bench.loop import LOOPS, Loop, run_loop
 from timeline.bench.memory import Memory, run_memory
 from timeline.bench.payload import OPERATIONS, Payload, run_payload
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
@@ -104,6 +105,11 @@ async def test_burst(store: str, tmp_path: Path) -> None:
     report = await run_burst(Burst(store, messages=3_000, credit=1_000), tmp_path)
     _well(report, "drained_s", "first_late_ms", *LATENESS)
     assert report.figures["lateness_min_ms"] >= 0
+
+
+async def test_loop(store: str, tmp_path: Path) -> None:
+    report = await run_loop(Loop(store, messages=250, many=500), tmp_path)
+    _well(report, *(f"{name}_per_s" for name in LOOPS), *(f"{name}_broker_cpu_us_per_message" for name in LOOPS))
 
 
 async def test_payload(store: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from timeline.bench.cycle import Cycle, run_cycle
 from timeline.bench.figures import Report
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import create_in
+from timeline.bench.loop import Loop, run_loop
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.restart import Restart, run_restart
 from timeline.bench.suite import compare
@@ -74,6 +75,10 @@ async def _burst(url: str, folder: Path) -> Report:
     return await run_burst(Burst(url, messages=1_000, credit=500), folder)
 
 
+async def _loop(url: str, folder: Path) -> Report:
+    return await run_loop(Loop(url, messages=100, many=300), folder)
+
+
 async def _cancel_tag(url: str, folder: Path) -> Report:
     return await run_cancel_tag(CancelTag(url, pending=600, tagged=200, rate=100, seconds=0.3), folder)
 
@@ -86,6 +91,7 @@ SCENARIOS = [
     *((kind, _cycle) for kind in (RedisServer, PostgresqlServer, MysqlServer, CassandraServer)),
     (RedisServer, _lateness),
     (PostgresqlServer, _burst),
+    (PostgresqlServer, _loop),
     (PostgresqlServer, _cancel_tag),
     (MysqlServer, _restart),
 ]

@@ -22,7 +22,7 @@ def late(pending: int, p99_ms: float, in_zero: bool = False) -> Report:
 
 
 def test_the_suite_holds_every_scenario_at_both_sizes() -> None:
-    kinds = {"Cycle", "Produce", "Lateness", "Burst", "Payload", "CancelTag", "Restart", "Memory"}
+    kinds = {"Cycle", "Produce", "Lateness", "Loop", "Burst", "Payload", "CancelTag", "Restart", "Memory"}
     assert {type(entry.asked).__name__ for entry in FULL} == kinds
     assert [type(entry.asked) for entry in FULL] == [type(entry.asked) for entry in QUICK]
     assert len({entry.title for entry in FULL}) == len(FULL)

@@ -21,6 +21,7 @@ from timeline.bench.cycle import Cycle, run_cycle
 from timeline.bench.figures import Report, Target
 from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import Told
+from timeline.bench.loop import Loop, run_loop
 from timeline.bench.memory import Memory, run_memory
 from timeline.bench.payload import Payload, run_payload
 from timeline.bench.produce import Produce, run_produce
@@ -87,6 +88,8 @@ def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[
         Entry(replace(lateness, pending=most)),
         Entry(replace(lateness, in_zero=True)),
         Entry(replace(lateness, lease_ahead="off")),
+        Entry(Loop(messages=messages // 300, many=messages // 30)),
+        Entry(Loop("memory://", messages=messages // 300, many=messages // 30)),
         Entry(Burst()),
         Entry(Burst(store=SQLITE)),
         Entry(Payload()),
@@ -119,6 +122,7 @@ RUN: dict[type, Callable[..., Any]] = {
     Cycle: run_cycle,
     Produce: lambda asked, folder, _: run_produce(asked, folder),
     Lateness: run_lateness,
+    Loop: lambda asked, folder, _: run_loop(asked, folder),
     Burst: lambda asked, folder, _: run_burst(asked, folder),
     Payload: lambda asked, folder, _: run_payload(asked, folder),
     CancelTag: run_cancel_tag,

@@ -20,6 +20,7 @@ from timeline.bench.cancel_tag import CancelTag
 from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report, machine
 from timeline.bench.lateness import Lateness, run_lateness
+from timeline.bench.loop import Loop
 from timeline.bench.memory import Memory
 from timeline.bench.payload import Payload
 from timeline.bench.peers import PEERS, run_peer
@@ -215,6 +216,21 @@ def lateness(as_json: bool, folder: Path | None, bare: bool, profiled: bool, sto
         return report
 
     return conducted(as_json, folder, run)
+
+
+@bench.command()
+@store_option("sqlite://")
+@click.option("--messages", type=SOME, default=3_000, show_default=True, help="Of loops that wait for each answer.")
+@click.option("--many", type=SOME, default=30_000, show_default=True, help="Of the others: consume and ack_soon.")
+@measured
+def loop(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
+    """Loops over a backlog: one ack after the other, handlers, `timeline consume`, and `ack_soon`.
+
+    \b
+    Example:
+      timeline bench loop --store memory://
+    """
+    return plainly(Loop, as_json, folder, store, settings)
 
 
 @bench.command()

@@ -1,0 +1,158 @@
+"""The loops that people write, over a backlog: each message acknowledged before the next is taken, by both drivers;
+handlers; `timeline consume`; and acks that nobody waits for.
+
+The broker is one process, the consumer this one or, for the command, another. Every message comes once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import timeline
+from timeline.bench.figures import Report
+from timeline.bench.load import FILL_BATCH, batch_at
+from timeline.bench.processes import CannotMeasure, Measured, broker, cpu_s, within
+from timeline.bench.topic import own_topic
+from timeline.clock import Clock
+
+OVERDUE_MS = 1_000
+CONCURRENCY = 8
+PATIENCE_S = 600.0
+CHUNK_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What to run: loops that wait for each answer take `messages` of a backlog, the others `many`."""
+
+    store: str = "sqlite://"
+    messages: int = 3_000
+    many: int = 30_000
+    payload_bytes: int = 100
+
+
+class _Backlog:
+    """A topic with `count` overdue messages, and what was taken of them. `began_ms`: when the first one was."""
+
+    def __init__(self, client: timeline.Timeline, address: str, topic: str, count: int, folder: Path) -> None:
+        self.client, self.address, self.topic, self.count, self.folder = client, address, topic, count, folder
+        self.clock = Clock()
+        self.began_ms = 0.0
+        self.taken = 0
+        self._ids: set[str] = set()
+
+    def take(self, id: str) -> bool:
+        """One was taken; whether all are."""
+        if not self.taken:
+            self.began_ms = self.clock.monotonic_ms()
+        self.taken += 1
+        self._ids.add(id)
+        return self.taken == self.count
+
+    @property
+    def doubled(self) -> int:
+        return self.taken - len(self._ids)
+
+
+Take = Callable[[_Backlog], Awaitable[None]]
+
+
+async def _plain(backlog: _Backlog) -> None:
+    async with backlog.client.consumer(backlog.topic) as consumer:
+        async for d in consumer:
+            last = backlog.take(d.id)
+            await d.ack()
+            if last:
+                return
+
+
+async def _plain_sync(backlog: _Backlog) -> None:
+    await asyncio.to_thread(_plain_in_thread, backlog)
+
+
+def _plain_in_thread(backlog: _Backlog) -> None:
+    with timeline.connect_sync(backlog.address) as client, client.consumer(backlog.topic) as consumer:
+        for d in consumer:
+            last = backlog.take(d.id)
+            d.ack()
+            if last:
+                return
+
+
+async def _handlers(backlog: _Backlog) -> None:
+    async def handle(d: timeline.Delivery) -> None:
+        if backlog.take(d.id):
+            consumer.stop_taking()
+
+    async with backlog.client.consumer(backlog.topic) as consumer:
+        await consumer.run(handle, CONCURRENCY)
+
+
+async def _ack_soon(backlog: _Backlog) -> None:
+    async with backlog.client.consumer(backlog.topic) as consumer:
+        async for d in consumer:
+            d.ack_soon()
+            if backlog.take(d.id):
+                return
+
+
+async def _command(backlog: _Backlog) -> None:
+    what = ("consume", backlog.topic, "--count", str(backlog.count), "--address", backlog.address)
+    child = await Measured.start("consume", backlog.folder, sys.executable, "-m", "timeline", *what)
+    try:
+        assert child.process.stdout is not None
+        rest = b""
+        while chunk := await child.process.stdout.read(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                backlog.take(line.split(b"  ")[1].decode())
+        if await child.process.wait():
+            raise CannotMeasure(f"timeline consume ended with code {child.process.returncode}: {child.last_words()}")
+    finally:
+        await child.end()
+
+
+LOOPS: dict[str, tuple[Take, bool]] = {
+    "plain": (_plain, False),
+    "sync": (_plain_sync, False),
+    "run": (_handlers, False),
+    "consume": (_command, True),
+    "ack_soon": (_ack_soon, True),
+}
+"""A loop and whether it waits for no answer, so that it takes `many`; by the name in the figures."""
+
+
+async def run_loop(asked: Loop, folder: Path) -> Report:
+    """Each loop over a backlog of its own, one after the other."""
+    figures: dict[str, float] = {}
+    wrong: list[str] = []
+    async with (
+        own_topic(asked.store, "loop") as own,
+        broker(folder, asked.store) as (child, address),
+        timeline.connect(address, timeout="60s") as client,
+    ):
+        for name, (take, many) in LOOPS.items():
+            count = asked.many if many else asked.messages
+            backlog = _Backlog(client, address, f"{own.name}-{name}", count, folder)
+            await _fill(backlog, asked.payload_bytes)
+            used_s = cpu_s(child.pid)
+            async with within(PATIENCE_S, f"the end of the {name} loop"):
+                await take(backlog)
+            figures[f"{name}_per_s"] = count / (backlog.clock.monotonic_ms() - backlog.began_ms) * 1e3
+            figures[f"{name}_broker_cpu_us_per_message"] = (cpu_s(child.pid) - used_s) * 1e6 / count
+            left = int((await client.forecast(backlog.topic, window="1h", step="1h")).counts.sum())
+            if left or backlog.taken != count or backlog.doubled:
+                wrong.append(f"{name}: {backlog.taken} of {count} came, {backlog.doubled} twice, {left} are left")
+    return Report("loop", asdict(asked), figures, (), wrong, store=own.store)
+
+
+async def _fill(backlog: _Backlog, size_bytes: int) -> None:
+    await backlog.client.create_topic(backlog.topic)
+    producer = backlog.client.producer(backlog.topic)
+    for start in range(0, backlog.count, FILL_BATCH):
+        batch = batch_at(min(FILL_BATCH, backlog.count - start), backlog.clock.now_ms() - OVERDUE_MS, size_bytes)
+        (await producer.produce_many(batch, timeout="60s")).raise_failed()
