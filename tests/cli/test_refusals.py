@@ -185,3 +185,12 @@ def test_a_limit_is_not_dropped_for_all(call: Call) -> None:
 def test_bytes_that_are_no_text_are_called_so(call: Call, arguments: tuple[str, ...]) -> None:
     done = call(*arguments)
     assert done.code == 2 and "text in UTF-8, not" in done.err and "surrogate" not in done.err
+
+
+def test_one_bad_id_does_not_keep_the_others(tell: Call, topic: str) -> None:
+    for id in ("a", "b"):
+        tell("produce", topic, "x", "--in", "1h", "--id", id)
+    moved = tell("move", topic, "a", "", "b", "--in", "2h")
+    assert (moved.code, len(moved.out.splitlines())) == (1, 2) and "ids[1]: an id is 1 to 255 bytes" in moved.err
+    assert [line["status"] for line in tell("cancel", topic, "a", "", "b", "--json").json] == ["OK", "INVALID", "OK"]
+    assert tell("cancel", topic, "").code == 2

@@ -167,8 +167,8 @@ def test_nanoseconds_round_up_as_all_parts_of_a_millisecond_do() -> None:
 def test_what_is_a_datetime_and_no_time_is_refused() -> None:
     with pytest.raises(Invalid, match=r"at must be an aware datetime .* which is no time"):
         instant_ms(_NoTime(2027, 1, 1))
-    with pytest.raises(Invalid, match=r"at\[1\]: .* which is no time"):
-        timeline.Batch([b"", b""], at=[datetime(2027, 1, 1, tzinfo=UTC), _NoTime(2027, 1, 1)])
+    batch = timeline.Batch([b"", b""], at=[datetime(2027, 1, 1, tzinfo=UTC), _NoTime(2027, 1, 1)])
+    assert "which is no time" in batch.refused[1][1] and 0 not in batch.refused
 
 
 @pytest.mark.parametrize("huge", ["9" * 1_000_000, 10**6_000, -(10**6_000)], ids=["text", "above", "below"])
@@ -192,9 +192,9 @@ def test_an_expiry_of_seconds_is_refused_whole_or_not(seconds: Any) -> None:
     for put in (lambda: expiry_ms(seconds), lambda: timeline.Message(b"", in_="1h", expires=seconds)):
         with pytest.raises(Invalid, match=r"expires.* from now give a text like '15m'"):
             put()
-    for each in (seconds, [seconds], np.array([seconds])):
-        with pytest.raises(Invalid, match="expires"):
-            timeline.Batch([b""], in_="1h", expires=each)
+    with pytest.raises(Invalid, match="expires"):
+        timeline.Batch([b""], in_="1h", expires=seconds)
+    assert "expires" in timeline.Batch([b""], in_="1h", expires=[seconds]).refused[0][1]
 
 
 def test_wall_times() -> None:

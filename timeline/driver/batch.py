@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Int64, Ragged, UInt8, UInt64
+from timeline.columns import Bools, Int64, Ragged, UInt8, UInt64
 from timeline.driver.message import Headers, Message, check_headers, check_payload, encode_id, encode_tag
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
-from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
-from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
-from timeline.wire import PutFlag, judge_ids
+from timeline.errors import Invalid, TooLarge
+from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TIME_MS, Status
+from timeline.wire import Judgement, PutFlag, judge_ids, judge_tags
 
 _EMPTY = {"payloads": ", if empty then b''"}
 _OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one for all")
@@ -36,9 +36,11 @@ class Batch:
     Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
     `births` may be set (64 bits each, none of them 0; an array, or a list of ints) by whoever makes the very same batch
     again, elsewhere, after a crash, and wants it recognised; else each sending draws its own.
-    Raises Invalid or TooLarge; the sentence names the first message that is out of range.
+    A message that is out of range is refused alone: `refused` has its status and sentence, by its index, and so has its
+    receipt; the others are put. Raises Invalid for what concerns all of them.
     """
 
+    refused: Judgement
     _births: UInt64 | None = None
 
     def __init__(
@@ -51,34 +53,34 @@ class Batch:
         headers: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Ragged | None = None,
         expires: Any = None,
     ) -> None:
-        self.payloads = _bytes_column(payloads, "payloads")
+        bad = self.refused = Judgement()
+        self.payloads = _bytes_column(payloads, "payloads", bad)
         count = self._count = len(self.payloads)
-        if count and int(self.payloads.sizes.max()) > MAX_PAYLOAD_BYTES:
-            raise TooLarge(
-                f"a payload of the batch is above {MAX_PAYLOAD_BYTES} bytes, which no topic takes", advice=FIXED_LIMIT
-            )
+        _judge_payloads(self.payloads, bad)
         if (at is None) == (in_ is None):
             raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
         self.flags: UInt8 = np.full(count, 0 if in_ is None else PutFlag.IN, dtype=np.uint8)
-        self.time_ms = instants(at, count) if at is not None else durations(in_, count)
-        self.ids = None if ids is None else ids_column(ids, count)
-        self.tags = None if tags is None else _tags_column(tags, count)
-        self.headers = None if headers is None else _headers_column(headers, count)
+        self.time_ms = instants(at, count, "at", bad) if at is not None else durations(in_, count, bad)
+        self.ids = None if ids is None else ids_column(ids, count, bad)
+        self.tags = None if tags is None else _tags_column(tags, count, bad)
+        self.headers = None if headers is None else _headers_column(headers, count, bad)
         self.expires_ms = None if expires is None else self._expiries(expires, count)
 
     def __len__(self) -> int:
         return self._count
 
     def _expiries(self, expires: Any, count: int) -> Int64:
-        each = _one_each(expires, count, "expires")
+        each = _one_each(expires, count, "expires", self.refused)
         if each is None:
             read = [expiry_ms(expires)] * count
         elif isinstance(each, list | tuple):
+            none = (0, False)
             read = [
-                (0, False) if one is None else _one("expires", place, expiry_ms, one) for place, one in enumerate(each)
+                none if one is None else _one("expires", place, expiry_ms, one, self.refused, none)
+                for place, one in enumerate(each)
             ]
         else:
-            return _instants_column(each, "expires")
+            return _instants_column(each, "expires", self.refused)
         relative = np.fromiter((from_now for _, from_now in read), dtype=np.bool_, count=count)
         self.flags[relative] |= np.uint8(PutFlag.EXPIRES_IN)
         return np.fromiter((millis for millis, _ in read), dtype=np.int64, count=count)
@@ -100,12 +102,15 @@ class Batch:
         except TypeError:
             kind = type(messages).__name__
             raise Invalid(f"many messages are a Batch or an iterable of timeline.Message, not {kind}") from None
-        listed = list(each)
-        for place, message in enumerate(listed):
-            if not isinstance(message, Message):
-                raise Invalid(f"item {place} must be a timeline.Message, not {type(message).__name__}")
+        listed: list[Any] = list(each)
         batch = cls.__new__(cls)
         batch._count = count = len(listed)
+        batch.refused = Judgement()
+        for place, message in enumerate(listed):
+            if not isinstance(message, Message):
+                said = f"item {place} must be a timeline.Message, not {type(message).__name__}"
+                batch.refused[place] = Status.INVALID, said
+                listed[place] = Message(b"", in_=0)
         rows = [message.encoded for message in listed]
         batch.payloads = Ragged.of([message.payload for message in listed])
         batch.ids = Ragged.of([row[0] for row in rows]) if rows else None
@@ -126,7 +131,7 @@ def _ragged_or_none(items: list[bytes]) -> Ragged | None:
 
 
 def _births_column(births: Any, count: int) -> UInt64:
-    each = _one_each(births, count, "births")
+    each = _one_each(births, count, "births", None)
     if isinstance(each, list | tuple) and all(_is_birth(one) for one in each):
         each = np.array(each, dtype=np.uint64)
     if not isinstance(each, np.ndarray) or each.dtype.kind not in "iu" or (each < 1).any():
@@ -145,25 +150,32 @@ def _check_length(items: Any, count: int, name: str) -> None:
         raise Invalid(f"{name} has {len(items)} items for {count} messages: one each{_OR_ONE.get(name, '')}")
 
 
-def _bytes_column(items: Any, name: str) -> Ragged:
+def _bytes_column(items: Any, name: str, bad: Judgement) -> Ragged:
     """Byte strings of any shape that is allowed as a column."""
     if isinstance(items, Ragged):
         return items
     if isinstance(items, np.ndarray):
-        return _from_numpy(items, name)
+        return _from_numpy(items, name, bad)
     if _is_arrow(items):
-        return arrow_column(items, name)
+        return arrow_column(items, name, bad)
     if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
         raise Invalid(
             f"{name} must be a column (list, Ragged, numpy or Arrow array) of bytes, not {type(items).__name__}"
         )
     listed = list(items)
     if set(map(type, listed)) - {bytes}:
-        listed = [_one(name, place, check_payload, item) for place, item in enumerate(listed)]
+        listed = [_one(name, place, check_payload, item, bad, b"") for place, item in enumerate(listed)]
     return Ragged.of(listed)
 
 
-def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
+def _judge_payloads(payloads: Ragged, bad: Judgement) -> None:
+    if len(payloads) and int(payloads.sizes.max()) > MAX_PAYLOAD_BYTES:
+        for place in np.flatnonzero(payloads.sizes > MAX_PAYLOAD_BYTES).tolist():
+            said = f"a payload is above {MAX_PAYLOAD_BYTES} bytes, which no topic takes"
+            bad.setdefault(place, (Status.TOO_LARGE, f"payloads[{place}]: {said}"))
+
+
+def _from_numpy(items: npt.NDArray[Any], name: str, bad: Judgement) -> Ragged:
     if items.dtype.kind == "S":
         raise Invalid(
             f"{name} must not be a numpy array of dtype S ({items.dtype}): numpy drops the NULs at the end of each "
@@ -171,40 +183,50 @@ def _from_numpy(items: npt.NDArray[Any], name: str) -> Ragged:
         )
     if items.ndim != 1 or items.dtype.kind not in "VO":
         raise Invalid(f"{name} must be a one-dimensional array of bytes (dtype object or V), not {items.dtype}")
-    return _bytes_column(items.tolist(), name)
+    return _bytes_column(items.tolist(), name, bad)
 
 
-def arrow_column(items: Any, name: str) -> Ragged:
-    """An Arrow array of binary or text, its bytes taken as they lie. Null is refused, but for tags: no tag."""
+def arrow_column(items: Any, name: str, bad: Judgement | None = None) -> Ragged:
+    """An Arrow array of binary or text, its bytes taken as they lie. Null is bad, but for tags: no tag. `bad` (here and
+    below): what is wrong with single items, by index; None: the first of them is raised."""
     array = items.combine_chunks() if hasattr(items, "combine_chunks") else items
-    if hasattr(array, "num_chunks"):  # combine_chunks of older Arrow keeps a chunked array
-        return Ragged.concat([arrow_column(chunk, name) for chunk in array.chunks])
     wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
     if str(array.type) not in wide:
         raise Invalid(
             f"{name} must be an Arrow array of binary or string, not {array.type}: array.cast('binary') makes one"
         )
-    if array.null_count and name == "tags":
+    if array.null_count:
+        if name != "tags":
+            _note_nulls(array.is_null().to_numpy(zero_copy_only=False), name, bad)
         array = array.fill_null("")
-    _check_nulls(array.null_count, name)
+    if hasattr(array, "num_chunks"):  # combine_chunks of older Arrow keeps a chunked array
+        return Ragged.concat([arrow_column(chunk, name) for chunk in array.chunks])
     _, offsets, data = array.buffers()
     marks = np.frombuffer(offsets, dtype=wide[str(array.type)])[array.offset : array.offset + len(array) + 1]
     return Ragged(memoryview(data) if data is not None else b"", marks.astype(np.int64))
 
 
-def _check_nulls(count: int, name: str) -> None:
-    if count:
-        raise Invalid(f"{name} has {count} nulls: each message has one{_EMPTY.get(name, '')}")
+def _note_nulls(nulls: Bools, name: str, bad: Judgement | None) -> None:
+    for place in np.flatnonzero(nulls).tolist():
+        _note(bad, place, Invalid(f"{name}[{place}] is null: each message has one{_EMPTY.get(name, '')}"))
 
 
-def _one(name: str, place: int, read: Any, item: Any) -> Any:
+def _note(bad: Judgement | None, place: int, error: Invalid | TooLarge) -> None:
+    """What is wrong with one item: noted where there is nothing yet, raised where nobody takes notes."""
+    if bad is None:
+        raise error
+    bad.setdefault(place, (Status(error.code), error.reason))
+
+
+def _one(name: str, place: int, read: Any, item: Any, bad: Judgement | None, instead: Any) -> Any:
     try:
         return read(item)
-    except (Invalid, TooLarge) as bad:
-        raise type(bad)(f"{name}[{place}]: {bad.reason}", advice=bad.advice) from None
+    except (Invalid, TooLarge) as wrong:
+        _note(bad, place, type(wrong)(f"{name}[{place}]: {wrong.reason}", advice=wrong.advice))
+        return instead
 
 
-def _texts_column(items: Any, count: int, name: str, read: Any) -> Ragged:
+def _texts_column(items: Any, count: int, name: str, read: Any, bad: Judgement | None) -> Ragged:
     if not isinstance(items, Ragged):
         if not isinstance(items, Iterable):
             raise Invalid(f"{name} must be texts, one each (a list, a numpy or an Arrow array), not {items!r:.60}")
@@ -212,49 +234,52 @@ def _texts_column(items: Any, count: int, name: str, read: Any) -> Ragged:
             listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
             _check_length(listed, count, name)
             encoded = (item.decode("utf-8", "surrogateescape") if isinstance(item, bytes) else item for item in listed)
-            return Ragged.of([_one(name, place, read, item) for place, item in enumerate(encoded)])
-        items = arrow_column(items, name)
+            return Ragged.of([_one(name, place, read, item, bad, _shown(item)) for place, item in enumerate(encoded)])
+        items = arrow_column(items, name, bad)
     _check_length(items, count, name)
     column: Ragged = items
     return column
 
 
-def ids_column(ids: Any, count: int) -> Ragged:
+def _shown(item: object) -> bytes:
+    """What stands in a receipt for an id that is none."""
+    if isinstance(item, bytes):
+        item = item.decode(errors="replace")
+    return (item if isinstance(item, str) else f"{item!r:.80}").encode(errors="replace")
+
+
+def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
     """Ids as a column: texts or bytes, a list, a `Ragged`, a numpy or an Arrow array. Raises Invalid."""
     if isinstance(ids, str | bytes):
         raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
     if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
         ids = Ragged.of(ids)  # judged as a column, without a text each
-    column = _texts_column(ids, count, "ids", encode_id)
-    for place, why in judge_ids(column).items():
-        raise Invalid(f"ids[{place}]: {why}")
-    return column
+    return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", judge_ids, bad)
 
 
-def _tags_column(tags: Any, count: int) -> Ragged:
+def _sound(column: Ragged, name: str, judge: Callable[[Ragged], dict[int, str]], bad: Judgement | None) -> Ragged:
+    """`column`, judged as a whole; what is no text is shown instead."""
+    wrong = judge(column)
+    for place, why in wrong.items():
+        _note(bad, place, Invalid(f"{name}[{place}]: {why}"))
+    return Ragged.of([_shown(item) for item in column]) if wrong else column
+
+
+def _tags_column(tags: Any, count: int, bad: Judgement) -> Ragged:
     if isinstance(tags, str):
         return Ragged.repeat(encode_tag(tags), count)
-    column = _texts_column(tags, count, "tags", encode_tag)
-    if count and (int(column.sizes.max()) > MAX_TAG_BYTES or b"\0" in _whole(column)):
-        raise Invalid(f"tags: a tag is at most {MAX_TAG_BYTES} bytes of UTF-8 without NUL")
-    _check_utf8(column, "tags")
-    return column
+    return _sound(_texts_column(tags, count, "tags", encode_tag, bad), "tags", _judge_tags, bad)
 
 
-def _whole(column: Ragged) -> bytes:
-    return bytes(column.data[int(column.offsets[0]) : int(column.offsets[-1])])
+def _judge_tags(tags: Ragged) -> dict[int, str]:
+    found = judge_tags(tags)
+    if b"\0" in bytes(tags.data[int(tags.offsets[0]) : int(tags.offsets[-1])]):
+        nul = "a tag must not contain a NUL character"
+        found |= {place: nul for place, tag in enumerate(tags) if b"\0" in tag}
+    return found
 
 
-def _check_utf8(column: Ragged, name: str) -> None:
-    if len(column) and not _whole(column).isascii():
-        for place, item in enumerate(column):
-            try:
-                item.decode()
-            except UnicodeDecodeError:
-                raise Invalid(f"{name}[{place}] is not UTF-8") from None
-
-
-def _headers_column(headers: Any, count: int) -> Ragged:
+def _headers_column(headers: Any, count: int, bad: Judgement) -> Ragged:
     if isinstance(headers, Mapping):
         return Ragged.repeat(check_headers(headers), count)
     if isinstance(headers, Headers):
@@ -265,15 +290,15 @@ def _headers_column(headers: Any, count: int) -> Ragged:
     if not isinstance(headers, Iterable) or not hasattr(headers, "__len__") or isinstance(headers, str | bytes):
         raise Invalid(f"headers must be one mapping for all, or a list of one each, not {headers!r:.60}")
     _check_length(headers, count, "headers")
-    return Ragged.of([_one("headers", place, check_headers, item) for place, item in enumerate(headers)])
+    return Ragged.of([_one("headers", place, check_headers, item, bad, b"") for place, item in enumerate(headers)])
 
 
-def encode_ids(ids: Any) -> Ragged:
+def encode_ids(ids: Any, bad: Judgement | None = None) -> Ragged:
     """Ids in any shape that a batch takes, a column of them (`receipts.ids`, `b.ids`) as it is. Raises Invalid."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
     listed: Any = ids if hasattr(ids, "__len__") else list(ids)
-    return ids_column(listed, len(listed))
+    return ids_column(listed, len(listed), bad)
 
 
 def _is_column(values: Any) -> bool:
@@ -285,7 +310,7 @@ def _is_arrow(values: Any) -> bool:
     return hasattr(values, "to_numpy") and hasattr(values, "type")
 
 
-def _one_each(values: Any, count: int, name: str) -> Any:
+def _one_each(values: Any, count: int, name: str, bad: Judgement | None) -> Any:
     """`values` where they are one a message, a list, a numpy or an Arrow array without nulls; None: one for all.
     A data frame's column is its array, an array of objects their list."""
     if not _is_column(values) and hasattr(values, "to_numpy") and hasattr(values, "__len__"):
@@ -294,47 +319,48 @@ def _one_each(values: Any, count: int, name: str) -> Any:
         return None
     _check_length(values, count, name)
     if not isinstance(values, np.ndarray):
-        _check_nulls(getattr(values, "null_count", 0), name)
+        if getattr(values, "null_count", 0):
+            _note_nulls(values.is_null().to_numpy(zero_copy_only=False), name, bad)
+            values = values.fill_null(0)
         return values
     if isinstance(values, np.ma.MaskedArray):
-        _check_nulls(int(np.count_nonzero(np.ma.getmaskarray(values))), name)
+        _note_nulls(np.ma.getmaskarray(values), name, bad)
     return values.tolist() if values.dtype.kind == "O" else np.asarray(values)
 
 
-def instants(at: Any, count: int, name: str = "at") -> Int64:
+def instants(at: Any, count: int, name: str = "at", bad: Judgement | None = None) -> Int64:
     """`at=` as milliseconds UTC: one time for all, or one each, in a list, a numpy or an Arrow array."""
-    each = _one_each(at, count, name)
+    each = _one_each(at, count, name, bad)
     if each is None:
         return np.full(count, instant_ms(at, name), dtype=np.int64)
     if isinstance(each, list | tuple):
-        return np.fromiter((_instant(name, place, one) for place, one in enumerate(each)), np.int64, count)
-    return _instants_column(each, name)
+        return np.fromiter((_instant(name, place, one, bad) for place, one in enumerate(each)), np.int64, count)
+    return _instants_column(each, name, bad)
 
 
-def _instant(name: str, place: int, value: Any) -> int:
-    read: int = _one(name, place, lambda one: instant_ms(one, name), value)
+def _instant(name: str, place: int, value: Any, bad: Judgement | None) -> int:
+    read: int = _one(name, place, lambda one: instant_ms(one, name), value, bad, 1)
     return read
 
 
-def _instants_column(at: Any, name: str) -> Int64:
+def _instants_column(at: Any, name: str, bad: Judgement | None) -> Int64:
     """The same of an array, of numpy or Arrow."""
     if not isinstance(at, np.ndarray):
         if str(at.type).startswith("timestamp["):
-            return _of_timestamps(at, name)
+            return _of_timestamps(at, name, bad)
         if not str(at.type).startswith(("int", "uint")):
             raise Invalid(f"{name} must be an Arrow array of timestamps, or of milliseconds UTC, not {at.type}")
         at = at.to_numpy()
     if at.dtype.kind not in "iu":
         raise Invalid(f"{name} must be an array of integer milliseconds UTC, not {at.dtype}")
     wrong = (at < LOOKS_LIKE_SECONDS) | (at > MAX_TIME_MS)
-    if wrong.any():
-        place = int(np.flatnonzero(wrong)[0])
-        _instant(name, place, int(at[place]))
     read: Int64 = at.astype(np.int64)
+    for place in np.flatnonzero(wrong).tolist():
+        read[place] = _instant(name, place, int(at[place]), bad)
     return read
 
 
-def _of_timestamps(at: Any, name: str) -> Int64:
+def _of_timestamps(at: Any, name: str, bad: Judgement | None) -> Int64:
     """Arrow timestamps as milliseconds UTC, rounded up. Times outside of 1970 to 9999 are refused before anything is
     multiplied: 64 bits would wrap, to any time at all."""
     kind = str(at.type)
@@ -343,29 +369,30 @@ def _of_timestamps(at: Any, name: str) -> Int64:
     unit = kind[len("timestamp[") :].partition(",")[0]
     ticks_each, ms_each = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_000_000, 1)}[unit]
     ticks: Int64 = at.cast("int64").to_numpy()
-    before = ticks <= 0
-    if before.any():
-        place = int(np.flatnonzero(before)[0])
-        raise Invalid(f"{name}[{place}]: {name} must be a time after the start of 1970, not {ticks[place]} {unit}")
-    beyond = ticks > MAX_TIME_MS // ms_each * ticks_each
-    if beyond.any():
-        place = int(np.flatnonzero(beyond)[0])
-        said = f"{ticks[place]} {unit}"
-        raise Invalid(f"{name}[{place}]: {name} must be at most {MAX_TIME_MS} ms (the year 9999), not {said}")
-    millis: Int64 = -(-ticks // ticks_each) * ms_each
+    before, beyond = ticks <= 0, ticks > MAX_TIME_MS // ms_each * ticks_each
+    for place in np.flatnonzero(before).tolist():
+        said = f"{name}[{place}]: {name} must be a time after the start of 1970, not {ticks[place]} {unit}"
+        _note(bad, place, Invalid(said))
+    for place in np.flatnonzero(beyond).tolist():
+        said = f"{name} must be at most {MAX_TIME_MS} ms (the year 9999), not {ticks[place]} {unit}"
+        _note(bad, place, Invalid(f"{name}[{place}]: {said}"))
+    millis: Int64 = -(-np.where(before | beyond, 1, ticks) // ticks_each) * ms_each
     return millis
 
 
-def durations(in_: Any, count: int) -> Int64:
+def durations(in_: Any, count: int, bad: Judgement | None = None) -> Int64:
     """`in_=` in milliseconds: one duration for all, or one each, in a list, or a numpy array of seconds."""
-    each = None if _is_arrow(in_) else _one_each(in_, count, "in_")
+    each = None if _is_arrow(in_) else _one_each(in_, count, "in_", bad)
     if isinstance(each, np.ndarray):
-        if each.dtype.kind not in "iuf" or not np.isfinite(each).all() or (each < 0).any():
-            raise Invalid("in_ as an array is seconds, finite and not negative")
+        if each.dtype.kind not in "iuf":
+            raise Invalid(f"in_ as an array is seconds, not {each.dtype}")
         seconds = each.astype(np.float64)  # a narrower type would round the microseconds below to whole seconds
-        if (seconds > MAX_DURATION_MS / 1000).any():
-            raise Invalid("in_ must be at most 36600 days: it counts seconds from now; for points in time use at=")
-        return np.ceil(np.round(seconds * 1e6) / 1e3).astype(np.int64)
+        wrong = ~((seconds >= 0) & (seconds <= MAX_DURATION_MS / 1000))
+        for place in np.flatnonzero(wrong).tolist():
+            said = f"in_ is 0 seconds to 36600 days from now, not {each[place]} seconds; for points in time use at="
+            _note(bad, place, Invalid(f"in_[{place}]: {said}"))
+        return np.ceil(np.round(np.where(wrong, 0, seconds) * 1e6) / 1e3).astype(np.int64)
     if each is not None:
-        return np.fromiter((_one("in_", place, duration_ms, one) for place, one in enumerate(each)), np.int64, count)
+        read = (_one("in_", place, duration_ms, one, bad, 0) for place, one in enumerate(each))
+        return np.fromiter(read, np.int64, count)
     return np.full(count, duration_ms(in_), dtype=np.int64)

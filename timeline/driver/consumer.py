@@ -17,6 +17,7 @@ from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.hand import HANDED, Hand, Load, Stats
 from timeline.driver.ids import ConsumerId, Randomness
 from timeline.driver.link import FORKED, Link
+from timeline.driver.message import about
 from timeline.driver.offset import BrokerClock
 from timeline.driver.parcel import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
@@ -349,7 +350,8 @@ class Consumer:
 
     async def extend_one(self, d: Delivered, more: Duration | None, timeout: Duration | None) -> datetime:
         """See Delivery.extend."""
-        more_ms = self._more_ms(more)
+        with about(d.id):
+            more_ms = self._more_ms(more)
         if d.lost:
             raise LeaseLost("", id=d.id)
         answer = await self._one(d, Operation.EXTEND, more_ms, 0, b"", timeout)
@@ -359,12 +361,15 @@ class Consumer:
         self, d: Delivered, in_: Duration | None, at: When | None, reason: str, timeout: Duration | None
     ) -> None:
         """See Delivery.release."""
-        time_ms, flags = release_time(in_, at)
-        await self._one(d, Operation.RELEASE, time_ms, flags, release_reason(reason), timeout)
+        with about(d.id):
+            time_ms, flags, said = *release_time(in_, at), release_reason(reason)
+        await self._one(d, Operation.RELEASE, time_ms, flags, said, timeout)
 
     async def bury_one(self, d: Delivered, reason: str, timeout: Duration | None) -> None:
         """See Delivery.bury."""
-        await self._one(d, Operation.BURY, 0, 0, bury_reason(reason), timeout)
+        with about(d.id):
+            said = bury_reason(reason)
+        await self._one(d, Operation.BURY, 0, 0, said, timeout)
 
     def ack_soon(self, load: Load, index: int) -> None:
         """See Delivery.ack_soon."""

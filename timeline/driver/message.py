@@ -4,6 +4,7 @@ nothing of it is sent. `batch.py` has many of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -29,10 +30,29 @@ def encode_id(id: object) -> bytes:
     """An id as bytes. Raises Invalid unless it is text of 1 to 255 bytes of UTF-8 without NUL."""
     if not isinstance(id, str):
         raise Invalid(f"an id is text, not {type(id).__name__}: {id!r:.80}")
-    encoded = _utf8(id, "an id")
-    if not 1 <= len(encoded) <= MAX_ID_BYTES or b"\0" in encoded:
-        raise Invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {id!r:.80}")
-    return encoded
+    with about(id):
+        encoded = _utf8(id, "an id")
+        if not 1 <= len(encoded) <= MAX_ID_BYTES or b"\0" in encoded:
+            raise Invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {id!r:.80}")
+        return encoded
+
+
+class about:
+    """A `with` block whose refusals are about the message `id`: they carry it, where it is a text."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, id: object) -> None:
+        self._id = id if isinstance(id, str) else None
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Invalid | TooLarge) and error.id is None and self._id is not None:
+            raise type(error)(error.reason, id=self._id, advice=error.advice) from None
 
 
 def encode_tag(tag: object) -> bytes:
@@ -157,7 +177,7 @@ class Message:
     `headers`: text to text, ≤ 8 KiB. `expires`: a point in time as for `at`, or from now as a
     timedelta or a text like "2h"; not delivered at or after it.
 
-    Raises Invalid or TooLarge for what is out of range.
+    Raises Invalid or TooLarge for what is out of range, with its `id`.
     """
 
     __slots__ = ("at", "encoded", "expires", "headers", "id", "in_", "payload", "tag")
@@ -172,8 +192,21 @@ class Message:
         headers: Mapping[str, str] | None = None,
         expires: Expiry | None = None,
     ) -> None:
-        self.payload = check_payload(payload)
         self.at, self.in_, self.id, self.tag, self.headers, self.expires = at, in_, id, tag, headers, expires
+        with about(id):
+            self._encode(payload, at, in_, id, tag, headers, expires)
+
+    def _encode(
+        self,
+        payload: Payload,
+        at: When | None,
+        in_: Duration | None,
+        id: str | None,
+        tag: str | None,
+        headers: Mapping[str, str] | None,
+        expires: Expiry | None,
+    ) -> None:
+        self.payload = check_payload(payload)
         time_ms, relative = asked_time(at, in_)
         flags = int(PutFlag.IN) if relative else 0
         expires_ms = 0

@@ -19,13 +19,13 @@ from timeline.driver.changing import ID_OVERHEAD_BYTES, Changing
 from timeline.driver.channel import Fate
 from timeline.driver.line import Line
 from timeline.driver.link import Link
-from timeline.driver.message import asked_time, encode_id, encode_tag
-from timeline.driver.parcel import Columns, Many, Parcel
+from timeline.driver.message import about, asked_time, encode_id, encode_tag
+from timeline.driver.parcel import Columns, Many, Parcel, sound
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
-from timeline.wire import MutateFlag, MutateTag, TagMutated, decode_as, encode
+from timeline.wire import Judgement, MutateFlag, MutateTag, TagMutated, decode_as, encode
 
 FRAME_IDS = 10_000
 
@@ -166,7 +166,8 @@ class Mutations:
         Throttled, Unavailable, Unknown, Closed.
         """
         self._start()
-        time_ms, relative = asked_time(at, in_)
+        with about(id):
+            time_ms, relative = asked_time(at, in_)
         flags = MutateFlag.IN if relative else MutateFlag(0)
         return await self._one(Operation.MOVE, id, time_ms, flags, if_version, timeout)
 
@@ -189,10 +190,10 @@ class Mutations:
         if_version: int | None,
         timeout: Duration | None,
     ) -> Receipt:
-        encoded = encode_id(id)
-        entry = (encoded, time_ms, int(flags), _version(if_version), self._link.ids.number())
-        nbytes = len(encoded) + ID_OVERHEAD_BYTES
-        answer = await self._line(operation).single(entry, nbytes, self._link.patience_ms(timeout))
+        with about(id):
+            encoded, version, patience_ms = encode_id(id), _version(if_version), self._link.patience_ms(timeout)
+        entry = (encoded, time_ms, int(flags), version, self._link.ids.number())
+        answer = await self._line(operation).single(entry, len(encoded) + ID_OVERHEAD_BYTES, patience_ms)
         return receipt_of(encoded, answer, operation)
 
     async def move_many(
@@ -203,21 +204,23 @@ class Mutations:
         in_: Duration | Sequence[Duration] | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Moves many messages, to one due or to one each (a list, or an integer array of milliseconds UTC). Receipts in
-        the order of `ids`."""
+        """Move many messages, to one due or to one each (a list, or an integer array of milliseconds UTC). Returns
+        receipts in the order of `ids`; an id or a time that is out of range is INVALID, and the others are moved."""
         self._start()
-        encoded = encode_ids(ids)
-        times, relative = _times(at, in_, len(encoded))
+        bad = Judgement()
+        encoded = encode_ids(ids, bad)
+        times, relative = _times(at, in_, len(encoded), bad)
         flags = MutateFlag.IN if relative else MutateFlag(0)
-        return await self._many(Operation.MOVE, encoded, times, flags, timeout)
+        return await self._many(Operation.MOVE, encoded, times, flags, bad, timeout)
 
     async def cancel_many(
         self, ids: Iterable[str] | Iterable[bytes], *, leased: bool = False, timeout: Duration | None = None
     ) -> Receipts:
-        """Cancels many messages. Receipts in the order of `ids`."""
+        """Cancel many messages. Returns receipts in the order of `ids`."""
         self._start()
         flags = MutateFlag.LEASED if leased else MutateFlag(0)
-        return await self._many(Operation.CANCEL, encode_ids(ids), None, flags, timeout)
+        bad = Judgement()
+        return await self._many(Operation.CANCEL, encode_ids(ids, bad), None, flags, bad, timeout)
 
     async def revive(
         self,
@@ -229,19 +232,27 @@ class Mutations:
     ) -> Receipts:
         """Puts dead letters back on the timeline, with their deliveries counted from 0 again."""
         self._start()
-        encoded = encode_ids([ids] if isinstance(ids, str) else ids)
-        times, relative = _times(at, in_, len(encoded))
+        bad = Judgement()
+        encoded = encode_ids([ids] if isinstance(ids, str) else ids, bad)
+        times, relative = _times(at, in_, len(encoded), bad)
         flags = MutateFlag.IN if relative else MutateFlag(0)
-        return await self._many(Operation.REVIVE, encoded, times, flags, timeout)
+        return await self._many(Operation.REVIVE, encoded, times, flags, bad, timeout)
 
     async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """Deletes dead letters for good."""
         self._start()
-        encoded = encode_ids([ids] if isinstance(ids, str) else ids)
-        return await self._many(Operation.PURGE, encoded, None, MutateFlag(0), timeout)
+        bad = Judgement()
+        encoded = encode_ids([ids] if isinstance(ids, str) else ids, bad)
+        return await self._many(Operation.PURGE, encoded, None, MutateFlag(0), bad, timeout)
 
     async def _many(
-        self, operation: Operation, ids: Ragged, times: Any, flags: MutateFlag, timeout: Duration | None
+        self,
+        operation: Operation,
+        ids: Ragged,
+        times: Any,
+        flags: MutateFlag,
+        bad: Judgement,
+        timeout: Duration | None,
     ) -> Receipts:
         count = len(ids)
         many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
@@ -252,11 +263,14 @@ class Mutations:
             "if_version": np.zeros(count, dtype=np.int64),
             "op": self._link.ids.numbers(count),
         }
+        if bad:
+            many.refuse(bad)
+        columns, places = sound(columns, count, bad)
         line = self._line(operation)
-        for start in range(0, count, FRAME_IDS):
-            part = slice(start, min(count, start + FRAME_IDS))
+        for start in range(0, len(places), FRAME_IDS):
+            part = slice(start, start + FRAME_IDS)
             cut = {name: column[part] for name, column in columns.items()}
-            positions = np.arange(part.start, part.stop)
+            positions = places[part]
             size = cut["ids"].nbytes + ID_OVERHEAD_BYTES * len(positions)
             line.add(Parcel(cut, operation, many, positions, size))
         answers = await many.finished()
@@ -424,11 +438,11 @@ def _timed(frame: MutateTag, timeout_ms: int) -> bytes:
     return encode(replace(frame, timeout_ms=timeout_ms))
 
 
-def _times(at: Any, in_: Any, count: int) -> tuple[Any, bool]:
+def _times(at: Any, in_: Any, count: int, bad: Judgement) -> tuple[Any, bool]:
     """`at=` or `in_=`, one for all or one each, as a column, and whether it counts from the broker's now."""
     if (at is None) == (in_ is None):
         raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
-    return (durations(in_, count), True) if at is None else (instants(at, count), False)
+    return (durations(in_, count, bad), True) if at is None else (instants(at, count, "at", bad), False)
 
 
 def _check_bool(value: object, name: str) -> None:

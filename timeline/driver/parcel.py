@@ -19,6 +19,7 @@ from timeline.clock import Clock
 from timeline.columns import Bools, Indexes, Ragged, UInt8
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
+from timeline.wire import Judgement
 from timeline.wire.frames import PutFlag
 
 Columns: TypeAlias = dict[str, Any]
@@ -214,6 +215,15 @@ class Many:
         self.waits_ms: dict[int, int] = {}
         """What a broker asked to wait before those at these indexes are sent again."""
 
+    def refuse(self, refused: Judgement) -> None:
+        """Answer those at these indexes: the driver refused them, and nothing of them is sent."""
+        where = np.fromiter(refused, dtype=np.intp, count=len(refused))
+        answers = Answers.blank(len(refused), Status.INVALID)
+        answers.status = np.array([status.code for status, _ in refused.values()], dtype=np.uint8)
+        answers.details = {at: why for at, (_, why) in enumerate(refused.values())}
+        self._fill(where, answers)
+        self.heard = self.heard or not self._left
+
     def wants(self, parcel: Parcel) -> Indexes | None:
         waiting = self._missing if parcel.positions is None else self._missing[parcel.positions]
         return None if waiting.all() else np.flatnonzero(waiting)
@@ -386,6 +396,18 @@ def _spread_detail(answers: Answers) -> None:
     """One sentence for a whole frame stands at its first message alone."""
     if list(answers.details) == [0] and len(answers) > 1 and (answers.status == answers.status[0]).all():
         answers.details = dict.fromkeys(range(len(answers)), answers.details[0])
+
+
+def sound(columns: Columns, count: int, refused: Judgement) -> tuple[Columns, Indexes]:
+    """The columns of those among `count` messages that are not `refused`, and which these are."""
+    if not refused:
+        return columns, np.arange(count)
+    good = np.delete(np.arange(count), list(refused))
+    taken = {
+        name: column if column is None else (column.take(good) if isinstance(column, Ragged) else column[good])
+        for name, column in columns.items()
+    }
+    return taken, good
 
 
 Build: TypeAlias = Callable[[Sequence[Any]], tuple[Columns, "Operation | UInt8", int]]

@@ -15,14 +15,15 @@ from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.given import Given
 from timeline.driver.link import Link
-from timeline.driver.message import Message, Payload, carried, move_flag
+from timeline.driver.message import Message, Payload, about, carried, move_flag
 from timeline.driver.mutation import Mutations
-from timeline.driver.parcel import Columns, Many, Parcel
+from timeline.driver.parcel import Columns, Many, Parcel, sound
 from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When
 from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
+from timeline.wire import Judgement
 from timeline.wire.frames import AIM_BYTES
 
 FRAME_MESSAGES = 10_000
@@ -120,9 +121,10 @@ class Producer(Mutations):
         `.id`.
         """
         self._start()
-        message = Message(payload, at, in_, id, tag, headers, expires)
-        receipt = await self._put(message, move_flag(if_exists), self._link.patience_ms(timeout))
-        return receipt
+        with about(id):
+            message = Message(payload, at, in_, id, tag, headers, expires)
+            flag, timeout_ms = move_flag(if_exists), self._link.patience_ms(timeout)
+        return await self._put(message, flag, timeout_ms)
 
     async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
         """`made`: an id of the driver's, for a message without one."""
@@ -162,7 +164,7 @@ class Producer(Mutations):
         `.raise_failed()`).
 
         `timeout` counts from the last answer, so that a large batch takes as long as it gets on. Raises Unavailable or
-        Unknown when no broker said anything about any of it, Invalid for what cannot be sent, Closed.
+        Unknown when no broker said anything about any of it, Invalid for what concerns all of it, Closed.
         """
         self._start()
         batch = messages if isinstance(messages, Batch) else Batch.of(messages)
@@ -170,19 +172,21 @@ class Producer(Mutations):
         columns = self._columns(batch, move_flag(if_exists))
         by = tracing.tracer()
         if by is None:
-            return await self._put_many(columns, len(batch), timeout)
+            return await self._put_many(columns, len(batch), batch.refused, timeout)
         with tracing.sending(by, self.topic, len(batch)) as trace:
             # They stay, as its ids do: the same batch sent again, in another trace or in none, is the same messages.
             batch.headers = columns["headers"] = _carried(batch.headers, len(batch), own, trace)
-            return await self._put_many(columns, len(batch), timeout)
+            return await self._put_many(columns, len(batch), batch.refused, timeout)
 
-    async def _put_many(self, columns: Columns, count: int, timeout: Duration | None) -> Receipts:
+    async def _put_many(self, columns: Columns, count: int, refused: Judgement, timeout: Duration | None) -> Receipts:
         many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
-        sizes = put_sizes(columns)
+        if refused:
+            many.refuse(refused)
+        good, places = sound(columns, count, refused)
+        sizes = put_sizes(good)
         for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
-            cut = {name: column if column is None else column[part] for name, column in columns.items()}
-            positions = np.arange(part.start, part.stop)
-            self._putting.line.add(Parcel(cut, Operation.PUT, many, positions, int(sizes[part].sum())))
+            cut = {name: column if column is None else column[part] for name, column in good.items()}
+            self._putting.line.add(Parcel(cut, Operation.PUT, many, places[part], int(sizes[part].sum())))
         answers = await many.finished()
         many.check_heard()
         return Receipts(columns["ids"], answers, many.waits_ms, Operation.PUT)
@@ -192,7 +196,9 @@ class Producer(Mutations):
         if batch.ids is None:
             batch.ids = self._link.ids.make_column(count)
         elif count and int(batch.ids.sizes.min()) == 0:
-            made = [id or self._link.ids.make() for id in batch.ids]
+            made = [
+                id or (id if place in batch.refused else self._link.ids.make()) for place, id in enumerate(batch.ids)
+            ]
             batch.ids = type(batch.ids).of(made)
         return {
             "ids": batch.ids,
