@@ -61,7 +61,7 @@ async def test_what_a_check_found_is_not_hidden_by_trouble_that_follows_it() -> 
     assert first.startswith("ids leased at the due of the third: ")
     assert second == "Then dropping the check's topics raised ZeroDivisionError: cannot drop"
     result = await run_check("ack_deletes", Breaks)
-    assert result.found == "raised ZeroDivisionError: cannot drop"
+    assert result.found == "raised ZeroDivisionError: cannot drop\nThe plugin's drop_topic raised it."
 
 
 async def test_a_store_that_cannot_be_opened_fails_every_check_it_runs() -> None:

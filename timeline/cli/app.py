@@ -187,6 +187,12 @@ def explain(error: TimelineError) -> str:
     return f"{code}{said}; {todo if todo and known in said else error.advice}".replace("\n", " ")
 
 
+def debugs() -> bool:
+    """Return whether the command that runs now was asked for tracebacks."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool((context.find_root().obj or {}).get("debug"))
+
+
 def say(*lines: str, err: bool = False) -> None:
     """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`."""
     click.echo("\n".join(map(printable, lines)), err=err)

@@ -40,6 +40,12 @@ class Progress:
     ) -> None:
         self.clear()
 
+    def name(self, what: str) -> None:
+        """Name what is under way, at once."""
+        if self.watched:
+            self._screen.write(f"\r\033[K{printable(what)} …")
+            self._screen.flush()
+
     def clear(self) -> None:
         """Takes the line away, so that something else can be said there."""
         if self.watched:

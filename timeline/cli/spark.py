@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import REFUSED, UNREACHABLE, Failed
+from timeline.cli.app import REFUSED, UNREACHABLE, Failed, debugs
 from timeline.cli.identity import address_option, credential_options, credentials
 from timeline.cli.progress import Progress
 from timeline.credentials import Credentials
@@ -76,7 +76,7 @@ def running(name: str, master: str, settings: tuple[str, ...]) -> Iterator[Any]:
     from pyspark.errors import PySparkException
 
     # Whatever Spark writes of a failure in its log, pages of it, is said in one line here.
-    pairs = {"spark.log.level": "ERROR" if _debugs() else "FATAL"} | dict(pair(setting) for setting in settings)
+    pairs = {"spark.log.level": "ERROR" if debugs() else "FATAL"} | dict(pair(setting) for setting in settings)
     try:
         spark = spark_session(f"timeline pipeline {name}", master, pairs)
     except (PySparkException, RuntimeError, OSError) as failed:
@@ -100,11 +100,6 @@ def pair(setting: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{setting!r} is no NAME=VALUE", param_hint="--set")
     return name, value
-
-
-def _debugs() -> bool:
-    context = click.get_current_context(silent=True)
-    return context is not None and bool((context.find_root().obj or {}).get("debug"))
 
 
 def ours(failed: BaseException) -> tuple[str, str]:

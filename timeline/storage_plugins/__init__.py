@@ -8,6 +8,7 @@ says where large payloads lie apart, for any store (see `offload`).
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -15,7 +16,7 @@ from typing import cast
 from urllib.parse import unquote
 
 from timeline.config import parse_bytes
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins.contract import Store, StoreRefused
 from timeline.storage_plugins.payloads import OFFLOAD_BYTES, PayloadsRefused
 
@@ -29,6 +30,15 @@ SHOWN_CHARS = 160
 _NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
 """A colon that stands before something else than a port, as one before a password does."""
 _OPTIONS = re.compile(r"[?][a-z_]+=[^&#]*(?:&[a-z_]+=[^&#]*)*")
+
+
+class PluginRefused(StoreRefused):
+    """The URL is right, and its plugin cannot be used: a package is missing, or the plugin itself is not whole.
+    `sentences`: what is wrong, one each."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(" ".join(sentences))
+        self.sentences = sentences
 
 
 class UrlRefused(StoreRefused, Invalid):
@@ -45,9 +55,9 @@ def make_store(url: str) -> Store:
     plugin does not understand; StoreRefused: missing driver (with the extra to install)."""
     try:
         return _made(url)
+    except PluginRefused:
+        raise
     except StoreRefused as refused:
-        if isinstance(refused.__cause__, ImportError):
-            raise
         # Nobody was asked yet: it is the URL that is wrong.
         raise UrlRefused(refused.reason) from refused
 
@@ -64,7 +74,7 @@ def _made(url: str) -> Store:
     except ModuleNotFoundError as missing:
         if missing.name != "fsspec":
             raise
-        raise StoreRefused(
+        raise PluginRefused(
             "payloads= needs fsspec, which is not installed: pip install 'timeline[offload]'"
         ) from missing
     try:
@@ -123,11 +133,38 @@ def _make_plain(url: str) -> Store:
     try:
         factory = cast(StoreFactory, known[scheme].load())
     except ImportError as missing:
-        raise StoreRefused(
+        raise PluginRefused(
             f"{scheme}:// needs a package that is not installed ({missing.name or missing}): "
             f"pip install 'timeline[{scheme}]'"
         ) from missing
-    return factory(url)
+    except Exception as broken:  # a stranger's module, imported for the first time
+        raise PluginRefused(_broken(scheme, known[scheme].value, "cannot be imported", broken)) from broken
+    if inspect.isabstract(factory):
+        raise PluginRefused(*_missing(factory))
+    try:
+        store = factory(url)
+    except TimelineError:
+        raise
+    except Exception as broken:
+        raise PluginRefused(_broken(scheme, known[scheme].value, "made no store", broken)) from broken
+    if not isinstance(store, Store):
+        raise PluginRefused(f"the plugin of {scheme}:// ({known[scheme].value}) returned {store!r:.80}, not a Store.")
+    return store
+
+
+def _broken(scheme: str, where: str, what: str, error: Exception) -> str:
+    return f"the plugin of {scheme}:// ({where}) {what}: {type(error).__name__}: {error}. --debug shows where."
+
+
+def _missing(plugin: StoreFactory) -> list[str]:
+    """Return a sentence for each method that a class of a store still lacks, in the contract's order."""
+    lacks: frozenset[str] = getattr(plugin, "__abstractmethods__", frozenset())
+    name = getattr(plugin, "__name__", "the plugin")
+    sentences = []
+    for method in sorted(lacks, key=list(vars(Store)).index):
+        does = " ".join((inspect.getdoc(getattr(Store, method)) or "").split()).partition(". ")[0].rstrip(".")
+        sentences.append(f"{name} lacks {method!r}, which has to do this: {does}.")
+    return sentences
 
 
 async def open_store(url: str) -> Store:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import inspect
+import itertools
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, cast
 
+from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
-from timeline.storage_plugins.contract import Capabilities
+from timeline.storage_plugins.contract import Capabilities, Store
 
 CHECK_TIMEOUT_S = 300.0
 """A check that takes longer has hung."""
+CALL_TIMEOUT_S = 60.0
+"""So has a call of the plugin."""
 
 Run = Callable[[Trial], Awaitable[None]]
 Needs = Callable[[Capabilities], bool]
@@ -37,12 +46,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a check. `sentence`: what must hold; `found`: what was seen instead, or why it was skipped."""
+    """What became of a check. `sentence`: what must hold; `found`: what was seen instead, or why it was skipped.
+    `trace`: the traceback of what the plugin raised. `hung`: a call did not return, so that no other check was run."""
 
     name: str
     outcome: Outcome
     sentence: str
     found: str = ""
+    trace: str = ""
+    hung: bool = False
 
     def raise_failed(self) -> None:
         """Raises Violation when the check failed."""
@@ -70,6 +82,92 @@ class Report:
         return {outcome.value: sum(result.outcome is outcome for result in self.results) for outcome in Outcome}
 
 
+class Hung(Violation):
+    """A call of the plugin did not return."""
+
+
+class CallWatch:
+    """Bounds each call of the stores that it wraps to `most_s`. `under_way`: calls that run, since when."""
+
+    def __init__(self, most_s: float = CALL_TIMEOUT_S) -> None:
+        self.most_s = most_s
+        self._clock = Clock()
+        self._numbers = itertools.count()
+        self._under_way: dict[int, tuple[str, float]] = {}
+
+    def bounding(self, store: Store) -> Store:
+        """Return `store`, whose calls raise Hung when they do not return in time."""
+        return cast(Store, _Bounded(store, self))
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """A call of that name runs within it."""
+        number = next(self._numbers)
+        self._under_way[number] = name, self._clock.monotonic_ms()
+        try:
+            yield
+        finally:
+            del self._under_way[number]
+
+    @contextmanager
+    def telling(self, stuck: Callable[[str], None]) -> Iterator[None]:
+        """Within it, call `stuck`, on another thread, with the sentence about a call that blocks the event loop, or
+        that goes on though it was cancelled. Nothing else can be done about such a call from within the process."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(self.most_s / 4):
+                late_ms = self._clock.monotonic_ms() - 1.5 * self.most_s * 1000
+                names = [name for name, since_ms in list(self._under_way.values()) if since_ms < late_ms]
+                if names:
+                    stuck(f"{hung(names[0], self.most_s)}. It blocks the event loop, or goes on though it is cancelled")
+                    return
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            looking.join()
+
+
+def hung(name: str, most_s: float) -> str:
+    """Return the sentence for a call that does not return."""
+    return f"{name} did not return within {most_s:g} s"
+
+
+class _Bounded:
+    """A store whose calls are bounded, and named in what they raise."""
+
+    def __init__(self, store: Store, watch: CallWatch) -> None:
+        self._store, self._watch = store, watch
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not inspect.isroutine(found) or not inspect.iscoroutinefunction(getattr(Store, name, None)):
+            return found
+
+        async def bounded(*given: Any, **named: Any) -> Any:
+            watch = self._watch
+            with watch.call(name):
+                try:
+                    async with asyncio.timeout(watch.most_s) as within:
+                        answer = found(*given, **named)
+                        if not inspect.isawaitable(answer):
+                            raise Violation(f"{name} is no coroutine function: write 'async def {name}'")
+                        return await answer
+                except TimeoutError as late:
+                    if not within.expired():
+                        raise
+                    raise Hung(hung(name, watch.most_s)) from late
+                except Exception as error:
+                    error.add_note(f"The plugin's {name} raised it.")
+                    raise
+
+        return bounded
+
+
 CHECKS: dict[str, Check] = {}
 """All checks by name, in the order in which they run."""
 
@@ -91,10 +189,13 @@ def check(needs: Needs = lambda _: True) -> Callable[[Run], Run]:
 NOT_ASKED = "the store declares that this does not apply to it"
 
 
-async def run_check(name: str, make: MakeStore, timeout_s: float = CHECK_TIMEOUT_S) -> Result:
-    """Runs one check on stores that `make` makes, each opened and closed by the check."""
+async def run_check(
+    name: str, make: MakeStore, timeout_s: float = CHECK_TIMEOUT_S, watch: CallWatch | None = None
+) -> Result:
+    """Runs one check on stores that `make` makes, each opened and closed by the check. `watch`: bounds their calls."""
     found = CHECKS[name]
-    trial = Trial(make)
+    calls = watch or CallWatch()
+    trial = Trial(lambda: calls.bounding(make()))
     try:
         async with asyncio.timeout(timeout_s), trial:
             # Asked once it is open: a plugin declares what its server's settings promise.
@@ -104,9 +205,12 @@ async def run_check(name: str, make: MakeStore, timeout_s: float = CHECK_TIMEOUT
     except TimeoutError:
         return Result(name, Outcome.FAILED, found.sentence, f"not done after {timeout_s:g} s")
     except Violation as violation:
-        return Result(name, Outcome.FAILED, found.sentence, _told(str(violation), violation))
+        told = _told(str(violation), violation)
+        return Result(name, Outcome.FAILED, found.sentence, told, hung=isinstance(violation, Hung))
     except Exception as error:  # whatever a stranger's plugin raises is a finding, and the other checks go on
-        return Result(name, Outcome.FAILED, found.sentence, _told(f"raised {type(error).__name__}: {error}", error))
+        trace = "".join(traceback.format_exception(error))
+        told = _told(f"raised {type(error).__name__}: {error}", error)
+        return Result(name, Outcome.FAILED, found.sentence, told, trace)
     return Result(name, Outcome.PASSED, found.sentence)
 
 
@@ -119,12 +223,16 @@ async def run_suite(
     only: Iterable[str] | None = None,
     report: Callable[[Result], None] | None = None,
     timeout_s: float = CHECK_TIMEOUT_S,
+    *,
+    begun: Callable[[str], None] | None = None,
+    watch: CallWatch | None = None,
 ) -> Report:
-    """Runs all checks, or those named in `only`, one after the other, each on fresh topics of its own.
+    """Runs all checks, or those named in `only`, one after the other, each on fresh topics of its own. A call that does
+    not return ends the run: those after it would wait for it, too.
 
     `target`: a store's URL, or a callable that makes a store that is not open yet, each time on the same data.
-    `report` is told each result as it comes. Raises Invalid for a name in `only` that is no check, StoreRefused for a
-    URL that names no store.
+    `begun` is told the name of each check before it runs, `report` each result as it comes. `watch`: bounds the
+    plugin's calls. Raises Invalid for a name in `only` that is no check, StoreRefused for a URL that names no store.
     """
     names = list(CHECKS) if only is None else list(only)
     unknown = [name for name in names if name not in CHECKS]
@@ -133,10 +241,14 @@ async def run_suite(
     make = _maker(target) if isinstance(target, str) else target
     done = Report()
     for name in names:
-        result = await run_check(name, make, timeout_s)
+        if begun is not None:
+            begun(name)
+        result = await run_check(name, make, timeout_s, watch)
         done.results.append(result)
         if report is not None:
             report(result)
+        if result.hung:
+            break
     return done
 
 
