@@ -168,6 +168,7 @@ async def test_bad_frames_and_another_major_are_refused_with_the_reason(tmp_path
             await transport.unary("Topics", b"\0" * 40, 5)
         assert bad.value.fault is Fault.REFUSED_FRAME
         assert "TLN1" in bad.value.reason
+        decode_as(await transport.unary("Ping", encode(Ping(0.0)), 5), Pong)
         with pytest.raises(TransportError) as none:
             await transport.unary("Nothing", encode(Ping(0.0)), 5)
         assert none.value.fault is Fault.WRONG_VERSION

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import timeline
 from tests.driver.broker import Broker
 from timeline.cli import asking
+from timeline.cli.app import UNREACHABLE, run
 from timeline.cli.asking import nobody_there
 from timeline.driver import handshake
 from timeline.driver.knock import Answer, knock
@@ -118,6 +125,86 @@ async def test_what_takes_connections_and_says_nothing_may_be_a_broker() -> None
 async def test_a_broker_speaks_http2(broker: Broker) -> None:
     assert await knock(broker.address, WAIT_S) is Answer.TALKS
     assert await nobody_there(broker.address) == ""
+
+
+class _Another(grpc.GenericRpcHandler):
+    """Another service's methods: none that we call; or all of them, each answered by `reply`. An empty one: streams
+    begin, and nothing comes over them."""
+
+    def __init__(self, reply: bytes | None) -> None:
+        self._reply = reply
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        if self._reply is None:
+            return None
+
+        async def answer(asked: Any, context: Any) -> AsyncIterator[bytes]:
+            if not self._reply:
+                await context.send_initial_metadata(())
+                await asyncio.Event().wait()
+            yield self._reply or b""
+
+        async def pages(asked: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield self._reply or b""
+
+        async def once(asked: bytes, context: Any) -> bytes:
+            return self._reply or b""
+
+        method = details.method.rpartition("/")[2]
+        if method in ("Produce", "Consume"):
+            return grpc.stream_stream_rpc_method_handler(answer)
+        if method == "Scan":
+            return grpc.unary_stream_rpc_method_handler(pages)
+        return grpc.unary_unary_rpc_method_handler(once)
+
+
+@asynccontextmanager
+async def another_service(reply: bytes | None) -> AsyncIterator[str]:
+    """A gRPC server that is no broker; its address."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Another(reply),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+CALLS: list[Callable[[timeline.Timeline], Awaitable[object]]] = [
+    lambda tl: tl.topics(),
+    lambda tl: tl.create_topic("t"),
+    lambda tl: tl.ping(),
+    lambda tl: tl.producer("t").produce(b"", in_=0),
+    lambda tl: tl.producer("t").move("a", in_=0),
+    lambda tl: tl.consumer("t").take(),
+    lambda tl: tl.get("t", "a"),
+    lambda tl: tl.late(),
+    lambda tl: tl.standing(),
+]
+
+
+@pytest.mark.parametrize("reply", [None, b"\x0a\x03abc", b""], ids=["unimplemented", "protobuf", "empty"])
+async def test_a_grpc_server_of_another_service_is_unavailable_and_named(reply: bytes | None) -> None:
+    async with another_service(reply) as address, timeline.connect(address, timeout="500ms") as tl:
+        said = Answer.GRPC.said(address)
+        for told in await asyncio.gather(*(call(tl) for call in CALLS), return_exceptions=True):
+            assert isinstance(told, timeline.Unavailable) and said in told.reason, told
+
+        def without_await() -> None:
+            with timeline.connect_sync(address, timeout="500ms") as plain:
+                plain.topics()
+
+        with pytest.raises(timeline.Unavailable, match="no Timeline broker"):
+            await asyncio.to_thread(without_await)
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            code = await asyncio.to_thread(run, ["topic", "list", "--address", address, "--timeout", "500ms"])
+        assert code == UNREACHABLE and said in errors.getvalue()
+
+
+async def test_a_broker_beside_another_service_is_found(broker: Broker) -> None:
+    async with another_service(None) as address, timeline.connect([address, broker.address], timeout="20s") as tl:
+        for _ in range(5):
+            assert await tl.topics() == []
 
 
 async def told_of(address: str, answer: Answer) -> None:

@@ -16,10 +16,15 @@ _TLS_RECORDS = range(20, 25)
 
 
 class Answer(Enum):
-    """What was found. `said` of an address makes it a sentence; `short` is for where the address stands before it."""
+    """What was found: GRPC by a call, the others by a knock. `said` of an address makes it a sentence; `short` is for
+    where the address stands before it."""
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")
     ELSE = ("what listens at {} is no Timeline broker", "what listens there is no Timeline broker")
+    GRPC = (
+        "what listens at {} is a gRPC server, but no Timeline broker of this version",
+        "a gRPC server listens there, but no Timeline broker of this version",
+    )
     HANGS_UP = (
         "{} hangs up at once: it is no Timeline broker, or one that has all the connections it may",
         "it hangs up at once: no Timeline broker, or one that has all the connections it may",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from timeline.driver.knock import Answer
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError
+from timeline.wire.verify import is_frame
 
 log = logging.getLogger("timeline.driver")
 
@@ -52,19 +53,6 @@ _FAULTS = {
 }
 
 
-def _fault_of(error: grpc.aio.AioRpcError) -> TransportError:
-    code, text = error.code(), error.details() or str(error.code())
-    if code is grpc.StatusCode.UNAVAILABLE:
-        trailers = error.trailing_metadata() or ()
-        if any(key == NOT_READY_TRAILER for key, _ in trailers):
-            return TransportError(Fault.NOT_READY, text)
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        text = f"the broker says: {text}"
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        text = f"this address does not serve {SERVICE}: {text}"
-    return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
-
-
 def _ours(over: BaseException) -> bool:
     """Whether our own task was cancelled. gRPC raises the same where the connection was closed under a call: of that
     our task must not die."""
@@ -72,11 +60,51 @@ def _ours(over: BaseException) -> bool:
     return isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
+class _Met:
+    """Whether a Timeline broker has answered on a connection. Until then, a server that knows no such method, or
+    answers with something else than a frame, is another service's: nothing happened there."""
+
+    __slots__ = ("_address", "_yes")
+
+    def __init__(self, address: str) -> None:
+        self._address, self._yes = address, False
+
+    def frame(self, data: bytes) -> bytes:
+        """Return `data`, an answer. Raise TransportError when no broker gave it."""
+        if not self._yes:
+            if not is_frame(data):
+                raise self.foreign()
+            self._yes = True
+        return data
+
+    def fault(self, error: grpc.aio.AioRpcError) -> TransportError:
+        """Return what `error` means."""
+        code = error.code()
+        return self.ended(code, error.details() or str(code), error.trailing_metadata() or ())
+
+    def ended(self, code: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] = ()) -> TransportError:
+        """Return what it means that a call ended with `code`."""
+        if code is grpc.StatusCode.UNAVAILABLE and any(key == NOT_READY_TRAILER for key, _ in trailers):
+            return TransportError(Fault.NOT_READY, text)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            text = f"the broker says: {text}"
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            if not self._yes:
+                return self.foreign()
+            text = f"this broker does not serve all of {SERVICE}: {text}. It is of an earlier version"
+        return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
+
+    def foreign(self) -> TransportError:
+        """Return that another service answers here."""
+        return TransportError(Fault.UNREACHABLE, Answer.GRPC.said(self._address))
+
+
 class GrpcStream:
     """A two-way gRPC call as a `wire.transport.Stream`. One task sends, another receives."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, met: _Met) -> None:
         self._call = call
+        self._met = met
         self._closed = False
 
     async def send(self, frame: bytes) -> None:
@@ -84,7 +112,7 @@ class GrpcStream:
         try:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
-            raise _fault_of(error) from error
+            raise self._met.fault(error) from error
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
             raise await self._why(over) from over
 
@@ -93,15 +121,14 @@ class GrpcStream:
         try:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise _fault_of(error) from error
+            raise self._met.fault(error) from error
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
             raise await self._why(over) from over
         if frame is grpc.aio.EOF:
             if await self._call.code() is not grpc.StatusCode.OK:
                 raise await self._why(None)
             return None
-        data: bytes = frame
-        return data
+        return self._met.frame(frame)
 
     async def admitted(self) -> None:
         """Return once the broker serves the stream. A broker of an older version does not say so, and gets what is
@@ -113,13 +140,17 @@ class GrpcStream:
         except TimeoutError:
             return
         except grpc.aio.AioRpcError as error:
-            raise _fault_of(error) from error
+            raise self._met.fault(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             if _ours(over):
                 raise
             raise TransportError(Fault.BROKEN, "the connection was closed") from over
         if not any(key == ADMITTED for key, _ in said or ()):
-            await self._call.code()
+            try:
+                async with asyncio.timeout(ADMISSION_S):
+                    await self._call.code()
+            except TimeoutError:  # it goes on, and is no broker's
+                raise self._met.foreign() from None
             raise await self._why(None)
 
     async def _why(self, over: BaseException | None) -> TransportError:
@@ -127,7 +158,7 @@ class GrpcStream:
         if not self._call.done():
             return TransportError(Fault.BROKEN, str(over or "the stream ended"))
         code, text = await self._call.code(), await self._call.details()
-        return TransportError(_FAULTS.get(code, Fault.BROKEN), text or str(over or code))
+        return self._met.ended(code, text or str(over or code))
 
     async def close(self) -> None:
         """No more frames from here."""
@@ -154,6 +185,7 @@ class GrpcTransport:
         self._shown = Shown(credentials)
         self._warned = False
         self._channel: Any = None
+        self._met = _Met(address)
         self._methods: dict[str, Any] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -168,12 +200,12 @@ class GrpcTransport:
                 frame, timeout=max(0.001, until_s - loop.time()), metadata=self._shown.metadata()
             )
         except grpc.aio.AioRpcError as error:
-            raise _fault_of(error) from error
+            raise self._met.fault(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             if _ours(over):
                 raise
             raise TransportError(Fault.BROKEN, "the connection was closed") from over
-        return answer
+        return self._met.frame(answer)
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many."""
@@ -181,9 +213,9 @@ class GrpcTransport:
         call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
         try:
             async for page in call:
-                yield page
+                yield self._met.frame(page)
         except grpc.aio.AioRpcError as error:
-            raise _fault_of(error) from error
+            raise self._met.fault(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             if _ours(over):
                 raise
@@ -195,7 +227,7 @@ class GrpcTransport:
         """Opens a two-way stream. Raises TransportError: UNREACHABLE when the broker is not there in time, else why it
         refuses the stream."""
         await self.ready(timeout_s)
-        stream = GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()))
+        stream = GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()), self._met)
         try:
             await stream.admitted()
         except BaseException:
@@ -231,6 +263,7 @@ class GrpcTransport:
         try:
             self._shown.metadata()
             self._channel = self._credentials.channel(self.address, OPTIONS)
+            self._met = _Met(self.address)
             self._warn()
         except Invalid as bad:  # a file that was there when the client was made
             raise TransportError(Fault.UNREACHABLE, bad.reason) from bad

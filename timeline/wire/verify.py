@@ -225,6 +225,11 @@ class Place(NamedTuple):
     lenient: bool
 
 
+def is_frame(data: bytes | memoryview) -> bool:
+    """Whether `data` says that it is a frame. A message of another protocol does not."""
+    return len(data) >= 12 and data[4:8] == layout.IDENTIFIER
+
+
 def find_body(data: bytes | bytearray | memoryview) -> Place:
     """The body of a frame, after its root was verified. `data` must not be changed while what is read is in use.
 
@@ -234,7 +239,7 @@ def find_body(data: bytes | bytearray | memoryview) -> Place:
         data = memoryview(data).cast("B")
     if len(data) > MAX_FRAME_BYTES:
         raise WireError(f"a frame may take {MAX_FRAME_BYTES} bytes, this one has {len(data)}")
-    if len(data) < 12 or data[4:8] != layout.IDENTIFIER:
+    if not is_frame(data):
         raise WireError(f"these {len(data)} bytes are no frame: they do not carry {layout.IDENTIFIER.decode()!r}")
     root = Table("Frame", data, _U32(data, 0)[0], False)
     major, minor, kind = root.whole("major"), root.whole("minor"), root.whole("body_type")
