@@ -34,7 +34,7 @@ class Opened:
         self.statements: list[str] = []
         self.changes: list[int] = []
         connection.set_trace_callback(self.statements.append)
-        self.writer = Writer(connection, self.changes.append, lambda: "")
+        self.writer = Writer(connection, self.changes.append, lambda: "", lambda _: "")
         self.writer.start()
 
     def hold(self, line: int = SETTLES) -> tuple[asyncio.Future[None], threading.Event]:

@@ -107,7 +107,8 @@ class Node:
             return f"{JOINING}: {self.membership.state.reason}"
         if self._state or self.clocks.quarantined or self.store.refused:
             return self._state or self.clocks.quarantined or self.store.refused
-        return f"the store is {'full' if self.store.full else 'down'}: {self.store.down}" if self.store.down else ""
+        what = "takes no puts" if self.store.full else "is down"
+        return f"the store {what}: {self.store.down}" if self.store.down else ""
 
     @property
     def no_calls(self) -> str:

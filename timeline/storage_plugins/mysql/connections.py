@@ -21,7 +21,13 @@ from typing import Any, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
-from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import (
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnknown,
+)
 from timeline.storage_plugins.mysql.location import Location
 
 Result = TypeVar("Result")
@@ -40,9 +46,8 @@ WRONG_SETTINGS = {
     1286: "the server has no InnoDB: start it with InnoDB",
     1698: "this user may not log in with a password: use another, or ALTER USER",
 }
+FULL = {1021: "the server's disk is full: make room", 1114: "a table, or the server's disk, is full: make room"}
 UNUSABLE = {
-    1021: "the server's disk is full: make room",
-    1114: "a table, or the server's disk, is full: make room",
     1040: "the server has too many connections: raise max_connections, or lower pool in the URL",
     1203: "the user has too many connections: raise max_user_connections, or lower pool in the URL",
     1226: "the user has used up what it may: raise its max_user_connections, or lower pool in the URL",
@@ -74,6 +79,8 @@ def judged(error: BaseException, where: str, opening: bool) -> StoreError:
     if code in WRONG_SETTINGS:
         wrong = StoreRefused if opening else StoreUnavailable
         return wrong(f"{where}: {WRONG_SETTINGS[code]} (error {code})")
+    if code in FULL:
+        return StoreFull(f"{where}: {FULL[code]} (error {code})")
     return StoreUnavailable(f"{where}: {UNUSABLE.get(code, said)} (error {code})")
 
 

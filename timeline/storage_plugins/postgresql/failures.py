@@ -7,7 +7,7 @@ import socket
 
 import asyncpg
 
-from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import StoreError, StoreFull, StoreUnavailable, StoreUnknown
 
 _DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
 """Of a commit that ends so nobody knows whether it was done."""
@@ -19,12 +19,12 @@ REFUSED = {
 }
 _UNAVAILABLE = {
     "53300": "the server has no connection left: raise its max_connections, or lower pool= in the URLs of the brokers",
-    "53100": "the server's disk is full: free some space",
     "53200": "the server is out of memory",
     "57P03": "the server starts up, shuts down or recovers",
     "25006": "the server takes no writes (it is a standby, or recovers): give the primary's address, or all hosts",
     "42501": REFUSED["42501"],
 }
+_FULL, _FREE = "53100", "the server's disk is full: free some space"
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError)
 
 
@@ -61,4 +61,6 @@ def judged(error: BaseException, doubtful: bool) -> StoreError:
     said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
     if doubtful and not said:
         return StoreUnknown(sentence(error))
+    if state == _FULL:
+        return StoreFull(_FREE)
     return StoreUnavailable(_UNAVAILABLE.get(state, sentence(error)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from timeline.storage_plugins.contract import (
     Page,
     ScanFilter,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     StoreUnknown,
     Swept,
@@ -24,7 +26,7 @@ from timeline.storage_plugins.contract import (
 )
 from timeline.storage_plugins.redis import queries
 from timeline.storage_plugins.redis.changes import Items, Keys, Outcome, all_of, left_of, standing
-from timeline.storage_plugins.redis.records import heads_of, rows_of, unpack
+from timeline.storage_plugins.redis.records import KEPT, KIND_AT, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
 PAGE_BYTES = 1024 * 1024
@@ -95,12 +97,31 @@ async def _read_bucket(
             ([keys.base(bucket) for bucket in group], (*args, last if group[0] == buckets[0] else b""))
             for group in groups
         ]
-        for answer in all_of(await keys.server.run_each(queries.WALK, calls)):
+        try:
+            answers = all_of(await keys.server.run_each(queries.WALK, calls))
+        except StoreFull:
+            return [await _read_unordered(keys, buckets[0], last, limit)]
+        for answer in answers:
             done = [(ids, values) for ordered, ids, values in answer if ordered]
             found += done
             if len(done) < len(answer):
                 break
     return found
+
+
+async def _read_unordered(keys: Keys, bucket: int, last: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
+    """The same of one bucket from a server that writes nothing, an order of ids neither: each page looks through all of
+    it, a piece at a time."""
+    base = keys.base(bucket)
+    cursor, found = b"0", dict[bytes, bytes]()
+    while True:
+        cursor, listed = await keys.server.at(base, "HSCAN", base, cursor, "COUNT", ORDERED_AT_ONCE)
+        pairs = zip(listed[::2], listed[1::2], strict=True)
+        found.update((id, packed) for id, packed in pairs if id > last and packed[KIND_AT] < KEPT)
+        ids = heapq.nsmallest(limit, found)
+        found = {id: found[id] for id in ids}
+        if cursor == b"0":
+            return ids, list(found.values())
 
 
 def _matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> bool:

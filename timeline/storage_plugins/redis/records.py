@@ -46,6 +46,8 @@ HEAD = np.dtype(
 """What a lease changes comes first, so that a script makes the new value of two pieces, the first of them the same for
 most of a batch."""
 HEAD_BYTES = HEAD.itemsize
+KIND_AT = HEAD.fields["kind"][1] if HEAD.fields else 0
+"""Where a value says what it is."""
 _PACK = struct.Struct("<qqIBBqQqqqQQqIIHBB")
 
 

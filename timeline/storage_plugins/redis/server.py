@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import (
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnknown,
+)
 from timeline.storage_plugins.redis.connection import Address, Broken, Pool, Refusal
 from timeline.storage_plugins.redis.location import Location
 from timeline.storage_plugins.redis.lua import BASES, SUFFIXES
@@ -266,10 +272,12 @@ def _raised(answer: Any) -> Any:
 
 _PASSWORD = "give them in the URL (redis://user:password@host) or in TIMELINE_REDIS_USER and TIMELINE_REDIS_PASSWORD"
 _NOTHING = frozenset(
-    ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED",
+    ("READONLY", "LOADING", "NOREPLICAS", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED",
      "ASK", "NOSCRIPT")
 )  # fmt: skip
 """With these words a server says that it did not even begin."""
+_ROOMLESS = frozenset(("OOM", "MISCONF"))
+"""With these that it has no room, in memory or where it saves: it answers who reads."""
 _FULL = "No space left on device"
 _ROOM = "; make room on its disk, and it takes writes again by itself"
 _RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS", "No permissions", "without any password configured", "AUTH failed")
@@ -282,8 +290,10 @@ def _answered(refusal: Refusal, writes: bool) -> StoreError:
         return StoreRefused(f"Redis refuses user or password: {text}; {_PASSWORD}")
     if "DB index is out of range" in text or "SELECT is not allowed" in text:
         return StoreRefused(f"Redis has no such database: {text}; a cluster has only 0, others what `databases` says")
+    if refusal.word in _ROOMLESS:
+        return StoreFull(f"Redis: {text}{_ROOM if _FULL in text else ''}")
     if refusal.word in _NOTHING or not writes:
-        return StoreUnavailable(f"Redis: {text}{_ROOM if _FULL in text else ''}")
+        return StoreUnavailable(f"Redis: {text}")
     return StoreUnknown(f"Redis failed in the middle: {text}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -13,7 +14,8 @@ from urllib.parse import parse_qsl, unquote
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from timeline.storage_plugins import shown, sql
-from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable
+from timeline.storage_plugins.contract import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from timeline.storage_plugins.room import room_of
 from timeline.storage_plugins.sqlite.checkpoints import LOG_BYTES, LOG_PAGES
 from timeline.storage_plugins.sqlite.writer import unavailable
 from timeline.storage_plugins.versions import Versions, migrate, noted
@@ -27,6 +29,8 @@ PAGE_BYTES = 4096
 19,200 to 20,700/s with 4,096 and 16,600 to 18,300 with 8,192, in turn; a cycle beside 1 M pending is as fast."""
 CACHE_MIB = 64
 CACHE_MIB_RANGE = (1, 65_536)
+SPARE_BYTES = 1024 * 1024
+"""Left on the disk, beside what the log still has to carry, when puts are refused."""
 OLDEST_SQLITE = (3, 37, 0)
 
 
@@ -191,6 +195,25 @@ class Database:
             "is there, restart the broker."
         )
 
+    def cramped(self, connection: sqlite3.Connection) -> str:
+        """Return why nothing more is put; empty while there is room. What is left on the disk is then for the log to be
+        carried to its place, without which not even an acknowledgement could be written. Where little is left, the log
+        is carried now. Pages of the file that nobody uses are room, too."""
+        path = self._location.path
+        try:
+            log = Path(f"{path}-wal").stat().st_size
+            if room_of(path.parent).free_bytes >= log + SPARE_BYTES:
+                return ""
+            unused, size = (connection.execute(f"PRAGMA {of}").fetchone()[0] for of in ("freelist_count", "page_size"))
+            with contextlib.suppress(sqlite3.Error):  # it does not even fit
+                _, pages, carried = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                log = (pages - carried) * size
+            if room_of(path.parent).free_bytes + unused * size >= log + SPARE_BYTES:
+                return ""
+        except (OSError, sqlite3.Error):
+            return ""  # whoever writes meets it, too
+        return f"the disk of {path} is nearly full, and what is left is for what makes room: free some space"
+
     def close(self) -> None:
         """Gives the lock back; all connections are closed by then."""
         self._lock.give_back()
@@ -258,7 +281,7 @@ class Database:
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
             return StoreRefused(f"{path} cannot be written ({error}): let this user write the file and its folder")
         judged = unavailable(error)
-        return StoreUnavailable(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
+        return StoreFull(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
 
 
 def _identity(path: Path) -> tuple[int, int]:

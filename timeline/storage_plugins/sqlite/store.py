@@ -30,6 +30,7 @@ from timeline.storage_plugins.contract import (
     Settles,
     Store,
     StoreError,
+    StoreFull,
     StoreRefused,
     StoreUnavailable,
     Swept,
@@ -115,7 +116,7 @@ class SqliteStore(Store):
             self._topics.load(connections[0])
             self._looked_until = None if self._database.clean else 0
             self._checkpointer = Checkpointer(connections[1], self._database.path)
-            writer = Writer(connections[0], self._checkpointer.note, self._database.lost)
+            writer = Writer(connections[0], self._checkpointer.note, self._database.lost, self._database.cramped)
             writer.start()
         except BaseException as error:
             for connection in connections:
@@ -210,6 +211,8 @@ class SqliteStore(Store):
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        if why := self._running().trouble.get("full"):
+            raise StoreFull(why)  # what little is left is for leases, settles and cancels
         parts = cut(puts)
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)

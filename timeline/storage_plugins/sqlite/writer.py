@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import StoreFull, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.sqlite import statements
 
 Result = TypeVar("Result")
@@ -47,8 +47,9 @@ PROBE_BYTES = 256 * 1024
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
     """What the contract says of an SQLite error before the commit."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
-    remedy = ": free some space" if name == "SQLITE_FULL" else ""
-    return StoreUnavailable(f"{error} ({name}){remedy}")
+    if name == "SQLITE_FULL":
+        return StoreFull(f"{error} ({name}): free some space")
+    return StoreUnavailable(f"{error} ({name})")
 
 
 @dataclass(slots=True)
@@ -105,13 +106,14 @@ class Writer:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
     proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened).
     `committed` is told after each commit how many rows were changed. `lost` answers why what
-    is written would be lost, and is asked before each commit."""
+    is written would be lost, `cramped` why nothing more is to be put: one is asked before each commit, one after it."""
 
     def __init__(
-        self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str]
-    ) -> None:
+        self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str],
+        cramped: Callable[[sqlite3.Connection], str],
+    ) -> None:  # fmt: skip
         self._connection = connection
-        self._committed, self._lost = committed, lost
+        self._committed, self._lost, self._cramped = committed, lost, cramped
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]], deque[Work[Any]]] = (deque(), deque(), deque())
         self._stopping = False
@@ -123,6 +125,7 @@ class Writer:
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
+        self._room_left = True
         self._thread = threading.Thread(target=self._run, name="timeline-sqlite-writer", daemon=True)
 
     def start(self) -> None:
@@ -287,6 +290,9 @@ class Writer:
             return judged if self._surely_undone(error) else StoreUnknown(f"the commit failed: {error}")
         self._orphans += transaction.orphans
         self._committed(self._connection.total_changes - changes)
+        self._room_left = not (why := self._cramped(self._connection))
+        if why:
+            self.trouble["full"] = why
         return None
 
     def judged(self, error: Exception) -> Exception:
@@ -378,7 +384,9 @@ class Writer:
         )
 
     def proven(self) -> None:
-        """After a committed probe: the disk has room again."""
+        """After a committed probe. Raises StoreFull while the disk has no room for more."""
+        if not self._room_left:
+            raise StoreFull(self.trouble["full"])
         self.trouble.pop("full", None)
 
 
