@@ -197,35 +197,46 @@ class TopicGauges(Collector):
 
     def __init__(self, names: Iterable[str], shown: Callable[[str], str], registry: CollectorRegistry) -> None:
         self._shown = shown
-        self._values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in names}
+        self._names = tuple(names)
+        self._values: dict[str, dict[tuple[str, ...], float]] = {}
+        """By topic: the values by the gauge's name and the labels after the topic's."""
+        self._rest: dict[tuple[str, ...], float] = {}
+        """What folds into REST whatever its topics have: 0, so that its series are there."""
         registry.register(self)
 
     def set(self, name: str, topic: str, value: float, *labels: str) -> None:
         """The value of gauge `name` for `topic`; `labels`: those after the topic's."""
-        self._values[name][topic, *labels] = value
+        key = (name, *labels)
+        if value or self._shown(topic) != REST:
+            self._values.setdefault(topic, {})[key] = value
+            return
+        # A 0 changes nothing that it is folded into: ten thousand empty topics need not keep theirs.
+        self._rest[key] = 0.0
+        if (values := self._values.get(topic)) is not None:
+            values.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:
-        return [GaugeMetricFamily(name, CATALOG[name][1], labels=CATALOG[name][2]) for name in self._values]
+        return [GaugeMetricFamily(name, CATALOG[name][1], labels=CATALOG[name][2]) for name in self._names]
 
     def collect(self) -> Iterator[Metric]:
         """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
-        for name, values in self._values.items():
+        folded: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in self._names}
+        for topic, values in [("", self._rest), *self._values.copy().items()]:
+            label = self._shown(topic)
+            for (name, *more), value in values.copy().items():
+                known, key = folded[name], (label, *more)
+                fold = _FOLDS.get(name, float.__add__)
+                known[key] = fold(known[key], float(value)) if key in known else float(value)
+        for name, found in folded.items():
             _, help, labels = CATALOG[name]
             family = GaugeMetricFamily(name, help, labels=labels)
-            folded: dict[tuple[str, ...], float] = {}
-            fold = _FOLDS.get(name, float.__add__)
-            for (topic, *more), value in list(values.items()):
-                key = (self._shown(topic), *more)
-                folded[key] = fold(folded[key], float(value)) if key in folded else float(value)
-            for key, value in folded.items():
+            for key, value in found.items():
                 family.add_metric(key, value)
             yield family
 
     def forget(self, topic: str) -> None:
         """Drops the series of `topic`."""
-        for values in self._values.values():
-            for key in [key for key in values if key[0] == topic]:
-                del values[key]
+        self._values.pop(topic, None)
 
 
 def _sooner(one: float, other: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from timeline.storage_plugins.contract import StoreUnavailable
@@ -11,10 +12,12 @@ from timeline.storage_plugins.memory import MemoryStore
 
 
 class SlowStore(MemoryStore):
-    """`hold(call)`: such calls happen, but answer only after `release`. `refuse`: calls of these names fail."""
+    """`hold(call)`: such calls happen, but answer only after `release`. `refuse`: calls of these names fail. `shared`:
+    as if other brokers could have opened it, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = False) -> None:
         super().__init__()
+        self.capabilities = replace(self.capabilities, shared=shared)
         self.calls: Counter[str] = Counter()
         self.turns = 0
         self.refuse: set[str] = set()

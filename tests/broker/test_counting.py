@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.broker.link import Link, broker, statuses
-from timeline.broker.counting import SHARE
 from timeline.broker.limits import Limits
+from timeline.broker.pace import SHARE
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore
@@ -113,8 +113,9 @@ class Slow(MemoryStore):
 async def test_counting_takes_a_bounded_share_of_the_stores_time():
     store = Slow()
     async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
-        for name in ("u", "v"):
+        for name in ("t", "u", "v"):
             await link.topic(TopicAction.CREATE, name)
+            await link.put(["a"], HOUR_MS, topic=name)
         await link.node.counting.near()
         assert len(store.spans) == 3
         for (began, ended), (next_began, _) in zip(store.spans, store.spans[1:], strict=False):
@@ -142,9 +143,14 @@ class Refusing(MemoryStore):
 
 
 async def test_a_topic_that_cannot_be_counted_is_that_topics_trouble_alone():
-    async with broker(Refusing(), limits=Limits(count_every_ms=3_600_000, sweep_every_ms=3_600_000)) as link:
+    store = Refusing()
+    async with broker(store, limits=Limits(count_every_ms=3_600_000, sweep_every_ms=3_600_000)) as link:
         await link.topic(TopicAction.CREATE, "u")
-        await link.put(["a"], HOUR_MS, topic="u")
+        for name in ("t", "u"):
+            await link.put(["a"], HOUR_MS, topic=name)
+        store.refused = set()
+        await link.node.counting.near()
+        store.refused = {"t"}
         for count in (link.node.counting.near, link.node.counting.far):
             with pytest.raises(StoreError):
                 await count()

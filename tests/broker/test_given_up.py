@@ -57,7 +57,9 @@ async def given_up(link: Link, channel: Any, method: str) -> Any:
     else:
         call = channel.stream_stream(f"/{SERVICE}/Consume")()
         await call.write(hello("deaf", "t", credit=1 << 30))
-        roster = link.node.dealers[0].roster
+        topic = await link.node.topic("t")
+        assert topic is not None
+        roster = link.node.dealer(topic).roster
         while not roster.consumers:
             await service.streams.ended(0.01)
         while roster.consumers:

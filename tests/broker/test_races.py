@@ -112,7 +112,7 @@ async def test_a_move_whose_caller_gave_up_still_reaches_the_dealer():
 
 
 async def test_a_put_to_a_topic_that_cannot_be_looked_up_is_unavailable_not_unanswered():
-    store = SlowStore()
+    store = SlowStore(shared=True)
     async with broker(store) as link:
         store.refuse = {"topics"}
         link.node.catalog._read_at_ms = -1e9
@@ -120,7 +120,7 @@ async def test_a_put_to_a_topic_that_cannot_be_looked_up_is_unavailable_not_unan
 
 
 async def test_records_read_before_a_create_do_not_take_the_topic_away():
-    store = SlowStore()
+    store = SlowStore(shared=True)
     async with broker(store) as link:
         store.hold("topics")
         reading = asyncio.ensure_future(link.node.catalog.refresh())
@@ -133,7 +133,7 @@ async def test_records_read_before_a_create_do_not_take_the_topic_away():
 
 
 async def test_records_read_before_a_drop_do_not_bring_the_topic_back():
-    store = SlowStore()
+    store = SlowStore(shared=True)
     async with broker(store) as link:
         store.hold("topics")
         reading = asyncio.ensure_future(link.node.catalog.refresh())
@@ -146,7 +146,7 @@ async def test_records_read_before_a_drop_do_not_bring_the_topic_back():
 
 
 async def test_two_who_ask_for_an_unknown_topic_wait_for_one_reading():
-    store = SlowStore()
+    store = SlowStore(shared=True)
     async with broker(store) as link:
         link.node.catalog._topics.clear()
         link.node.catalog._read_at_ms = -1e9
@@ -159,7 +159,7 @@ async def test_two_who_ask_for_an_unknown_topic_wait_for_one_reading():
 
 
 async def test_however_many_ask_for_the_records_again_wait_for_one_reading_more():
-    store = SlowStore()
+    store = SlowStore(shared=True)
     async with broker(store, PATIENT) as link:
         before = store.calls["topics"]
         store.hold("topics")

@@ -104,6 +104,8 @@ async def test_a_setting_that_only_a_newer_broker_knows_is_told_once_and_kept_th
         return dict(json.loads(text))
 
     async with broker(f"sqlite:///{file}") as link:
+        store = link.node.store.store
+        store.capabilities = replace(store.capabilities, shared=True)
         with closing(sqlite3.connect(file)) as db:
             db.execute("UPDATE topic SET settings = ?", (json.dumps(stored() | {"urgency": {"high": 3}}),))
             db.commit()

@@ -34,7 +34,9 @@ async def test_what_cannot_be_handed_back_is_given_up_after_the_last_try(monkeyp
 
     store = SlowStore()
     async with broker(store) as link:
-        back = link.node.dealers[0].back
+        topic = await link.node.topic("t")
+        assert topic is not None
+        back = link.node.dealer(topic).back
         store.refuse = {"settle"}
         monkeypatch.setattr(handback.asyncio, "sleep", noted)
         back.unseen([make_parcel([0])])

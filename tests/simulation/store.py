@@ -8,6 +8,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,6 +84,7 @@ class TroubledStore(Store):
     def seen_apart(self, rng: random.Random) -> TroubledStore:
         """The same store as another broker sees it: with trouble of its own."""
         apart = copy.copy(self)
+        apart.capabilities = replace(self.capabilities, shared=True)
         apart.trouble, apart._rng = Trouble(), rng
         return apart
 

@@ -6,29 +6,35 @@ import asyncio
 import difflib
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from timeline.broker.metered import MeteredStore
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name
-from timeline.storage_plugins.contract import TopicConflict
+from timeline.storage_plugins.contract import StoreError, TopicConflict
 from timeline.wording import typed_name, typed_value
 
 log = logging.getLogger("timeline.broker")
+T = TypeVar("T")
 
 REFRESH_AT_MOST_MS = 1_000.0
 """An unknown name makes us read the records again, but not more often than this."""
+HINTED_SHARE = 0.1
+"""Of this broker's time that reading the records again may take when other brokers change one after the other."""
 
 
 class Catalog:
-    """Topics by name. `on_change(before, after)` is called for each record that appeared, changed or went.
-    `alone`: whether no other broker can have changed any.
+    """Topics by name. `on_change(before, after, made)` is called for each record that appeared, changed or went;
+    `made`: it was created here just now. `alone`: whether no other broker can have changed any.
 
     One call of the store at a time: records that were read before a create or drop and applied after it would take
     the new topic away again, or bring the dropped one back.
+
+    A change begins with the record as cached: the store refuses it where another stands by now, and only then are all
+    records read again. So a change costs the same however many topics there are.
     """
 
     def __init__(
@@ -36,14 +42,17 @@ class Catalog:
         store: MeteredStore,
         clock: Clock,
         random_bits: Callable[[int], int],
-        on_change: Callable[[Topic | None, Topic | None], None],
+        on_change: Callable[[Topic | None, Topic | None, bool], None],
         alone: Callable[[], bool],
     ) -> None:
         self._store, self._clock, self._random_bits, self._on_change = store, clock, random_bits, on_change
         self._alone = alone
         self._topics: dict[str, Topic] = {}
+        self._by_uid: dict[int, Topic] = {}
         self._asked = self._answered = 0
         self._read_at_ms = -REFRESH_AT_MOST_MS
+        self._took_ms = 0.0
+        self._sure = self._resting = False
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
 
@@ -55,9 +64,19 @@ class Catalog:
         """The record of `name` as cached."""
         return self._topics.get(name)
 
+    def _sole(self) -> bool:
+        """Whether the records are as cached: nobody else can have changed any, and no outcome is in doubt."""
+        return self._sure and self._store.embedded and self._alone()
+
+    def of(self, uid: int) -> Topic | None:
+        """The record of the topic with this uid as cached."""
+        return self._by_uid.get(uid)
+
     async def refresh(self) -> None:
-        """Reads all records again. However many ask while a reading is under way, one more answers them all: another
-        broker that creates a thousand topics says so a thousand times."""
+        """Read all records again, where anybody else can have changed one. However many ask while a reading is under
+        way, one more answers them all: another broker that creates a thousand topics says so a thousand times."""
+        if self._sole():
+            return
         self._asked += 1
         mine = self._asked
         async with self._turn:
@@ -66,38 +85,53 @@ class Catalog:
                 await self._refresh()
                 self._answered = asked
 
+    async def hinted(self) -> None:
+        """Read all records again because another broker changed one, at a bounded share of this broker's time."""
+        if self._resting:
+            return  # what is hinted at now is there when that reading begins
+        self._resting = True
+        try:
+            rest_ms = self._read_at_ms + self._took_ms / HINTED_SHARE - self._clock.monotonic_ms()
+            await asyncio.sleep(max(0.0, rest_ms) / 1000.0)
+        finally:
+            self._resting = False
+        await self.refresh()
+
     async def _refresh(self) -> None:
         self._read_at_ms = self._clock.monotonic_ms()
         stored = {topic.name: topic for topic in await self._store.call("topics", self._store.store.topics())}
+        self._took_ms = self._clock.monotonic_ms() - self._read_at_ms
         if self._topics.keys() - stored.keys():
             await self._store.inspect()  # another store, or one that lost everything, has dropped no topic
+        self._sure = True
         for name in [*self._topics, *stored]:
             self._replace(self._topics.get(name), stored.get(name))
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _replace(self, before: Topic | None, after: Topic | None) -> None:
+    def _replace(self, before: Topic | None, after: Topic | None, made: bool = False) -> None:
         if before == after:
             return
         if before is not None:
             self._topics.pop(before.name, None)
+            self._by_uid.pop(before.uid, None)
         if after is not None:
-            self._topics[after.name] = after
+            self._topics[after.name] = self._by_uid[after.uid] = after
             if after.newer and (before is None or before.newer != after.newer):
                 log.warning("topic %r has settings that only a newer broker knows: %s", after.name, after.newer)
-        self._on_change(before, after)
+        self._on_change(before, after, made)
 
     async def find(self, name: str) -> Topic | None:
         """The record of `name`, None when there is no such topic."""
         topic = self._topics.get(name)
-        if topic is not None:
+        if topic is not None or self._sole():
             return topic
         asked_ms = self._clock.monotonic_ms()
         while True:
             async with self._turn:
                 # Whoever waited here for another's reading is answered from it.
                 wait_ms = self._read_at_ms + REFRESH_AT_MOST_MS - self._clock.monotonic_ms()
-                if name not in self._topics and wait_ms <= 0:
+                if name not in self._topics and (wait_ms <= 0 or not self._sure):
                     await self._refresh()
                 if name in self._topics or self._read_at_ms >= asked_ms or self._alone():
                     return self._topics.get(name)
@@ -121,11 +155,10 @@ class Catalog:
         asked = Topic(check_topic_name(name), uid, settings, 1, self._clock.now_ms())
         async with self._turn:
             try:
-                topic = await self._store.call("create_topic", self._store.store.create_topic(asked))
+                topic = await self._change("create_topic", self._store.store.create_topic(asked))
             except TopicConflict:
-                await self._refresh()
-                topic = _agreeing(self._topics.get(name), _known(given))
-            self._replace(self._topics.get(name), topic)
+                topic = _agreeing(await self._again(name), _known(given))
+            self._replace(self._topics.get(name), topic, made=topic.uid == uid)
             return topic
 
     async def update(self, name: str, given: Mapping[str, int | str | bool], revision: int) -> Topic | None:
@@ -133,41 +166,57 @@ class Catalog:
         (a fixed setting among them) or TopicConflict."""
         known = _known(given)
         async with self._turn:
-            return await self._update(name, known, revision)
+            topic = self._topics.get(name) or await self._again(name)
+            for _ in range(5):
+                if topic is None:
+                    return None
+                try:
+                    after = await self._update(topic, known, revision)
+                except (Invalid, TopicConflict):
+                    before, topic = topic, await self._again(name)
+                    if topic == before:
+                        raise
+                    continue
+                self._replace(topic, after)
+                return after
+            raise TopicConflict(f"topic {name!r} keeps changing under us: try again")
 
-    async def _update(self, name: str, known: dict[str, Any], revision: int) -> Topic | None:
-        for _ in range(5):
-            await self._refresh()
-            topic = self._topics.get(name)
-            if topic is None:
-                return None
-            fixed = [key for key in FIXED_SETTINGS if key in known and known[key] != getattr(topic.settings, key)]
-            if fixed:
-                raise Invalid(f"{' and '.join(fixed)} cannot be changed after a topic was created")
-            if revision not in (0, topic.revision):
-                raise TopicConflict(f"topic {name!r} is at revision {topic.revision}, not {revision}: read it again")
-            asked = replace(topic, settings=replace(topic.settings, **known).check())
-            try:
-                after = await self._store.call("update_topic", self._store.store.update_topic(asked))
-            except TopicConflict:
-                if revision:
-                    raise
-                continue
-            self._replace(topic, after)
-            return after
-        raise TopicConflict(f"topic {name!r} keeps changing under us: try again")
+    async def _update(self, topic: Topic, known: dict[str, Any], revision: int) -> Topic:
+        fixed = [key for key in FIXED_SETTINGS if key in known and known[key] != getattr(topic.settings, key)]
+        if fixed:
+            raise Invalid(f"{' and '.join(fixed)} cannot be changed after a topic was created")
+        if revision not in (0, topic.revision):
+            raise TopicConflict(f"topic {topic.name!r} is at revision {topic.revision}, not {revision}: read it again")
+        asked = replace(topic, settings=replace(topic.settings, **known).check())
+        return await self._change("update_topic", self._store.store.update_topic(asked))
 
     async def drop(self, name: str) -> Topic | None:
         """Drops `name`; answers the record that stood, None when there was none."""
         async with self._turn:
-            await self._refresh()
             topic = self._topics.get(name)
-            if topic is None or not await self._store.call("drop_topic", self._store.store.drop_topic(topic)):
-                return None
+            if topic is None or not await self._change("drop_topic", self._store.store.drop_topic(topic)):
+                # Another broker may have created it, or dropped it and created it again.
+                topic = await self._again(name)
+                if topic is None or not await self._change("drop_topic", self._store.store.drop_topic(topic)):
+                    return None
             self._replace(topic, None)
             if self._store.journal is not None:
                 self._store.journal.dropped(topic)
             return topic
+
+    async def _again(self, name: str) -> Topic | None:
+        """The record of `name` as the store has it now."""
+        if not self._sole():
+            await self._refresh()
+        return self._topics.get(name)
+
+    async def _change(self, call: str, work: Coroutine[Any, Any, T]) -> T:
+        """A change of one record. When it is refused, or its outcome is unknown, the cache may not be the truth."""
+        try:
+            return await self._store.call(call, work)
+        except StoreError:
+            self._sure = False
+            raise
 
 
 def _agreeing(topic: Topic | None, given: Mapping[str, Any]) -> Topic:

@@ -39,6 +39,11 @@ async def _look_at(dealer: Dealer, node: Node, pace: Pace) -> None:
     await pace.did(TOPIC)
 
 
+def show_nobody(metrics: Metrics, topic: str) -> None:
+    """Sets the gauges of a topic that had no consumer here yet."""
+    _Tally().show(metrics, topic)
+
+
 class _Tally:
     """Of one topic's consumers."""
 

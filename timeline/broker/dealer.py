@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -38,13 +39,14 @@ FRUITLESS_MS = 100.0
 
 
 class Dealer:
-    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours, `hosts` is
-    told which consumers are here and well."""
+    """Deals one topic. `topic` is replaced when its record changes; `since_ms`: since when it is here, without a
+    consumer; `buckets` says which buckets are ours, `hosts` is told which consumers are here and well."""
 
     def __init__(
         self,
         topic: Topic,
         *,
+        since_ms: int,
         store: MeteredStore,
         settling: Settling,
         clock: Clock,
@@ -81,7 +83,8 @@ class Dealer:
         self._dry = False
         """Whether a consumer has said since the last round began that it may have nothing left to do."""
         self._stopped: Cause | None = None
-        self._hindrances = Hindrances(clock.now_ms(), store_slow)
+        self._hindrances = Hindrances(since_ms, store_slow)
+        self._hindrances.now(Cause.NO_CONSUMER, since_ms)
         self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
@@ -164,7 +167,9 @@ class Dealer:
 
     async def _sleep(self, wait_ms: float) -> None:
         """Sleeps until something changes, but no longer than `wait_ms`."""
-        if not self._wake.is_set():
+        if wait_ms == math.inf:
+            await self._wake.wait()
+        elif not self._wake.is_set():
             timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self._wake.set)
             try:
                 await self._wake.wait()
@@ -201,7 +206,7 @@ class Dealer:
         if mono_ms < self._retry_at_ms:
             return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
-            return Cause.NO_CONSUMER, float(self._limits.sweep_every_ms)
+            return Cause.NO_CONSUMER, math.inf
         if not self.roster.any_ready(mono_ms) or self._outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)

@@ -51,6 +51,7 @@ ENDS = {
 class MeteredStore:
     """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
     it: on a full disk reads and settles go on, and would call the store well between two puts that fail.
+    `used(uid)` is told of each topic that a call may have changed messages of, once the call is over.
     `journal`: who is told what happened to messages, None: nobody.
     `refused`: why what is there now must not be used: it is not what was opened, or loses messages by its settings. It
     is asked nothing then, but whether that has changed; empty while it may be used.
@@ -63,6 +64,7 @@ class MeteredStore:
         metrics: Metrics,
         took: Callable[[float], None],
         changed: Callable[[], None],
+        used: Callable[[int], object],
         journal: Journal | None = None,
     ) -> None:
         self.store = store
@@ -71,7 +73,7 @@ class MeteredStore:
         self.full = False
         self.warnings: tuple[str, ...] = ()
         self._opened: Opened | None = None
-        self._took, self._changed = took, changed
+        self._took, self._changed, self._used = took, changed, used
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
         self._lease_times = LeaseTimes()
@@ -209,6 +211,8 @@ class MeteredStore:
         except StoreUnknown:
             self._unknown(topic, puts)
             raise
+        finally:
+            self._used(topic.uid)
         answers = self._checked(topic, answers, len(puts))
         if self.journal is not None:
             self.journal.put(topic, puts, answers)
@@ -221,6 +225,8 @@ class MeteredStore:
         except StoreUnknown:
             self._unknown(topic, settles)
             raise
+        finally:
+            self._used(topic.uid)
         answers = self._checked(topic, answers, len(settles))
         self._ended(topic, settles, answers)
         if self.journal is not None:
@@ -233,6 +239,8 @@ class MeteredStore:
         except StoreUnknown:
             self._unknown(topic, mutations)
             raise
+        finally:
+            self._used(topic.uid)
         answers = self._checked(topic, answers, len(mutations))
         if self.journal is not None:
             self.journal.mutated(topic, mutations, answers)
@@ -278,6 +286,7 @@ class MeteredStore:
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         leased = await self._timed(self.call("lease_due", call))
         if len(leased.rows):
+            self._used(topic.uid)
             name = self._metrics.topic(topic.name)
             if leased.prior_holders.nbytes:
                 ran_out = int(np.count_nonzero(leased.prior_holders.sizes))

@@ -24,20 +24,22 @@ class Neighbours:
         self._there: set[str] | None = None
         self._hosting: dict[int, Mapping[str, int]] = {}
 
-    def look(self, topics: Collection[Topic]) -> None:
-        """What has changed since the last look, told; the first one only learns who is there."""
+    def look(self, topics: Collection[Topic]) -> bool:
+        """What has changed since the last look, told; the first one only learns who is there. Return whether a broker
+        is gone."""
         there = {member.name for member in self._membership.members()} - {self._name}
         hosting = {topic.uid: self._membership.hosting(topic.uid) for topic in topics}
         before, self._there = self._there, there
         hosted, self._hosting = self._hosting, hosting
         if before is None or there == before:
-            return
+            return False
         moved, ours = self._moved(topics, hosted, hosting)
         said = f"{moved:,} bucket{'' if moved == 1 else 's'} changed hands, {ours:,} of them to this broker"
         for names, became, level in ((before - there, "gone", logging.WARNING), (there - before, "here", logging.INFO)):
             if names:
                 who = f"broker{'' if len(names) == 1 else 's'} {', '.join(sorted(names))}"
                 log.log(level, "%s %s %s: %s", who, "is" if len(names) == 1 else "are", became, said)
+        return not before <= there
 
     def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, int]:
         """How many buckets are dealt by another broker than before, and how many of them by this one."""

@@ -1,4 +1,4 @@
-"""One broker, put together: store, clock, membership, topics, intake, settling, a dealer for each topic.
+"""One broker, put together: store, clock, membership, topics, intake, settling, a dealer for each topic in use.
 
 It is what `timeline serve` runs behind gRPC and what the simulation runs behind its own network: nothing here knows
 which. `start` → serve through `service` → `drain` (hand back, tell streams to leave) or `stop` (at once, as a crash).
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from timeline.broker.catalog import Catalog
-from timeline.broker.census import look_over
+from timeline.broker.census import look_over, show_nobody
 from timeline.broker.cluster import Cluster
 from timeline.broker.counting import Counting
 from timeline.broker.dealer import Dealer
@@ -22,6 +22,7 @@ from timeline.broker.late import LateRing, Spans
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.neighbours import Neighbours
+from timeline.broker.pace import Rounds, rest
 from timeline.broker.parting import part, stand_back
 from timeline.broker.peers import PeerFactory
 from timeline.broker.quarantine import watched
@@ -78,7 +79,7 @@ class Node:
         self.metrics = metrics or Metrics()
         self.readiness = asyncio.Event()
         self.store = MeteredStore(
-            store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set, journal
+            store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set, self._used, journal
         )
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
@@ -93,6 +94,7 @@ class Node:
         self.clocks = watched(self, store)
         self.service = Gateway(self)
         self.counting = Counting(self)
+        self._to_sweep = Rounds()
         self.traces = Traces(name)
         self._random_bits = random_bits
         self._dealers: dict[int, Dealer] = {}
@@ -196,12 +198,11 @@ class Node:
 
     def current(self, topic: Topic) -> Topic:
         """The record of `topic` as it stands now (its settings may have changed)."""
-        dealer = self._dealers.get(topic.uid)
-        return dealer.topic if dealer is not None else topic
+        return self.catalog.of(topic.uid) or topic
 
     @property
     def dealers(self) -> list[Dealer]:
-        """All dealers."""
+        """All dealers: of each topic that had a consumer here."""
         return list(self._dealers.values())
 
     def deals(self, dealer: Dealer) -> bool:
@@ -209,12 +210,12 @@ class Node:
         return self._dealers.get(dealer.topic.uid) is dealer
 
     def dealer(self, topic: Topic) -> Dealer:
-        """The topic's dealer."""
-        return self._dealers[topic.uid]
+        """The dealer of `topic`, which the catalog has: made when it is asked for first."""
+        return self._dealers.get(topic.uid) or self._new_dealer(topic)
 
     def hint(self, topic_uid: int, due_ms: int, turn: int = 0) -> bool:
         """A message of the topic is due at `due_ms` now, in a bucket of ours; the store said so in its `turn`, or did
-        not say in which. Whether the topic has a dealer here."""
+        not say in which. Whether the topic has a dealer here: a new one looks for itself."""
         dealer = self._dealers.get(topic_uid)
         if dealer is not None:
             dealer.hint(due_ms, turn)
@@ -231,16 +232,32 @@ class Node:
         if len(statuses):
             self.metrics.operations(operation.name.lower(), statuses, lambda code: Status.of(code).value)
 
-    def _topic_changed(self, before: Topic | None, after: Topic | None) -> None:
+    def _used(self, uid: int) -> None:
+        """Messages of the topic may have changed."""
+        if self.stocked(uid):
+            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
+
+    def stocked(self, uid: int) -> bool:
+        """The topic may have messages from now on; whether it was taken for empty."""
+        self._to_sweep.used(uid)
+        return self.counting.rounds.used(uid)
+
+    def _topic_changed(self, before: Topic | None, after: Topic | None, made: bool) -> None:
         if before is not None and (after is None or after.uid != before.uid):
-            self._drop_dealer(before)
+            self._forget(before)
         if after is None:
             return
-        if after.uid in self._dealers:
-            self._dealers[after.uid].update(after)
-            return
-        dealer = self._dealers[after.uid] = Dealer(
-            after,
+        if before is None or after.uid != before.uid:
+            self.counting.add(after, made)
+            self._to_sweep.add(after.uid, empty=True)  # until it is counted
+            show_nobody(self.metrics, after.name)
+        if (dealer := self._dealers.get(after.uid)) is not None:
+            dealer.update(after)
+
+    def _new_dealer(self, topic: Topic) -> Dealer:
+        dealer = self._dealers[topic.uid] = Dealer(
+            topic,
+            since_ms=min(self.clock.now_ms(), max(self.started_ms, topic.created_ms)),
             store=self.store,
             settling=self.settling,
             clock=self.clock,
@@ -256,15 +273,19 @@ class Node:
         )
         if self.clocks.quarantined:
             dealer.stop_leasing(Cause.CLOCK)
-        dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {after.name}")
+        dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {topic.name}")
+        return dealer
 
-    def _drop_dealer(self, topic: Topic) -> None:
+    def _forget(self, topic: Topic) -> None:
+        """The topic was dropped."""
         dealer = self._dealers.pop(topic.uid, None)
         if dealer is not None:
             dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
             if dealer.task is not None:
                 dealer.task.cancel()
         self.cluster.drop(topic)
+        self.counting.forget(topic.uid)
+        self._to_sweep.remove(topic.uid)
         self.depths.pop(topic.uid, None)
         self.metrics.forget_topic(topic.name)
 
@@ -282,12 +303,13 @@ class Node:
             self.tasks.spawn(self._read_topics(), "catalog")
         if Change.MEMBERS in change:
             self.cluster.changed()
-            self.neighbours.look(self.catalog.all())
+            if self.neighbours.look(self.catalog.all()):
+                self.counting.restart()
             self._look_all()
 
     async def _read_topics(self) -> None:
         try:
-            await self.catalog.refresh()
+            await self.catalog.hinted()
         except StoreError as trouble:
             log.warning("topics cannot be read again yet: %s", trouble)
 
@@ -366,22 +388,28 @@ class Node:
         if self.clocks.quarantined:
             return  # what is over by a wrong clock may not be
         trouble: StoreError | None = None
-        for dealer in list(self._dealers.values()):
-            topic, more = dealer.topic, True
-            while more:
-                now_ms = self.clock.now_ms()
-                try:
-                    swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
-                except StoreError as error:
-                    trouble = error
-                    break
-                self.store.expired(topic, swept.expired)
-                if self.store.journal is not None:
-                    self.store.journal.expired(topic, swept.expired)
-                more = swept.more
-                await asyncio.sleep(0)  # a store that never waits must not keep others from their turn
+        for uid in self._to_sweep.begin():
+            try:
+                await self._sweep_topic(uid)
+            except StoreError as error:
+                trouble = error
         if trouble is not None:
             raise trouble
+
+    async def _sweep_topic(self, uid: int) -> None:
+        more = True
+        while more and (topic := self.catalog.of(uid)) is not None:
+            began_ms, now_ms = self.clock.monotonic_ms(), self.clock.now_ms()
+            if self.counting.rounds.is_empty(uid):
+                # There may still be ids that are remembered, and dead letters: they are removed in its turn.
+                self._to_sweep.empty(uid)
+            swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))
+            self.store.expired(topic, swept.expired)
+            if self.store.journal is not None:
+                self.store.journal.expired(topic, swept.expired)
+            more = swept.more
+            # A store that never waits must not keep others from their turn.
+            await (asyncio.sleep(0) if more else rest(self.clock.monotonic_ms() - began_ms))
 
     def _measure(self) -> None:
         """Sets the gauges that need no store."""

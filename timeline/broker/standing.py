@@ -11,7 +11,7 @@ import numpy as np
 
 from timeline.broker.roster import Health as Condition
 from timeline.columns import Int64, Ragged
-from timeline.model import MAX_BATCH, MAX_TIME_MS
+from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
 from timeline.wire import MAX_COUNT, Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
 
 if TYPE_CHECKING:
@@ -38,13 +38,19 @@ class Depth:
     counted_ms: int = 0
 
 
+_UNCOUNTED = Depth()
+
+
 def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
     """How `node` stands now, without asking its store; of topics that `sees` permits."""
     dealers = [
         dealer
         for dealer in node.dealers
         if (not asked.topic or dealer.topic.name == asked.topic) and sees(dealer.topic.name)
-    ][:MAX_BATCH]
+    ]
+    one = node.catalog.known(asked.topic)
+    asked_for = node.catalog.all() if not asked.topic else [one] if one is not None else []
+    topics = [topic for topic in asked_for if sees(topic.name)][:MAX_BATCH]
     return Standing(
         broker=node.name,
         version=node.version,
@@ -53,7 +59,7 @@ def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
         trouble=node.not_ready,
         store=node.store_shown,
         store_ms=node.store.lease_p99_ms or 0.0,
-        topics=_loads(node, dealers),
+        topics=_loads(node, topics, dealers),
         lateness=_lateness(node, asked.topic, sees),
         consumers=_consumers(node, dealers, asked.limit),
         sync=node.cluster.shown(),
@@ -61,30 +67,39 @@ def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
     )
 
 
-def _loads(node: Node, dealers: list[Dealer]) -> TopicLoads:
+def _loads(node: Node, topics: list[Topic], dealers: list[Dealer]) -> TopicLoads:
     mono_ms = node.clock.monotonic_ms()
-    depths = [node.depths.get(dealer.topic.uid, Depth()) for dealer in dealers]
-    rosters = [list(dealer.roster.consumers.values()) for dealer in dealers]
+    depths = [node.depths.get(topic.uid, _UNCOUNTED) for topic in topics]
+    place = {topic.uid: at for at, topic in enumerate(topics)}
+    ours = [(place[dealer.topic.uid], dealer) for dealer in dealers if dealer.topic.uid in place]
+
+    def dealt(value: Callable[[Dealer], int]) -> Int64:
+        """A column of what dealers know: 0 where a topic has none here."""
+        column = np.zeros(len(topics), dtype=np.int64)
+        for at, dealer in ours:
+            column[at] = min(value(dealer), MAX_COUNT)
+        return column
+
     return TopicLoads(
-        topics=Ragged.of([dealer.topic.name.encode() for dealer in dealers]),
+        topics=Ragged.of([topic.name.encode() for topic in topics]),
         available=_longs([depth.available for depth in depths]),
         waiting=_longs([depth.waiting for depth in depths]),
         next_due_ms=_longs([depth.next_due_ms for depth in depths]),
         counted_ms=_longs([depth.counted_ms for depth in depths]),
-        consumers=_longs([len(roster) for roster in rosters]),
-        in_flight=_longs([sum(one.in_flight for one in roster) for roster in rosters]),
-        credit=_longs([sum(one.open_credit(mono_ms) for one in roster) for roster in rosters]),
-        delivered=_longs([dealer.lateness.delivered for dealer in dealers]),
-        redelivered=_longs([dealer.lateness.redelivered for dealer in dealers]),
-        buckets=_longs([dealer.topic.settings.buckets for dealer in dealers]),
-        dealt=_longs([_dealt(node, dealer) for dealer in dealers]),
+        consumers=dealt(lambda dealer: len(dealer.roster.consumers)),
+        in_flight=dealt(lambda dealer: sum(one.in_flight for one in dealer.roster.consumers.values())),
+        credit=dealt(lambda dealer: sum(one.open_credit(mono_ms) for one in dealer.roster.consumers.values())),
+        delivered=dealt(lambda dealer: dealer.lateness.delivered),
+        redelivered=dealt(lambda dealer: dealer.lateness.redelivered),
+        buckets=_longs([topic.settings.buckets for topic in topics]),
+        dealt=_longs([_dealt(node, topic) for topic in topics]),
     )
 
 
-def _dealt(node: Node, dealer: Dealer) -> int:
+def _dealt(node: Node, topic: Topic) -> int:
     """How many buckets of the topic are this broker's."""
-    many = dealer.topic.settings.buckets
-    mine = node.membership.buckets(dealer.topic.uid, many)
+    many = topic.settings.buckets
+    mine = node.membership.buckets(topic.uid, many)
     return many if mine is None else len(mine)
 
 

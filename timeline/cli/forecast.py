@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
 from timeline.wording import shown_duration
 
+AT_ONCE = 64
+"""Topics that are asked for at once."""
 HEIGHT = 8
 MARGIN = 12
 WIDTH_UNSEEN = 100
@@ -87,13 +90,36 @@ def forecast(
 
 async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> Load:
     """The load of `topic` (None: of all topics, added up)."""
-    names = [topic] if topic is not None else [each.name for each in await tl.topics()]
-    outlooks = [await tl.forecast(name, window_ms / 1000, step_ms / 1000) for name in names]
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(name: str) -> timeline.Outlook | None:
+        async with room:
+            try:
+                return await tl.forecast(name, window_ms / 1000, step_ms / 1000)
+            except timeline.NotFound:
+                if topic is not None:
+                    raise
+                return None  # dropped meanwhile
+
+    names = [topic] if topic is not None else await _to_forecast(tl)
+    asked = await asyncio.gather(*map(ask, names))
+    outlooks = [outlook for outlook in asked if outlook is not None]
     if not outlooks:
         return Load([], [], 0, True)
     counts = np.sum([outlook.counts for outlook in outlooks], axis=0).tolist()
     overdue = sum(outlook.overdue for outlook in outlooks)
     return Load(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
+
+
+async def _to_forecast(tl: timeline.Timeline) -> list[str]:
+    """The topics that may have messages: all but those that every broker counted as empty, of which one is kept, for
+    the steps."""
+    names = [each.name for each in await tl.topics()]
+    empty: set[str] = set()
+    stocked: set[str] = set()
+    for load in (load for one in (await tl.standing()).brokers for load in one.topics):
+        (stocked if load.next_due_ms or not load.counted_ms else empty).add(load.topic)
+    return [name for name in names if name in stocked or name not in empty] or names[:1]
 
 
 def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:

@@ -26,6 +26,8 @@ ROWS_ASIDE = 6
 LATE_ONCE = 10
 """Late deliveries in a picture that is drawn once: often one cause after the other says the same."""
 WELL_MS, FAIR_MS = 10.0, 50.0
+TOPICS_ONCE = 200
+"""Topics that are shown where the height is not bounded."""
 NARROW = 112
 """On narrower screens the table of topics goes without some columns."""
 _HEALTH = {Health.HEALTHY: ("healthy", "green"), Health.SILENT: ("silent", "bold red"),
@@ -38,8 +40,8 @@ def seconds_ahead(width: int) -> int:
 
 
 def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | None, trouble: str = "") -> Group:
-    """The glance, for lines of `width`, cut to `height` of them (None: all of it). `trouble`: why it is not of this
-    moment."""
+    """The glance, for lines of `width`, cut to `height` of them (None: all of it, but for topics past TOPICS_ONCE).
+    `trouble`: why it is not of this moment."""
     parts: list[RenderableType] = [_head(glance, zone, trouble), *map(_broker, glance.brokers)]
     parts += store_warnings(glance.brokers, no_wrap=True)
     parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in glance.unreachable.items()]
@@ -61,7 +63,7 @@ def _shares(height: int | None, used: int, wanted: tuple[int, int, int]) -> list
     """How many rows each of three tables gets: a third of what is left to each, and what one does not need to the
     others."""
     if height is None:
-        return list(wanted)
+        return [min(wanted[0], TOPICS_ONCE), *wanted[1:]]
     left = max(3, height - used)
     given = [0, 0, 0]
     while left > 0 and any(has < wants for has, wants in zip(given, wanted, strict=True)):

@@ -20,6 +20,8 @@ Objects: TypeAlias = npt.NDArray[np.object_]
 
 FRESH = 2048
 """Entries that wait unsorted before they become a run (twice as many for a moment)."""
+FIRST_FRESH = 16
+"""Room for so many at first: most agendas of most topics never have more."""
 MERGE_MAX = 131_072
 """Runs are merged up to this many entries, or a sixteenth of all: a merge takes milliseconds, not more."""
 MANY_RUNS = 48
@@ -83,8 +85,8 @@ class Agenda:
 
     def clear(self) -> None:
         """Forgets every entry."""
-        self._times = np.empty(2 * FRESH, dtype=np.int64)
-        self._keys = np.empty(2 * FRESH, dtype=np.uint64)
+        self._times = np.empty(FIRST_FRESH, dtype=np.int64)
+        self._keys = np.empty(FIRST_FRESH, dtype=np.uint64)
         self._count = 0
         self._fresh_first = FOREVER_MS
         self._runs: list[_Run] = []
@@ -104,6 +106,8 @@ class Agenda:
             return
         if self._count + count > 2 * FRESH:
             self._flush()
+        if self._count + count > len(self._times):
+            self._grow(self._count + count)
         start, self._count = self._count, self._count + count
         self._times[start : self._count] = times
         self._keys[start : self._count] = keys
@@ -163,6 +167,13 @@ class Agenda:
         return slots_of(keys[self._valid(keys)])
 
     # ── inside ──
+
+    def _grow(self, wanted: int) -> None:
+        """Makes the buffer longer, up to as long as it ever is."""
+        room, count = min(2 * FRESH, max(wanted, 4 * len(self._times))), self._count
+        times, keys = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint64)
+        times[:count], keys[:count] = self._times[:count], self._keys[:count]
+        self._times, self._keys = times, keys
 
     def _valid(self, keys: UInt64) -> Bools:
         return self._is_valid(slots_of(keys), stamps_of(keys))

@@ -49,7 +49,8 @@ _NUMBERS = (
     *("birth", "version", "due_ms", "scheduled_ms", "put_ms", "asked_ms", "last_op", "expires_ms", "payload_sum"),
     *("deliveries", "payload_bytes"),
 )
-_FIRST_CAPACITY = 1024
+_FIRST_CAPACITY = 16
+"""Ten thousand topics with a message each are no rarity."""
 _SHRINK_ABOVE = 65_536
 
 
@@ -123,7 +124,8 @@ class TopicRows:
 
     def _grow(self, wanted: int) -> None:
         length = len(self.kinds)
-        capacity = max(wanted, length + (length // 2 if length < _SHRINK_ABOVE else length // 8))
+        more = length if length < 1024 else length // 2 if length < _SHRINK_ABOVE else length // 8
+        capacity = max(wanted, length + more)
         # No view may be left while they grow.
         del self.words, self.records, self.stamps, self.kinds, self.bucket
         try:

@@ -56,7 +56,8 @@ class MemoryStore(Store):
         self._fast = fast
         self._open = False
         self._topics: dict[str, Topic] = {}
-        self._rows: dict[int, TopicRows] = {}
+        self._rows: dict[int, TopicRows | None] = {}
+        """By topic; None until something is asked of its messages."""
         self._walks: dict[int, walks.Walks] = {}
 
     async def open(self) -> Opened:
@@ -88,8 +89,7 @@ class MemoryStore(Store):
         stands = self._topics.get(topic.name)
         if stands is None:
             self._topics[topic.name] = topic
-            self._rows[topic.uid] = TopicRows(topic.settings.buckets)
-            self._walks[topic.uid] = walks.Walks()
+            self._rows[topic.uid] = None
             return topic
         return same_settings(stands, topic)
 
@@ -104,11 +104,20 @@ class MemoryStore(Store):
         stands = self._topics.get(topic.name)
         if stands is None or stands.uid != topic.uid:
             return False
-        del self._topics[topic.name], self._rows[topic.uid], self._walks[topic.uid]
+        del self._topics[topic.name], self._rows[topic.uid]
+        self._walks.pop(topic.uid, None)
         return True
 
     def _of(self, topic: Topic) -> TopicRows | None:
         """The topic's rows; None when it was dropped."""
+        rows = self._made(topic)
+        if rows is None and topic.uid in self._rows:
+            rows = self._rows[topic.uid] = TopicRows(topic.settings.buckets)
+            self._walks[topic.uid] = walks.Walks()
+        return rows
+
+    def _made(self, topic: Topic) -> TopicRows | None:
+        """The topic's rows; None when it has none yet, or was dropped: whatever is looked for is not there."""
         if not self._open:
             raise StoreUnavailable("the memory store is not open")
         return self._rows.get(topic.uid)
@@ -132,7 +141,7 @@ class MemoryStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> Leased:
-        rows = self._of(topic)
+        rows = self._made(topic)
         if rows is None:
             return leasing.nothing()
         settings = topic.settings
@@ -174,15 +183,15 @@ class MemoryStore(Store):
         return walks.scan(rows, self._walks[topic.uid], now_ms, where, cursor, limit, payload)
 
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        rows = self._of(topic)
+        rows = self._made(topic)
         return (
             np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64) if rows is None else rows.free.count_between(edges_ms)
         )
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        rows = self._of(topic)
+        rows = self._made(topic)
         return None if rows is None else leasing.next_due(rows, buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        rows = self._of(topic)
+        rows = self._made(topic)
         return Swept() if rows is None else sweeping.sweep(rows, topic.settings, now_ms, limit)
