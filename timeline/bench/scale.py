@@ -15,14 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import timeline
-from timeline.bench.figures import Report
+from timeline.bench.figures import Report, latencies
 from timeline.bench.lateness import BEGIN_MS, PATIENCE_S, Arrivals, Lateness, observed, start_feeder
 from timeline.bench.load import Told, fill, fill_store
 from timeline.bench.processes import CannotMeasure, Measured, broker, within
 from timeline.bench.topic import own_topic, scheme
 
-PENDING, TOPICS, CONSUMERS = OF = ("pending", "topics", "consumers")
+PENDING, TOPICS, EMPTY, CONSUMERS = OF = ("pending", "topics", "empty", "consumers")
 CREDIT = 100
+CREATED_AT_ONCE = 64
+DROPPED = 100
 LOOK_EVERY_S = 0.1
 SETTLED_S = 1.0
 """From the last consumer's coming until the broker is at rest."""
@@ -31,7 +33,8 @@ SETTLED_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What to run. `of`: what there are `number` of. "pending": other messages that wait; "topics": each with a
-    consumer, one of them in use; "consumers": of the one topic, dealt its messages in turn."""
+    consumer, one of them in use; "empty": topics, all but the one in use without messages and consumers, of which some
+    are dropped in the end; "consumers": of the one topic, dealt its messages in turn."""
 
     of: str = TOPICS
     number: int = 1
@@ -60,6 +63,7 @@ async def run_scale(asked: Scale, folder: Path, told: Told | None = None) -> Rep
         names = [own.name, *(f"{own.name}-{at}" for at in range(1, asked.number) if asked.of == TOPICS)]
         for name in names:
             await client.create_topic(name)
+        empty = await _create_empty(client, own.name, asked.number - 1 if asked.of == EMPTY else 0)
         if asked.pending and in_memory:
             await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)
         count = max(1, int(asked.rate * asked.seconds))
@@ -80,6 +84,9 @@ async def run_scale(asked: Scale, folder: Path, told: Told | None = None) -> Rep
             figures, wrong = arrivals.judged(json.loads(await feeder.line()), in_zero=False)
         finally:
             await feeder.end()
+        figures["broker_resident_mib"] = child.resident_bytes() / 2**20
+        if empty:
+            figures |= latencies(await _dropped(client, empty[:DROPPED]), "drop")
     figures["broker_cpu_us_per_message"] = used_s * 1e6 / count
     figures["broker_at_rest_ms_per_s"] = rest_s * 1e3
     return Report("scale", asdict(asked), figures, wrong=wrong, store=own.store)
@@ -111,6 +118,24 @@ async def _consuming(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(consumer.aclose() for consumer in consumers))
+
+
+async def _create_empty(client: timeline.Timeline, name: str, count: int) -> list[str]:
+    """The names of so many topics more."""
+    names = [f"{name}-empty-{at}" for at in range(count)]
+    for start in range(0, count, CREATED_AT_ONCE):
+        await asyncio.gather(*(client.create_topic(each) for each in names[start : start + CREATED_AT_ONCE]))
+    return names
+
+
+async def _dropped(client: timeline.Timeline, names: Sequence[str]) -> list[float]:
+    """How long each drop took, in ms."""
+    took_ms = []
+    for name in names:
+        began_s = time.monotonic()
+        await client.drop_topic(name)
+        took_ms.append((time.monotonic() - began_s) * 1e3)
+    return took_ms
 
 
 async def _connected(client: timeline.Timeline) -> int:

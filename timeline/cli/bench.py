@@ -320,7 +320,7 @@ def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> i
 @click.option("--rest-seconds", type=Finite(0), default=5.0, show_default=True, help="To watch the broker at rest.")
 @measured
 def scale(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """What a message costs beside many pending messages, topics or consumers.
+    """What a message costs beside many pending messages, topics (with a consumer each, or empty) or consumers.
 
     \b
     Example:

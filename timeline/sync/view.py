@@ -77,6 +77,8 @@ class View:
         """Healthy consumers of the topic by broker's name."""
         known = self._hosting.get(topic_uid)
         if known is None:
+            if topic_uid not in self._theirs and topic_uid not in self._mine:
+                return _NOBODY  # not kept: of ten thousand topics most have no consumer
             counts = dict(self._theirs.get(topic_uid, _NOBODY))
             if self.myself and topic_uid in self._mine:
                 counts[self.myself.name] = self._mine[topic_uid]
