@@ -58,7 +58,7 @@ class Exists(TimelineError):
     """The id is taken by another message (another birth with another payload)."""
 
     code = "EXISTS"
-    advice = 'the id is taken by another message: choose another id; if_exists="move" moves that one, payload as it is'
+    advice = 'the id is taken by another message: choose another id, or if_exists="replace" to replace that message'
 
 
 class Leased(TimelineError):

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -280,6 +280,14 @@ ROW_DTYPES: dict[str, type[np.generic]] = {
 """The numeric columns of `Rows` and their types."""
 
 
+class Displaced(NamedTuple):
+    """A message that a put found under its id and removed: because it had `expired`, or to replace it."""
+
+    birth: int
+    version: int
+    expired: bool
+
+
 @dataclass(slots=True)
 class Answers:
     """One definite answer per message of a call, as columns.
@@ -287,6 +295,7 @@ class Answers:
     `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 where there is none. `settled`:
     1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out. `repeat`: 1 where
     the call was recognised as one already done. `details`: index → a sentence, for refusals. `turn`: `Store.in_turn`.
+    `displaced`: index of a put → the message that it removed, expired or replaced.
     """
 
     status: UInt8
@@ -297,6 +306,7 @@ class Answers:
     repeat: UInt8
     details: dict[int, str] = dataclasses.field(default_factory=dict)
     turn: int = 0
+    displaced: dict[int, Displaced] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.status)
@@ -323,6 +333,7 @@ class Answers:
             self.late[start:stop],
             self.repeat[start:stop],
             {at - start: why for at, why in self.details.items() if start <= at < stop},
+            displaced={at - start: how for at, how in self.displaced.items() if start <= at < stop},
         )
 
 

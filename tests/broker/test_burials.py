@@ -73,6 +73,17 @@ async def test_what_a_cancel_finds_expired_counts_as_such():
         assert counted(link, "timeline_expired_total") == 1
 
 
+async def test_a_put_under_an_expired_id_stores_and_counts_it_as_expired():
+    async with broker() as link:
+        flags = np.array([PutFlag.IN | PutFlag.EXPIRES_IN], dtype=np.uint8)
+        for in_ms in (0, HOUR_MS):
+            assert statuses(await link.put(["a"], in_ms, expires_ms=np.array([in_ms + 20]), flags=flags)) == [Status.OK]
+            until_ms = link.node.clock.now_ms() + 21  # the expiry was rounded up
+            while link.node.clock.now_ms() < until_ms:
+                link.node.clock.observe()
+        assert counted(link, "timeline_expired_total") == 1
+
+
 async def test_an_ack_after_its_lease_ran_out_counts_and_is_counted():
     async with broker() as link:
         consumer = await link.consume(credit=1, lease_ms=10)

@@ -19,7 +19,7 @@ from timeline.broker.journal_files import Folder, folder_name, parts, split_url
 from timeline.broker.journal_process import encoded
 from timeline.columns import Ragged
 from timeline.errors import Invalid
-from timeline.model import Answers, Status, Topic, TopicSettings
+from timeline.model import Answers, Displaced, Status, Topic, TopicSettings
 from timeline.storage_plugins.contract import Puts
 
 TOPIC = Topic("t", 1, TopicSettings())
@@ -39,6 +39,7 @@ def puts(count: int) -> Puts:
         payloads=none,
         headers=none,
         move=np.zeros(count, dtype=np.bool_),
+        replace=np.zeros(count, dtype=np.bool_),
     )
 
 
@@ -53,6 +54,13 @@ def test_only_what_happened_is_told() -> None:
     ids = [part.columns["id"] for part in told]
     assert [column.tolist() for column in ids if isinstance(column, Ragged)] == [[b"m0"], [b"m2"]]
     assert "birth" not in told[1].columns, "a put that moves is of another birth than the message"
+    told.clear()
+    answers = Answers.blank(2)
+    answers.version[:] = 1
+    answers.displaced = {0: Displaced(70, 3, True), 1: Displaced(71, 4, False)}
+    journal.put(TOPIC, puts(2), answers)
+    assert [(part.kind, part.columns.get("birth")) for part in told[:2]] == [(Kind.EXPIRED, 70), (Kind.REPLACED, 71)]
+    assert [part.kind for part in told[2:]] == [Kind.PUT]
     told.clear()
     journal.put(TOPIC, puts(2), Answers.blank(2, Status.EXISTS))
     journal.expired(TOPIC, 0)

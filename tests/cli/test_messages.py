@@ -31,6 +31,7 @@ def test_a_messages_way(tell: Call, topic: str) -> None:
     assert put.code == 0
     assert {**put.json[0], "due": 0, "due_ms": 0} == {
         "id": "UA1545", "status": "OK", "version": 1, "due": 0, "due_ms": 0, "settled": False,
+        "moved": False,
     }  # fmt: skip
     taken = tell("consume", topic, "--count", 1, "--json")
     assert taken.code == 0
@@ -177,7 +178,15 @@ def test_an_id_that_is_taken(tell: Call, topic: str) -> None:
     taken = tell("produce", topic, "two", "--in", "2h", "--id", "a")
     assert taken.code == 4 and "EXISTS 'a'" in taken.err and taken.out == ""
     moved = tell("produce", topic, "two", "--in", "2h", "--id", "a", "--if-exists", "move", "--json")
-    assert moved.json[0]["version"] == 2
+    assert (moved.json[0]["version"], moved.json[0]["moved"]) == (2, True)
+    said = tell("produce", topic, "two", "--in", "2h", "--id", "a", "--if-exists", "move")
+    assert "a moved: only its due time changed, its payload stays" in said.out
+    assert tell("show", topic, "a", "--json").json[0]["payload"] == "one"
+    other = tell("produce", topic, "one", "--in", "2h", "--id", "a", "--group", "others")
+    assert other.code == 4 and "FORBIDDEN 'a'" in other.err
+    replaced = tell("produce", topic, "two", "--in", "2h", "--id", "a", "--if-exists", "replace", "--json")
+    assert (replaced.json[0]["version"], replaced.json[0]["moved"]) == (1, False)
+    assert tell("show", topic, "a", "--json").json[0]["payload"] == "two"
 
 
 def test_ls_shows_the_first_by_due(tell: Call, topic: str, address: str) -> None:

@@ -96,7 +96,7 @@ async def test_calls_out_of_range_are_refused_before_anything_is_sent() -> None:
     for call in (
         p.produce("text", in_=0),  # type: ignore[arg-type]
         p.produce(b"", in_=0, at=1_900_000_000_000),
-        p.produce(b"", in_=0, if_exists="replace"),
+        p.produce(b"", in_=0, if_exists="skip"),
         p.produce(b"", in_=0, timeout="0s"),
         p.move("m"),
         p.move("", in_=0),

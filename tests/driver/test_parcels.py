@@ -67,20 +67,24 @@ def test_an_own_unknown_is_settled_by_the_repeated_call(
 
 
 @pytest.mark.parametrize(
-    ("flags", "expires_ms", "unsure", "final"),
+    ("flags", "due_ms", "expires_ms", "unsure", "final"),
     [
-        (PutFlag.IN, 5, True, Status.UNKNOWN),
-        (PutFlag.IN, 5, False, Status.INVALID),
-        (PutFlag.IN, 0, True, Status.INVALID),
-        (PutFlag.IN | PutFlag.EXPIRES_IN, 5, True, Status.INVALID),
-        (PutFlag(0), 5, True, Status.INVALID),
+        (PutFlag.IN, 9, 5, True, Status.UNKNOWN),
+        (PutFlag.IN, 9, 5, False, Status.INVALID),
+        (PutFlag.IN, 9, 0, True, Status.INVALID),
+        (PutFlag.IN | PutFlag.EXPIRES_IN, 5, 5, True, Status.INVALID),
+        (PutFlag.IN | PutFlag.EXPIRES_IN, 4, 5, True, Status.UNKNOWN),
+        (PutFlag(0), 5, 5, True, Status.INVALID),
+        (PutFlag(0), 4, 5, True, Status.UNKNOWN),
+        (PutFlag(0), 4, 5, False, Status.INVALID),
     ],
 )
 def test_a_repeat_that_came_too_late_for_its_expiry_says_nothing_of_the_first_sending(
-    flags: PutFlag, expires_ms: int, unsure: bool, final: Status
+    flags: PutFlag, due_ms: int, expires_ms: int, unsure: bool, final: Status
 ) -> None:
     parcel = _parcel(Operation.PUT, 2, Clock(), unsure)
     parcel.columns |= {"flags": np.full(2, flags, np.uint8), "expires_ms": np.full(2, expires_ms, np.int64)}
+    parcel.columns["time_ms"] = np.full(2, due_ms, np.int64)
     judged = judge(parcel, _answers(Status.INVALID, Status.OK))
     assert not judged.again
     assert [Status.of(code) for code in judged.final.status.tolist()] == [final, Status.OK]

@@ -11,6 +11,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Message, Status
+from timeline.wire import write
 
 
 async def test_a_message_is_put_delivered_and_acknowledged(tl: timeline.Timeline) -> None:
@@ -46,7 +47,47 @@ async def test_single_calls_of_many_tasks_travel_together(tl: timeline.Timeline)
             await p.produce(b"other", in_="1h", id="m7")
         assert taken.value.id == "m7"
         moved = await p.produce(b"other", at=1_900_000_000_000, id="m7", if_exists="move")
-        assert (moved.status, moved.due_ms) == (Status.OK, 1_900_000_000_000)
+        assert (moved.status, moved.due_ms, moved.moved) == (Status.OK, 1_900_000_000_000, True)
+        stored = await p.produce(b"other", in_="1h", id="new", if_exists="move")
+        assert (stored.status, stored.moved) == (Status.OK, False)
+
+
+async def test_a_put_replaces_a_message_whole(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce(b"first", in_="1h", id="a", tag="old", headers={"old": "1"}, expires="2h")
+        receipt = await p.produce(b"second", at=1_900_000_000_000, id="a", tag="new", if_exists="replace")
+        assert (receipt.status, receipt.version, receipt.moved) == (Status.OK, 1, False)
+        found = await tl.get("t", "a")
+        assert found is not None
+        assert (found.payload, found.tag, found.headers, found.expires) == (b"second", "new", {}, None)
+        batch = Batch([b"x", b"y"], in_="1h", ids=["a", "b"])
+        assert (await p.produce_many(batch, if_exists="replace")).counts == {Status.OK: 2}
+        found = await tl.get("t", "a")
+        assert found is not None and found.payload == b"x"
+        moved = await p.produce_many(
+            [Message(b"z", in_="1h", id="a"), Message(b"z", in_="1h", id="c")], if_exists="move"
+        )
+        assert [one.moved for one in moved] == moved.moved.tolist() == [True, False]
+        with pytest.raises(timeline.Forbidden):
+            await tl.producer("t", group="other").produce(b"z", in_="1h", id="a", if_exists="replace")
+
+
+async def test_a_broker_that_does_not_know_replace_is_not_asked(
+    tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "MINOR", 2)  # its frames say so, as do the driver's
+    async with tl.producer("t") as p:
+        await p.produce(b"first", in_="1h", id="a")
+        with pytest.raises(timeline.Invalid, match=r"too old for if_exists=.replace") as old:
+            await p.produce(b"second", in_="1h", id="a", if_exists="replace")
+        assert old.value.id == "a"
+        both = await asyncio.gather(
+            p.produce(b"second", in_="1h", id="a", if_exists="replace"), p.produce(b"other", in_="1h", id="b"),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert isinstance(both[0], timeline.Invalid) and isinstance(both[1], timeline.Receipt)
+        found = await tl.get("t", "a")
+        assert found is not None and found.payload == b"first"
 
 
 async def test_ids_that_are_not_given_are_made(tl: timeline.Timeline) -> None:

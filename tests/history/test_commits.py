@@ -34,6 +34,18 @@ def test_a_life_by_the_rules(scene: StoreScene) -> None:
     assert scene.judge().holds, scene.judge().summary()
 
 
+def test_a_message_that_another_replaced_is_accounted_for(scene: StoreScene) -> None:
+    scene.put(birth=12, sum=8, replace=True)
+    scene.commit("replace", 1, op=12, at=scene.at - 1)
+    scene.commit("put", 1, birth=12, sum=8, at=scene.at - 1)
+    scene.wait(10)
+    scene.commit("lease", 2, due=1_000, birth=12)
+    scene.receive(version=2, birth=12, sum=8)
+    scene.settle("ack", 2, birth=12)
+    scene.commit("ack", 2, birth=12, at=scene.at - 1)
+    assert scene.judge().holds, scene.judge().summary()
+
+
 @pytest.mark.parametrize(("at", "holds"), [(500, False), (1_500, True)])
 def test_a_put_that_was_long_on_its_way_may_find_gone_what_expired_meanwhile(at: float, holds: bool) -> None:
     scene = StoreScene()
@@ -67,6 +79,10 @@ def test_a_put_that_was_long_on_its_way_may_find_gone_what_expired_meanwhile(at:
         ([("lease", 2, 1_000, {}), ("bury", 2, 0, {"holder": "c2"})], "S4"),
         ([("revive", 2, 0, {"op": 5})], "S3"),
         ([("purge", 1, 0, {"op": 5})], "S3"),
+        ([("lease", 2, 1_000, {}), ("replace", 2, 0, {"op": 12}), ("put", 1, 0, {"birth": 12})], "S3"),
+        ([("lease", 2, 1_000, {}), ("bury", 2, 0, {}), ("replace", 2, 0, {"op": 12})], "S6"),
+        ([("replace", 1, 0, {"op": 12}), ("lease", 2, 1_000, {})], "S6"),
+        ([("replace", 1, 0, {"op": 12}), ("put", 1, 0, {"birth": 12})], "S9"),
     ],
 )
 def test_each_broken_rule_is_named(

@@ -23,6 +23,7 @@ GROUPS = (b"ops", b"sales")
 PLAIN = TopicSettings(max_deliveries=MAX_DELIVERIES)
 STRICT = TopicSettings(max_deliveries=MAX_DELIVERIES, redelivery_backoff_ms=BACKOFF_MS)
 ENDLESS = TopicSettings(max_deliveries=0)
+REMEMBERING = TopicSettings(max_deliveries=MAX_DELIVERIES, remember_ms=60_000)
 
 Question = tuple[Message | None, Ask, TopicSettings]
 
@@ -74,11 +75,14 @@ def mutations(operation: Operation, times: tuple[int, ...] = (0,), leased: tuple
 
 def _puts() -> list[Ask]:
     return [
-        Ask(Operation.PUT, time_ms=time, birth=birth, group=group, payload_sum=sum, expires_ms=expires, move=move)
-        for time, birth, group, sum, expires, move in product(
-            TIMES, (BIRTH, OP, OP + 1), GROUPS, (SUM, SUM + 1), (0, NOW + 30), (False, True)
+        Ask(
+            Operation.PUT, time_ms=time, birth=birth, group=group, payload_sum=sum, expires_ms=expires,
+            move=how == "move", replace=how == "replace",
         )
-    ]
+        for time, birth, group, sum, expires, how in product(
+            TIMES, (BIRTH, OP, OP + 1), GROUPS, (SUM, SUM + 1), (0, NOW, NOW + 30), ("", "move", "replace")
+        )
+    ]  # fmt: skip
 
 
 def _leases() -> list[Ask]:
@@ -103,7 +107,7 @@ def questions(operation: Operation) -> Iterator[Question]:
     counts = (0, 1, MAX_DELIVERIES)
     match operation:
         case Operation.PUT:
-            return product(messages(), _puts(), (PLAIN,))
+            return product(messages(), _puts(), (PLAIN, REMEMBERING))
         case Operation.LEASE:
             return product(messages(counts), _leases(), (PLAIN, STRICT, ENDLESS))
         case Operation.EXTEND:

@@ -36,6 +36,7 @@ class Case:
         self.owner = m.group == ask.group
         self.wrong_version = self.there and ask.if_version != 0 and m.version != ask.if_version
         self.asked_past_expiry = self.there and 0 < m.expires_ms <= ask.time_ms
+        self.wanted = ask.move or ask.replace
         self.delivered_out = living and settings.max_deliveries > 0 and m.deliveries >= settings.max_deliveries
 
 
@@ -52,6 +53,7 @@ class Sentence:
     then: Change | None = None  # None: nothing changes
     repeat: bool = False
     late: bool = False
+    leaves_its_id: bool = False
 
 
 def read(case: Case) -> tuple[Sentence, Decision]:
@@ -60,7 +62,14 @@ def read(case: Case) -> tuple[Sentence, Decision]:
     stands = case.message if case.there else None
     if sentence.then is not None:
         stands = sentence.then(case)
-    return sentence, Decision(sentence.status, stands, case.remembered, sentence.late, sentence.repeat)
+    put = case.ask.operation is Operation.PUT
+    goes = case.there and sentence.then in (born, gone)
+    return sentence, Decision(
+        sentence.status, stands, case.remembered or sentence.leaves_its_id, sentence.late, sentence.repeat,
+        born=sentence.then is born,
+        expired=(put and goes and case.expired) or sentence.status is Status.EXPIRED,
+        displaced=case.message if put and goes else None,
+    )  # fmt: skip
 
 
 def gone(case: Case) -> None:
@@ -198,24 +207,30 @@ SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
             repeat=True,
         ),
         Sentence(
-            "it would be due at or after its expiry",
+            "its expiry is not after its due and after now",
             Status.INVALID,
-            lambda c: 0 < c.ask.expires_ms <= c.ask.time_ms,
+            lambda c: c.ask.expires_ms > 0 and (c.ask.expires_ms <= c.ask.time_ms or c.ask.expires_ms <= c.now),
         ),
         Sentence("there is no such id", Status.OK, lambda c: c.absent, born),
         Sentence("the id is remembered as settled", Status.DUPLICATE, lambda c: c.remembered),
         Sentence(
-            "same payload",
+            "what was there expired, and the topic remembers it",
             Status.DUPLICATE,
-            lambda c: not c.ask.move and c.message.payload_sum == c.ask.payload_sum,
+            lambda c: c.expired and c.settings.remember_ms > 0,
+            gone,
+            leaves_its_id=True,
         ),
-        Sentence("another message has the id", Status.EXISTS, lambda c: not c.ask.move),
-        TOO_LATE,
-        *OTHERS,
-        TAKEN,
-        DIED,
-        RAN_OUT,
-        Sentence("it is moved", Status.OK, _always, asked_anew),
+        Sentence("what was there expired", Status.OK, lambda c: c.expired, born),
+        Sentence(
+            "it would be moved to its expiry or beyond", Status.INVALID, lambda c: c.ask.move and c.asked_past_expiry
+        ),
+        Sentence("it is another group's", Status.FORBIDDEN, lambda c: not c.owner),
+        Sentence("a consumer holds what is asked for", Status.LEASED, lambda c: c.held and c.wanted),
+        Sentence("what is asked for is a dead letter", Status.DEAD, lambda c: c.dead and c.wanted),
+        Sentence("it is moved", Status.OK, lambda c: c.ask.move, asked_anew),
+        Sentence("it is replaced", Status.OK, lambda c: c.ask.replace, born),
+        Sentence("same payload", Status.DUPLICATE, lambda c: c.message.payload_sum == c.ask.payload_sum),
+        Sentence("another message has the id", Status.EXISTS, _always),
     ),
     Operation.LEASE: (
         Sentence("its backoff is not over", Status.INVALID, _in_backoff),

@@ -16,7 +16,7 @@ from timeline.leases import Ask, Decision, Message, decide, state_of
 from timeline.model import Operation, State, Status, TopicSettings
 
 HOLDERS = st.sampled_from((b"anna", b"ben", b"cleo"))
-ENDS = ("ACK", "CANCEL", "PURGE", "EXPIRED")
+ENDS = ("ACK", "CANCEL", "PURGE", "EXPIRED", "REPLACED")
 STEPS_MS = st.sampled_from((0, 1, 5, 10, 30))
 
 
@@ -63,27 +63,35 @@ class OneId(RuleBasedStateMachine):
         before = self.stored
         decided = decide(before, ask, self.now, self.settings)
         self.store(ask, decided)
-        if decided.status not in (Status.OK, Status.EXPIRED) or decided.repeat:
+        if (decided.status is not Status.OK and not decided.expired) or decided.repeat:
             assert self.stored == before
-        if decided.status is Status.EXPIRED:
-            assert before is not None and before.expires_ms > 0
+        if decided.expired:
+            assert before is not None and 0 < before.expires_ms <= self.now
+            assert state_of(before, self.now) in (State.WAITING, State.AVAILABLE)
         if before is not None and not before.remembered and self.stored is not None and not self.stored.remembered:
-            assert self.stored.birth == before.birth and self.stored.version >= before.version
+            if decided.displaced is None:
+                assert self.stored.birth == before.birth and self.stored.version >= before.version
+            else:
+                assert decided.displaced == before and self.stored.birth != before.birth and self.stored.version == 1
         if decided.status is Status.OK:
             self.last = ask
         return decided
 
     def store(self, ask: Ask, decided: Decision) -> None:
         before = self.stored
-        if decided.repeat or decided.status not in (Status.OK, Status.EXPIRED):
+        if decided.repeat or (decided.status is not Status.OK and not decided.expired):
             return
         self.stored = decided.message
-        if decided.message is None and before is not None and not before.remembered:
+        ended = decided.message is None or decided.displaced is not None
+        if ended and before is not None and not before.remembered:
             life = self.lives[before.birth]
             assert not life.over
-            life.over, life.over_by = True, ask.operation.name if decided.status is Status.OK else "EXPIRED"
+            replaced = decided.displaced is not None and not decided.expired
+            life.over = True
+            life.over_by = "EXPIRED" if decided.expired else "REPLACED" if replaced else ask.operation.name
             assert life.over_by in ENDS  # S8: nothing else ends a message
             if self.settings.remember_ms and life.over_by in ("ACK", "CANCEL", "EXPIRED"):
+                assert not decided.born  # what is remembered is not stored again
                 op = ask.op if ask.operation is Operation.CANCEL else 0
                 self.stored = Message(
                     before.birth, before.version, last_op=op, payload_sum=before.payload_sum, remembered=True
@@ -95,23 +103,31 @@ class OneId(RuleBasedStateMachine):
 
     @rule(
         due=st.integers(-20, 40),
-        expires=st.sampled_from((0, 0, 20, 60)),
+        expires=st.sampled_from((0, 0, -5, 20, 60)),
         sum=st.sampled_from((1, 2)),
         group=st.sampled_from((b"ops", b"ops", b"sales")),
-        move=st.booleans(),
+        how=st.sampled_from(("", "move", "replace")),
     )
-    def put(self, due: int, expires: int, sum: int, group: bytes, move: bool) -> None:
+    def put(self, due: int, expires: int, sum: int, group: bytes, how: str) -> None:
         birth = self.fresh()
         due_ms, expires_ms = self.now + due, self.now + expires if expires else 0
         before = self.stored
-        ask = Ask(Operation.PUT, due_ms, birth, op=0, group=group, payload_sum=sum, expires_ms=expires_ms, move=move)
+        ask = Ask(
+            Operation.PUT, due_ms, birth, group=group, payload_sum=sum, expires_ms=expires_ms,
+            move=how == "move", replace=how == "replace",
+        )  # fmt: skip
         decided = self.ask(ask)
-        if decided.status is Status.OK and before is None:
+        if decided.born:
             self.lives[birth] = Life(asked_due_ms=due_ms)
+            assert not 0 < expires_ms <= max(due_ms, self.now)  # it can be delivered
+            assert before is None or decided.expired or (how == "replace" and before.group == group)
         elif decided.status is Status.OK:
+            assert how == "move"
             self.moved(before, due_ms)
         if before is not None and before.remembered:
             assert decided.settled
+        if decided.status is Status.DUPLICATE and not decided.settled:
+            assert before is not None and before.group == group
 
     def moved(self, before: Message | None, due_ms: int) -> None:
         """S7: the version grew, and the lease that may have run out is no longer anybody's."""

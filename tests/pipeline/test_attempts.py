@@ -170,7 +170,7 @@ def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> 
         ({"topic": "t", "maxRejects": "-1"}, "maxRejects must be a whole number"),
         ({"topic": "t", "payload": "yes"}, "payload must be true or false"),
         ({"topic": "t", "state": "gone"}, "state must be some of waiting"),
-        ({"topic": "t", "ifExists": "skip"}, "ifExists must be 'move'"),
+        ({"topic": "t", "ifExists": "skip"}, "ifExists must be 'move' or 'replace'"),
         ({"topic": "t", "buckets": "7-3"}, "buckets must be A-B"),
         ({"topic": "t", "past": "later"}, "past must be"),
     ],

@@ -170,8 +170,10 @@ class Producer(Actor):
 
     async def put(self, topic: str) -> None:
         call, noted = self._message(topic)
-        if self.rng.random() < 0.2:
-            call["if_exists"], noted["move"] = "move", True
+        draw = self.rng.random()
+        if draw < 0.28:
+            how = "move" if draw < 0.2 else "replace"
+            call["if_exists"], noted[how] = how, True
         await self.noted("put", noted, lambda: self.producers[topic].produce(**call), receipt)
 
     async def put_many(self, topic: str) -> None:

@@ -117,6 +117,7 @@ def _as_put(rows: Rows, at: int) -> Puts:
         payloads=one.payloads,
         headers=one.headers,
         move=np.zeros(1, dtype=np.bool_),
+        replace=np.zeros(1, dtype=np.bool_),
     )
 
 

@@ -146,9 +146,15 @@ class TroubledStore(Store):
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         async def work() -> Answers:
             answers = await self.inner.put(topic, now_ms, puts)
+            for one in answers.displaced.values():
+                self.occurred["expired id put again" if one.expired else "message replaced"] += 1
             for at in np.flatnonzero((answers.status == OK) & (answers.repeat == 0)).tolist():
                 version = int(answers.version[at])
                 values = {"birth": int(puts.birth[at]), "version": version, "due_ms": int(answers.due_ms[at])}
+                old = answers.displaced.get(at)
+                if old is not None and not old.expired:
+                    gone = {"birth": old.birth, "version": old.version, "due_ms": 0, "op": values["birth"]}
+                    self._commit(topic, "replace", puts.ids[at], {**gone, "now_ms": now_ms})
                 self._put_or_moved(topic, now_ms, puts, at, values)
             answers.turn = self._turn()
             return answers

@@ -35,6 +35,7 @@ def puts(ids: Sequence[bytes], due_ms: int = NOW_MS, payload: bytes = b"p", **co
         "payloads": payloads,
         "headers": Ragged.repeat(b"", count),
         "move": np.zeros(count, dtype=np.bool_),
+        "replace": np.zeros(count, dtype=np.bool_),
     }
     return Puts(**(chosen | columns))
 

@@ -15,6 +15,13 @@ Decide = Callable[[Message | None, Ask, int, TopicSettings], Decision]
 
 NOT_THERE = "remembered_ids_are_not_there"
 CAUGHT_BY = {
+    (Operation.PUT, "_never_deliverable"): "put_beyond_its_expiry",
+    (Operation.PUT, "_moves_beyond_expiry"): "put_that_moves",
+    (Operation.PUT, "_not_owner"): "put_of_another_groups_id",
+    (Operation.PUT, "_is_leased_and_wanted"): "put_that_replaces",
+    (Operation.PUT, "_is_dead_and_wanted"): "put_that_replaces",
+    (Operation.PUT, "_is_another"): "put_of_a_taken_id",
+    (Operation.PUT, "_is_its_like"): "put_of_a_taken_id",
     (Operation.LEASE, "_not_there"): NOT_THERE,
     (Operation.LEASE, "_is_leased"): "lease_runs_out",
     (Operation.LEASE, "_is_dead"): "dead_letters_are_not_leased",
@@ -134,6 +141,20 @@ async def test_an_unknown_repeat_is_caught(operation: Operation, check: str, mon
 
     result = await run_check(check, _by(forgetful, monkeypatch))
     assert result.outcome is Outcome.FAILED, f"{check} passed without repeats of {operation.name}"
+
+
+@pytest.mark.parametrize("check", ["put_of_an_expired_id", "put_of_an_expired_id_that_is_remembered"])
+async def test_a_put_that_takes_an_expired_message_for_a_living_one_is_caught(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unaware(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
+        with monkeypatch.context() as patch:
+            if ask.operation is Operation.PUT:
+                patch.setattr(table, "is_expired", lambda message, now_ms: False)
+            return table.decide(message, ask, now_ms, settings)
+
+    result = await run_check(check, _by(unaware, monkeypatch))
+    assert result.outcome is Outcome.FAILED, f"{check} passed"
 
 
 async def test_the_whole_table_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ class Calls:
         payloads = Ragged.of([b"p%d" % self.random.randrange(3) for _ in range(count)])
         headers = Ragged.of([self.random.choice((b"", b"\x01\0a\x01\0b")) for _ in range(count)])
         due = [self.due() for _ in range(count)]
+        if_exists = self.random.choices(("", "", "move", "replace"), k=count)
         return Puts(
             ids=Ragged.of([self.id() for _ in range(count)]),
             birth=_words([self.op() for _ in range(count)]),
@@ -88,7 +89,8 @@ class Calls:
             payload_sum=payload_sums(payloads, headers),
             payloads=payloads,
             headers=headers,
-            move=np.array([self.random.random() < 0.3 for _ in range(count)]),
+            move=np.array([one == "move" for one in if_exists]),
+            replace=np.array([one == "replace" for one in if_exists]),
         )
 
     def grants(self) -> list[Grant]:

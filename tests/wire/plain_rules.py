@@ -144,7 +144,7 @@ def _number_fits(frame: Any, name: str, number: int) -> bool:
     if name == "operation":
         return number in (2, 3, 4, 5)
     if name == "flags":
-        return number <= (7 if isinstance(frame, frames.Produce) else 3)
+        return number <= (15 if isinstance(frame, frames.Produce) else 3)
     if name in ("settled", "late", "repeat"):
         return number in (0, 1)
     if name == "status":
@@ -181,6 +181,8 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
         return _text_fits(name, value.encode()) and (name not in ("topic", "name") or not value or value.isprintable())
     if isinstance(value, bytes):
         return len(value) <= 4096 if name == "cursor" else _text_fits(name, value)
+    if name == "displaced":  # never on the wire
+        return bool(value == {})
     if name == "details":
         return all(0 <= index < len(frame) and len(said.encode()) <= 1024 for index, said in value.items())
     if name == "counts":

@@ -106,6 +106,7 @@ PUTS: list[tuple[dict[str, Any], dict[int, Status]]] = [
     ({"time_ms": longs(MAX_TIME_MS, MAX_DURATION_MS + 1, 0), "flags": ubytes(0, 0, 0)}, {}),
     ({"expires_ms": longs(-1, 0, MAX_TIME_MS + 1), "flags": ubytes(0, 0, 0)}, {0: INVALID, 2: INVALID}),
     ({"expires_ms": longs(1, MAX_DURATION_MS + 1, 0), "flags": ubytes(2, 2, 2)}, {1: INVALID}),
+    ({"flags": ubytes(4, 8, 12), "time_ms": longs(NOW_MS, NOW_MS, NOW_MS)}, {2: INVALID}),
     ({"tags": Ragged.of([b"t" * 65, b"\xff", b""])}, {0: INVALID, 1: INVALID}),
     ({"headers": Ragged.of([b"\1", b"h" * 9000, b""])}, {0: INVALID, 1: TOO_LARGE}),
     ({"payloads": Ragged.of([b"p" * 11, b"p" * 10, b""])}, {0: TOO_LARGE}),

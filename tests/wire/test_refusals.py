@@ -54,7 +54,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (frames.Produce, {"payloads": A}, "payloads has 1 items where 3"),
     (frames.Produce, {"headers": A}, "headers has 1 items where 3"),
     (frames.Produce, {"expires_ms": longs(1)}, "expires_ms has 1 items"),
-    (frames.Produce, {"flags": ubytes(0, 8, 0)}, "flags has a value of 8"),
+    (frames.Produce, {"flags": ubytes(0, 16, 0)}, "flags has a value of 16"),
     (frames.Mutate, {"operation": Operation.ACK}, "operation is 3; allowed are 6, 7, 8, 9"),
     (frames.Mutate, {"op": ulongs(1)}, "op has 1 items where 2"),
     (frames.Mutate, {"flags": ubytes(4, 0)}, "flags has a value of 4"),

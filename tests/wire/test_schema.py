@@ -75,7 +75,7 @@ def test_statuses_and_states_are_numbered_as_in_the_schema() -> None:
 
 
 ELSEWHERE = {
-    "Answers": {"settled", "late", "repeat", "turn"},
+    "Answers": {"settled", "late", "repeat", "turn", "displaced"},
     "TagMutated": {"counts"},
     "TopicList": {"topics"},
 }

@@ -41,6 +41,7 @@ from timeline.wire import (
     encode,
 )
 from timeline.wire.generated import layout
+from timeline.wire.verify import minor_of
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
 MAJOR_AT, MINOR_AT = 28, 30
@@ -123,6 +124,13 @@ def test_unknown_flags_are_masked_in_a_newer_minor_and_refused_in_this_one() -> 
             decode(encode(frame))
 
 
+def test_a_frame_says_which_minor_its_sender_speaks() -> None:
+    assert minor_of(encode(Beat(1))) == MINOR
+    assert minor_of(of_version(encode(Beat(1)), MAJOR, MINOR + 4)) == MINOR + 4
+    with pytest.raises(WireError):
+        minor_of(b"")
+
+
 def test_unknown_values_of_a_newer_minor_have_a_reading() -> None:
     strange = Leaving(99, "why")  # type: ignore[arg-type]
     assert decode(of_version(encode(strange), MAJOR, MINOR + 7)) == Leaving(LeavingReason.DRAINING, "why")
@@ -164,7 +172,7 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
             "  error_ms:double = -1;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
         ),
         ("Stand, Standing, Hint, Hinted\n", "Stand, Standing, Hint, Hinted, Nudge\n"),
-        ("{ IN, EXPIRES_IN, MOVE }", "{ IN, EXPIRES_IN, MOVE, QUIET }"),
+        ("{ IN, EXPIRES_IN, MOVE, REPLACE }", "{ IN, EXPIRES_IN, MOVE, REPLACE, QUIET }"),
     ):
         assert old in grown
         grown = grown.replace(old, new, 1)

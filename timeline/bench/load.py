@@ -102,6 +102,7 @@ def puts_of(batch: timeline.Batch, now_ms: int) -> Puts:
         payloads=batch.payloads,
         headers=none,
         move=np.zeros(count, dtype=np.bool_),
+        replace=np.zeros(count, dtype=np.bool_),
     )
 
 

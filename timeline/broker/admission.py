@@ -24,7 +24,7 @@ from timeline.wording import shown_duration
 
 log = logging.getLogger("timeline.broker")
 
-BEYOND_EXPIRY = "the due must lie before the message's expires"
+BEYOND_EXPIRY = "the message's expires must lie after its due and after now"
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
 """Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `turn` (0: it did
 not say in which)."""
@@ -100,6 +100,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         payloads=frame.payloads,
         headers=headers if headers is not None else Ragged.repeat(b"", count),
         move=(frame.flags & PutFlag.MOVE) != 0,
+        replace=(frame.flags & PutFlag.REPLACE) != 0,
     )
     admitted = refusals.admitted
     return refusals, puts if admitted is None else take_puts(puts, admitted)
@@ -197,6 +198,7 @@ def take_puts(puts: Puts, at: Indexes) -> Puts:
         puts.payloads.take(at),
         puts.headers.take(at),
         puts.move[at],
+        puts.replace[at],
     )
 
 

@@ -170,4 +170,5 @@ def concat(parts: list[Puts]) -> Puts:
         payloads=Ragged.concat([part.payloads for part in parts]),
         headers=Ragged.concat([part.headers for part in parts]),
         move=np.concatenate([part.move for part in parts]),
+        replace=np.concatenate([part.replace for part in parts]),
     )

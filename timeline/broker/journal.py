@@ -23,9 +23,9 @@ SCHEMA_VERSION = 1
 
 class Kind(StrEnum):
     """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
-    unsettled, found when the message was leased again. RELET: its holder came back in another session. TAG_…: by tag,
-    `count` messages that are not named. TOPIC_DROPPED: whatever lay on it went, too. UNKNOWN: the store did not say
-    what became of a call; the message may have been changed by it.
+    unsettled, found when the message was leased again. RELET: its holder came back in another session. REPLACED:
+    another put took its place. TAG_…: by tag, `count` messages that are not named. TOPIC_DROPPED: whatever lay on it
+    went, too. UNKNOWN: the store did not say what became of a call; the message may have been changed by it.
 
     STARTED, STOPPED, IDLE, DROPPED: of the journal itself. IDLE: nothing happened for long. DROPPED: `count` events are
     missing between `due` and `time`; without a count nobody knows how many, for the broker was killed."""
@@ -43,6 +43,7 @@ class Kind(StrEnum):
     CANCELLED = "cancelled"
     REVIVED = "revived"
     PURGED = "purged"
+    REPLACED = "replaced"
     EXPIRED = "expired"
     TAG_MOVED = "tag_moved"
     TAG_CANCELLED = "tag_cancelled"
@@ -102,6 +103,8 @@ class Journal:
 
     def put(self, topic: Topic, puts: Puts, answers: Answers) -> None:
         """The store has answered a put."""
+        if answers.displaced:
+            self._displaced(topic, puts, answers)
         stored = answers.status == _OK
         if not stored.any():
             return
@@ -115,6 +118,15 @@ class Journal:
         at = _picks(stored & (answers.version > 1))  # if_exists="move": of another birth than the call's
         if at is not None:
             self._tell(Kind.MOVED, topic, at, puts.ids, version=answers.version, due=answers.due_ms, group=puts.groups)
+
+    def _displaced(self, topic: Topic, puts: Puts, answers: Answers) -> None:
+        for kind, expired in ((Kind.EXPIRED, True), (Kind.REPLACED, False)):
+            gone = {at: one for at, one in answers.displaced.items() if one.expired is expired}
+            if gone:
+                birth = np.array([one.birth for one in gone.values()], dtype=np.uint64)
+                version = np.array([one.version for one in gone.values()], dtype=np.int64)
+                ids = puts.ids.take(np.array(list(gone), dtype=np.intp))
+                self._tell(kind, topic, slice(None), ids, birth=birth, version=version)
 
     def leased(self, topic: Topic, leased: Leased) -> None:
         """The store has leased: which leases had run out, and what was buried or removed on the way."""

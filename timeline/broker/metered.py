@@ -255,7 +255,8 @@ class MeteredStore:
         if len(answers) != asked:
             log.error("the storage plugin gave %d answers for %d messages", len(answers), asked)
             raise StoreUnknown(f"the storage plugin gave {len(answers)} answers for {asked} messages")
-        self.expired(topic, answers.status.tobytes().count(EXPIRED))
+        by_puts = sum(gone.expired for gone in answers.displaced.values()) if answers.displaced else 0
+        self.expired(topic, answers.status.tobytes().count(EXPIRED) + by_puts)
         return answers
 
     def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:

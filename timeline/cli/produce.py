@@ -28,8 +28,7 @@ from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
 TAKEN: dict[str, str] = {
-    Status.EXISTS: "the id is taken by another message: choose another --id; "
-    "--if-exists move moves that one, which keeps its payload"
+    Status.EXISTS: "the id is taken by another message: choose another --id, or --if-exists replace to replace it"
 }
 
 
@@ -46,8 +45,8 @@ TAKEN: dict[str, str] = {
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns it.")
 @click.option(
     "--if-exists",
-    type=click.Choice(["move"]),
-    help="Move the message of that id, if it is there; it keeps its payload.",
+    type=click.Choice(["move", "replace"]),
+    help="If a message has that id: move it (only its due time changes), or replace all of it.",
 )
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
@@ -94,8 +93,8 @@ def produce(
         async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
             with speaking(TAKEN):
                 receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
-        moved = receipt.status is Status.OK and receipt.version > 1
-        code = tell_receipts([receipt], as_json, "moved, its payload as it was" if moved else "put")
+        done = "moved: only its due time changed, its payload stays" if receipt.moved else "put"
+        code = tell_receipts([receipt], as_json, done)
         _tell_past(due, at, receipt.ok)
         return code
 

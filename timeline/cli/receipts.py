@@ -12,7 +12,7 @@ from timeline.cli.output import print_json
 from timeline.cli.values import iso
 from timeline.driver.times import shown_time
 from timeline.errors import Forbidden, TimelineError
-from timeline.model import Status
+from timeline.model import Operation, Status
 
 NO_WORDS: Mapping[str, str] = {}
 
@@ -39,6 +39,8 @@ def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
         "due_ms": receipt.due_ms,
         "settled": receipt.settled,
     }
+    if receipt.operation is Operation.PUT:
+        values["moved"] = receipt.moved
     return {**values, "detail": receipt.detail} if receipt.detail else values
 
 

@@ -164,9 +164,12 @@ def move_flag(if_exists: str | None) -> int:
     """The put flag for `if_exists=`."""
     if if_exists is None:
         return 0
-    if isinstance(if_exists, str) and if_exists == "move":
-        return PutFlag.MOVE
-    raise Invalid(f'if_exists is "move" or left out, not {shown(if_exists)}')
+    if isinstance(if_exists, str) and if_exists in _IF_EXISTS:
+        return _IF_EXISTS[if_exists]
+    raise Invalid(f'if_exists is "move", "replace" or left out, not {shown(if_exists)}')
+
+
+_IF_EXISTS = {"move": PutFlag.MOVE, "replace": PutFlag.REPLACE}
 
 
 class Message:

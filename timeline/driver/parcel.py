@@ -28,6 +28,8 @@ Columns: TypeAlias = dict[str, Any]
 OK = Status.OK.code
 DUPLICATE = Status.DUPLICATE.code
 NOT_FOUND = Status.NOT_FOUND.code
+STORED_BEFORE = 2
+"""`Answers.repeat` of a put that found its own message there; 1 is that of one that had moved another."""
 THROTTLED = Status.THROTTLED.code
 UNAVAILABLE = Status.UNAVAILABLE.code
 UNKNOWN = Status.UNKNOWN.code
@@ -68,6 +70,7 @@ class Answer(NamedTuple):
     late: bool = False
     detail: str = ""
     retry_after_ms: int = 0
+    repeat: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -181,12 +184,15 @@ class Singles:
             answers.due_ms.tolist(),
             answers.settled.tolist(),
             answers.late.tolist(),
+            answers.repeat.tolist(),
             strict=True,
         )
-        for index, (entry, (status, version, due_ms, settled, late)) in enumerate(zip(entries, columns, strict=True)):
+        for index, (entry, (status, version, due_ms, settled, late, repeat)) in enumerate(
+            zip(entries, columns, strict=True)
+        ):
             if not entry.future.done():
                 detail = details.get(index, "") if details else ""
-                entry.future.set_result(Answer(status, version, due_ms, bool(settled), bool(late), detail))
+                entry.future.set_result(Answer(status, version, due_ms, bool(settled), bool(late), detail, 0, repeat))
 
     def _of(self, parcel: Parcel) -> list[Single]:
         if parcel.positions is None:
@@ -341,7 +347,9 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
     _spread_detail(answers)
     operation = parcel.operation
     status = status.copy()
-    status[_is(operation, Operation.PUT) & (status == DUPLICATE) & (answers.repeat != 0)] = OK
+    stored = _is(operation, Operation.PUT) & (status == DUPLICATE) & (answers.repeat != 0)
+    status[stored] = OK
+    answers.repeat = np.where(stored, np.uint8(STORED_BEFORE), answers.repeat)
     if parcel.unsure:
         missing = status == NOT_FOUND
         status[missing & _is(operation, Operation.ACK)] = OK
@@ -350,7 +358,7 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
             status[gone] = UNKNOWN
             for index in np.flatnonzero(gone).tolist():
                 answers.details[index] = "it is gone: this call did it, or it was delivered first"
-        overtaken = (status == Status.INVALID.code) & _counted_anew(parcel)
+        overtaken = (status == Status.INVALID.code) & _may_have_been_in_time(parcel)
         status[overtaken] = UNKNOWN
         for index in np.flatnonzero(overtaken).tolist():
             answers.details[index] = "repeated too late for its expiry: it was never stored, or delivered meanwhile"
@@ -364,14 +372,15 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
     return Judged(done, pick(final, done), _again(parcel, answers))
 
 
-def _counted_anew(parcel: Parcel) -> Bools | bool:
-    """Puts whose due is counted from the broker's now each time, against an expiry that stays: what refuses a later
-    sending says nothing of the first."""
+def _may_have_been_in_time(parcel: Parcel) -> Bools | bool:
+    """Puts with an expiry that an earlier sending may have met: it need not be over by then, and the due may be counted
+    from the broker's now each time. What refuses a later sending says nothing of the first."""
     expires_ms = parcel.columns.get("expires_ms")
     if parcel.operation is not Operation.PUT or expires_ms is None:
         return False
-    flags = parcel.columns["flags"]
-    return np.asarray((expires_ms != 0) & ((flags & (PutFlag.IN | PutFlag.EXPIRES_IN)) == PutFlag.IN), dtype=np.bool_)
+    flags, due_ms = parcel.columns["flags"], parcel.columns["time_ms"]
+    alike = ((flags & PutFlag.IN) != 0) == ((flags & PutFlag.EXPIRES_IN) != 0)
+    return np.asarray((expires_ms != 0) & ~(alike & (expires_ms <= due_ms)), dtype=np.bool_)
 
 
 def _again(parcel: Parcel, answers: Answers) -> list[Parcel]:

@@ -24,7 +24,7 @@ from timeline.driver.times import Duration, Expiry, When
 from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement
-from timeline.wire.frames import AIM_BYTES
+from timeline.wire.frames import AIM_BYTES, PutFlag
 
 FRAME_MESSAGES = 10_000
 STREAMED_MESSAGES = 5_000
@@ -115,10 +115,11 @@ class Producer(Mutations):
         """Puts one message; returns when the broker's store has it. A due in the past is delivered at once.
 
         `at` or `in_` says when (see `Message` for all arguments); `if_exists="move"`: a message of this id that is
-        there and not leased is moved to the asked due instead, and keeps its payload. Answers a Receipt: OK, or
-        DUPLICATE when this very message was there already. Raises Exists when the id is taken by another message;
-        Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no such topic), Unavailable, Unknown, Closed: all with
-        `.id`.
+        there and not leased is moved to the asked due instead, and keeps its payload, tag, headers and expires
+        (`receipt.moved`). `if_exists="replace"`: this message takes the place of one that is there and not leased.
+        Answers a Receipt: OK, or DUPLICATE when this very message was there already. Raises Exists when the id is taken
+        by another message, Forbidden when that is another group's; Invalid, TooLarge, Throttled, Leased, Dead, NotFound
+        (no such topic), Unavailable, Unknown, Closed: all with `.id`.
         """
         self._start()
         with about(id):
@@ -155,7 +156,7 @@ class Producer(Mutations):
         entry = (id, self._link.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
         nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
         answer = await self._putting.line.single(entry, nbytes, timeout_ms)
-        return receipt_of(id, answer, Operation.PUT)
+        return receipt_of(id, answer, Operation.PUT, bool(flag & PutFlag.MOVE))
 
     async def produce_many(
         self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
@@ -189,7 +190,8 @@ class Producer(Mutations):
             self._putting.line.add(Parcel(cut, Operation.PUT, many, places[part], int(sizes[part].sum())))
         answers = await many.finished()
         many.check_heard()
-        return Receipts(columns["ids"], answers, many.waits_ms, Operation.PUT)
+        moves = bool((columns["flags"] & PutFlag.MOVE).any())
+        return Receipts(columns["ids"], answers, many.waits_ms, Operation.PUT, moves)
 
     def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)

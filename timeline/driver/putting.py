@@ -10,15 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged
+from timeline.columns import Bools, Int64, Ragged
 from timeline.driver.channel import DENIALS, NOTHING_HAPPENED, Deadline, Opened
 from timeline.driver.companion import end, hold, let_go
 from timeline.driver.line import Line, refusal_of
 from timeline.driver.link import Link
 from timeline.driver.parcel import Columns, Parcel
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
-from timeline.model import Operation, Status
-from timeline.wire import Fault, Leaving, Produce, Produced, TransportError, UnknownFrame, decode, encode
+from timeline.model import Answers, Operation, Status
+from timeline.wire import (
+    Fault,
+    Leaving,
+    Ping,
+    Produce,
+    Produced,
+    PutFlag,
+    TransportError,
+    UnknownFrame,
+    decode,
+    encode,
+)
+from timeline.wire.frames import REPLACE_MINOR
+from timeline.wire.verify import minor_of
 
 log = logging.getLogger("timeline.driver")
 
@@ -66,6 +79,8 @@ class _Conversation:
     def __init__(self) -> None:
         self.over = False
         self.leaving = False
+        self.minor: int | None = None
+        """The wire's minor version at the broker, once it was asked for."""
         self.fault: TransportError | None = None
 
 
@@ -149,12 +164,24 @@ class Putting:
             if taken is None:
                 return
             request, parcel = taken
+            replaces = (parcel.columns["flags"] & PutFlag.REPLACE) != 0
+            if replaces.any() and not await self._can_replace(opened, state):
+                line.answer(request, _too_old(parcel, replaces))
+                continue
             try:
                 data = encode(self._frame(request, parcel))
             except Invalid as bad:
                 line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
                 continue
             await opened.stream.send(data)
+
+    async def _can_replace(self, opened: Opened, state: _Conversation) -> bool:
+        """Whether the broker knows REPLACE; one that does not would pass over it and do a plain put."""
+        if state.minor is None:
+            ping = encode(Ping(self._link.clock.now()))
+            transport = self._link.channel.transport(opened.address)
+            state.minor = minor_of(await transport.unary("Ping", ping, self._patience_ms / 1000.0))
+        return state.minor >= REPLACE_MINOR
 
     @property
     def _may_form(self) -> bool:
@@ -237,6 +264,16 @@ class Putting:
                 self._careful = CAREFUL_FRAMES  # one at a time, until it is known which one is refused
             log.info("producing %s: the stream to %s ended: %s", self._topic, address, fault.reason)
             self.line.broke(sent=fault.fault not in NOTHING_HAPPENED)
+
+
+def _too_old(parcel: Parcel, replaces: Bools) -> Answers:
+    """What a broker that does not know REPLACE would have to answer: the other messages go again without those."""
+    answers = Answers.blank(len(parcel), Status.UNAVAILABLE)
+    # An earlier sending, to a newer broker, may have been done: then another such broker must say so.
+    answers.status[replaces] = (Status.UNKNOWN if parcel.unsure else Status.INVALID).code
+    why = 'this broker is too old for if_exists="replace". Upgrade it to this driver\'s version'
+    answers.details = dict.fromkeys(np.flatnonzero(replaces).tolist(), why)
+    return answers
 
 
 def cuts_of(sizes: Int64, aim_bytes: int, most: int) -> list[slice]:

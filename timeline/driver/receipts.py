@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.parcel import DUPLICATE, OK, Answer, error_of, pick
+from timeline.driver.parcel import DUPLICATE, OK, STORED_BEFORE, Answer, error_of, pick
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
@@ -22,7 +22,8 @@ class Receipt:
     """One message's answer. `status`: OK, DUPLICATE (it was there already, or was delivered: `settled`), or, out of
     a batch, what refused it. `version`, `due_ms`: the message as it stands now, 0 when there is none. `detail`: a
     sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, 0 when it asked for none.
-    `operation`: what was asked, where that is known."""
+    `operation`: what was asked, where that is known. `moved`: of a put with `if_exists="move"`, whether a message was
+    there and only its due was changed: payload, tag, headers and expires of the call were not stored."""
 
     id: str
     status: Status
@@ -32,6 +33,7 @@ class Receipt:
     detail: str = ""
     retry_after_ms: int = 0
     operation: Operation | None = field(default=None, repr=False, compare=False)
+    moved: bool = field(default=False, repr=False)
 
     @property
     def due(self) -> datetime | None:
@@ -49,20 +51,23 @@ class Receipt:
             raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms, self.operation)
 
 
-def receipt_of(id: bytes, answer: Answer, operation: Operation) -> Receipt:
-    """The receipt for one message's answer to `operation`, or its error, raised."""
+def receipt_of(id: bytes, answer: Answer, operation: Operation, moves: bool = False) -> Receipt:
+    """The receipt for one message's answer to `operation`, or its error, raised. `moves`: asked with "move"."""
     status = answer.status
     if status in (OK, DUPLICATE):
+        moved = moves and status == OK and answer.version > 1 and answer.repeat != STORED_BEFORE
         return Receipt(
-            id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled, operation=operation
-        )
+            id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled,
+            operation=operation, moved=moved,
+        )  # fmt: skip
     raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation)
 
 
 class Receipts(Sequence[Receipt]):
     """Receipts in the order of what was sent, as columns; a `Receipt` is made when one is asked for.
 
-    `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes.
+    `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes. `moves`: whether a put asked
+    with `if_exists="move"`.
     """
 
     def __init__(
@@ -71,8 +76,10 @@ class Receipts(Sequence[Receipt]):
         answers: Answers,
         waits_ms: Mapping[int, int] | None = None,
         operation: Operation | None = None,
+        moves: bool = False,
     ) -> None:
         self.ids = ids
+        self._moves = moves
         self._operation = operation
         self._answers = answers
         self._waits_ms = waits_ms or {}
@@ -96,6 +103,13 @@ class Receipts(Sequence[Receipt]):
     def settled(self) -> Bools:
         """Which are DUPLICATE of what was delivered and settled before."""
         return self._answers.settled.astype(np.bool_)
+
+    @property
+    def moved(self) -> Bools:
+        """Which found a message and changed only its due, as `if_exists="move"` asks."""
+        answers = self._answers
+        moved: Bools = (answers.status == OK) & (answers.version > 1) & (answers.repeat != STORED_BEFORE) & self._moves
+        return moved
 
     @property
     def repeats(self) -> Bools:
@@ -125,12 +139,13 @@ class Receipts(Sequence[Receipt]):
             answers.details.get(place, ""),
             self._waits_ms.get(place, 0),
             self._operation,
+            bool(self[place : place + 1].moved[0]) if self._moves else False,
         )
 
     def _at(self, places: Indexes) -> Receipts:
         asked = self._waits_ms
         waits_ms = {at: asked[place] for at, place in enumerate(places.tolist()) if place in asked} if asked else None
-        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms, self._operation)
+        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms, self._operation, self._moves)
 
     @property
     def failed(self) -> Receipts:

@@ -21,7 +21,7 @@ CHANGES = {
 SETTLES = ("ack", "extend", "release", "bury")
 ASKED = {
     "put": ("put",), "move": ("move", "move_tag", "put"), "cancel": ("cancel", "cancel_tag"), "revive": ("revive",),
-    "purge": ("purge",), "ack": ("ack",),
+    "purge": ("purge",), "ack": ("ack",), "replace": ("put",),
 }  # fmt: skip
 """Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
 ENDED = ("release", "ack", "bury")
@@ -160,7 +160,8 @@ def _duplicate(story: Story, stretch: Stretch, event: Event) -> bool:
         return story.remembers and (
             stretch.remembered or (stretch.standing is not None and _may_have_expired(story, stretch.standing, event))
         )
-    return stretch.standing is not None and stretch.standing.sum == event.arguments.get("sum")
+    standing, asked = stretch.standing, event.arguments
+    return standing is not None and standing.sum == asked.get("sum") and not asked.get("replace")
 
 
 def _expired(story: Story, stretch: Stretch, event: Event) -> bool:
@@ -180,8 +181,7 @@ REASONS: dict[str, Reason] = {
 
 def _refused_before(story: Story, stretch: Stretch, event: Event, status: str) -> bool:
     """Whether another refusal would have come before this one: FORBIDDEN, then FENCED, then what has become of it."""
-    asks_itself = event.operation == "put" and not event.arguments.get("move")
-    if status not in ("FENCED", "LEASED", "DEAD", "EXISTS", "EXPIRED") or asks_itself:
+    if status not in ("FENCED", "LEASED", "DEAD", "EXISTS", "DUPLICATE", "EXPIRED") or event.result.get("settled"):
         return False
     if event.operation not in SETTLES and _forbidden(story, stretch, event):
         return True
@@ -263,8 +263,8 @@ def _may_have_made(story: Story, event: Event, changes: list[Event]) -> bool:
     if kind == "ack":
         token = did["birth"], did["version"], did.get("holder")
         return (asked["birth"], asked["version"], asked.get("consumer")) == token
-    if event.operation == "put" and kind == "move":
-        return bool(asked.get("move"))
+    if event.operation == "put" and kind in ("move", "replace"):
+        return bool(asked.get(kind))
     again = event.result.get("repeated") or not event.happened
     if kind == "put" and (asked.get("sum") != did.get("sum") or ((met(event) or len(changes) > 1) and not again)):
         return False

@@ -4,7 +4,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 
 | operation | arguments | result |
 |---|---|---|
-| put | id, group, due_ms or in_ms, expires_ms or expires_in_ms, tag, sum, move, birth | status version due_ms settled |
+| put | id, group, due_ms or in_ms, expires_(in_)ms, tag, sum, move, replace, birth | status version due_ms settled |
 | move, revive | id, group, due_ms or in_ms, if_version | status version due_ms |
 | cancel, purge | id, group, leased, if_version | status |
 | move_tag, cancel_tag | tag, group, due_ms, in_ms or by_ms, leased, dry_run | counts |

@@ -2,9 +2,9 @@
 that runs (S11), before its due (S7) or after the end (S6), and each call once (S16).
 
 A `commit` line's arguments: `topic id birth version kind due_ms holder now_ms op` as the message stands afterwards,
-`kind` being put, lease, relet, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire;
-of a put also `group sum size expires_ms`, of a lease `was_due_ms` and `due_before_ms`, of a release `unseen`, of a
-cancel `leased`.
+`kind` being put, lease, relet, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire,
+replace (by a put whose birth is `op`, and whose own line follows); of a put also `group sum size expires_ms`, of a
+lease `was_due_ms` and `due_before_ms`, of a release `unseen`, of a cancel `leased`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _met(story: Story, before: Stretch, standing: Standing, event: Event) -> Ite
     kind, version = values["kind"], values["version"]
     if kind in MAKERS and version != standing.version + 1:
         yield story.violation("S3", f"{kind} made version {version} of {standing.version}", *shown)
-    elif kind in ("extend", "bury", "ack") and version != standing.version:
+    elif kind in ("extend", "bury", "ack", "replace") and version != standing.version:
         yield story.violation("S4", f"{kind} with version {version} worked where {standing.version} stood", *shown)
     if kind in HOLDERS and values.get("holder", standing.holder) != standing.holder:
         sentence = f"{kind} by {values['holder']!r} worked where {standing.holder!r} had it"
@@ -79,7 +79,7 @@ def _met(story: Story, before: Stretch, standing: Standing, event: Event) -> Ite
         yield story.violation("S6", f"{kind} of a dead letter", *shown)
     elif kind in RAISE and not standing.dead:
         yield story.violation("S3", f"{kind} of what is no dead letter", *shown)
-    spares = kind == "move" or (kind == "cancel" and not values.get("leased", True))
+    spares = kind in ("move", "replace") or (kind == "cancel" and not values.get("leased", True))
     if spares and _leased(story, standing, values["now_ms"]):
         yield story.violation("S3", f"{kind} of what {standing.holder!r} had under a lease", *shown)
     if kind == "extend" and values["due_ms"] < standing.due_ms:

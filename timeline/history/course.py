@@ -13,7 +13,7 @@ from timeline.history.record import Event, Values
 
 SETTLED = ("ack", "cancel", "expire")
 """Ends after which a topic that remembers keeps the id."""
-ENDS = (*SETTLED, "purge")
+ENDS = (*SETTLED, "purge", "replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """All that is known of one id: its events sorted out, and which of its lives each can be about.
 
-An id's life begins with a put that stored it and ends when it is acknowledged, cancelled, purged or expired; another
-put then begins the next. What a history does not say (which life a move met, whether a lost call happened) is never
-decided here: the questions below are asked so that a yes is certain.
+An id's life begins with a put that stored it and ends when it is acknowledged, cancelled, purged, expired or replaced;
+another put then begins the next. What a history does not say (which life a move met, whether a lost call happened) is
+never decided here: the questions below are asked so that a yes is certain.
 """
 
 from __future__ import annotations
@@ -169,8 +169,11 @@ class Story:
         for event in self.mutations:
             if (event.operation in REMOVERS and event.may_have_happened) or expired(event):
                 yield event.invoked, event.effect_until, event
-        for event in (*self.puts, *self.reads):
+        for event in self.reads:
             if expired(event):
+                yield event.invoked, event.effect_until, event
+        for event in self.puts:
+            if event.arguments.get("replace") and event.may_have_happened and event is not storer:
                 yield event.invoked, event.effect_until, event
         for event in self.by_tag:
             if event.may_have_happened and (event.operation == "cancel_tag" or self.expiries):
@@ -209,8 +212,8 @@ class Story:
             return self.course.births(birth) > 1
         ends = self.removers()
         if self.remembers:
-            # What was acknowledged, cancelled or expired is remembered, what was purged is not.
-            ends = (end for end in ends if end[2] is not None and end[2].operation == "purge")
+            # What was acknowledged, cancelled or expired is remembered, what was purged or replaced is not.
+            ends = (end for end in ends if end[2] is not None and end[2].operation in ("purge", "put"))
         first_end = min((start for start, _, _ in ends), default=inf)
         return first_end < inf and any(put.effect_until >= first_end for put in self.storers_of(birth, content))
 

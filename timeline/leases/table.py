@@ -53,6 +53,7 @@ class Ask:
     payload_sum: int = 0
     expires_ms: int = 0
     move: bool = False
+    replace: bool = False
     leased: bool = False
     unseen: bool = False
     if_version: int = 0
@@ -62,14 +63,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The status, the message as it then stands (None: gone or never there), and three notes: `settled` (the id is
-    remembered), `late` (an ack after the lease ran out), `repeat` (this very call was done before)."""
+    """The status, the message as it then stands (None: gone or never there), and notes. `settled`: the id is
+    remembered. `late`: an ack after the lease ran out. `repeat`: this very call was done before. `born`: `message` is
+    a put's own, new one. `expired`: what stood had expired, and is gone. `displaced`: what stood when a put came, and
+    is gone, because it had expired or for the new one."""
 
     status: Status
     message: Message | None
     settled: bool = False
     late: bool = False
     repeat: bool = False
+    born: bool = False
+    expired: bool = False
+    displaced: Message | None = None
 
 
 def state_of(message: Message | None, now_ms: int) -> State:
@@ -173,10 +179,47 @@ def _delivered_out(case: _Case) -> bool:
     return 0 < case.settings.max_deliveries <= case.message.deliveries
 
 
+def _never_deliverable(case: _Case) -> bool:
+    return 0 < case.ask.expires_ms <= max(case.ask.time_ms, case.now_ms)
+
+
+def _moves_beyond_expiry(case: _Case) -> bool:
+    return case.ask.move and _beyond_expiry(case)
+
+
+def _is_leased_and_wanted(case: _Case) -> bool:
+    return case.state is State.LEASED and (case.ask.move or case.ask.replace)
+
+
+def _is_dead_and_wanted(case: _Case) -> bool:
+    return case.state is State.DEAD and (case.ask.move or case.ask.replace)
+
+
+def _is_in_the_way(case: _Case) -> bool:
+    return case.state is not State.ABSENT and not (case.ask.move or case.ask.replace)
+
+
+def _is_its_like(case: _Case) -> bool:
+    return _is_in_the_way(case) and case.message.payload_sum == case.ask.payload_sum
+
+
+def _is_another(case: _Case) -> bool:
+    return _is_in_the_way(case) and case.message.payload_sum != case.ask.payload_sum
+
+
 _HOLDERS = ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_holder), (Status.DEAD, _is_dead))
 _OWNERS = ((Status.NOT_FOUND, _not_there), (Status.FORBIDDEN, _not_owner), (Status.FENCED, _other_version))
 
 GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
+    Operation.PUT: (
+        (Status.INVALID, _never_deliverable),
+        (Status.INVALID, _moves_beyond_expiry),
+        (Status.FORBIDDEN, _not_owner),
+        (Status.LEASED, _is_leased_and_wanted),
+        (Status.DEAD, _is_dead_and_wanted),
+        (Status.EXISTS, _is_another),
+        (Status.DUPLICATE, _is_its_like),
+    ),
     Operation.LEASE: (
         (Status.NOT_FOUND, _not_there),
         (Status.LEASED, _is_leased),
@@ -214,7 +257,7 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     ),
     Operation.PURGE: (*_OWNERS, (Status.LEASED, _is_leased), (Status.EXISTS, _is_alive)),
 }
-"""What refuses an operation, and how. PUT is decided by `_put`: it alone meets an id that is absent."""
+"""What refuses an operation, and how. A PUT of an id under which nothing stands is asked about its own message."""
 
 
 def _released_due(case: _Case) -> int:
@@ -295,7 +338,8 @@ EFFECTS: dict[tuple[State, Operation], Effect] = {
     (State.DEAD, Operation.REVIVE): _revive,
     (State.DEAD, Operation.PURGE): _gone,
 }
-"""What an operation does where nothing refuses it. What is not here is refused by a guard."""
+"""What an operation does where nothing refuses it. What is not here is refused by a guard. `_put` says what a PUT
+does: it alone may meet an id that is absent."""
 
 DELIVERED_OUT = b"max_deliveries"
 """The reason of a dead letter that was delivered as often as it may be."""
@@ -306,9 +350,10 @@ REMEMBERED = (Operation.ACK, Operation.CANCEL)
 def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
     """The answer to `ask` at `now_ms` for `message` as it stands (None: no such id), and what is left of it.
 
-    Pure: the caller stores `Decision.message` when the status is OK, and removes the row when the status is OK or
-    EXPIRED and that is None. Where the topic remembers and the operation is one of `REMEMBERED`, or the status is
-    EXPIRED, it leaves a remembered id, whose `last_op` is that of a CANCEL, so that its repeat is recognised.
+    Pure: the caller stores `Decision.message` when the status is OK, and removes what stood when that is `expired` or
+    `displaced`, or the status is OK and `Decision.message` is None. Where the topic remembers and what stood is
+    `expired`, or the operation is one of `REMEMBERED`, it leaves a remembered id, whose `last_op` is that of a CANCEL,
+    so that its repeat is recognised.
     """
     if ask.operation is Operation.PUT:
         return _put(message, ask, now_ms, settings)
@@ -317,13 +362,18 @@ def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettin
     case = _Case(message, ask, now_ms, settings, state_of(message, now_ms))
     if _is_repeat(case):
         return Decision(Status.OK, None if message.remembered else message, message.remembered, repeat=True)
-    refusals = {status for status, refuses in GUARDS[ask.operation] if refuses(case)}
-    if refusals:
-        status = next(status for status in PRECEDENCE if status in refusals)
-        left = None if status is Status.EXPIRED or message.remembered else message
-        return Decision(status, left, settled=message.remembered)
+    status = _refusal(case)
+    if status is not None:
+        expired = status is Status.EXPIRED
+        left = None if expired or message.remembered else message
+        return Decision(status, left, settled=message.remembered, expired=expired)
     late = ask.operation is Operation.ACK and case.state is State.AVAILABLE
     return Decision(Status.OK, EFFECTS[case.state, ask.operation](case), late=late)
+
+
+def _refusal(case: _Case) -> Status | None:
+    refusals = {status for status, refuses in GUARDS[case.ask.operation] if refuses(case)}
+    return next((status for status in PRECEDENCE if status in refusals), None)
 
 
 def _is_repeat(case: _Case) -> bool:
@@ -345,29 +395,32 @@ def _is_repeat(case: _Case) -> bool:
 
 
 def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
-    """PUT: stores under an absent id; else DUPLICATE, EXISTS, or a move where that is asked.
+    """PUT: stores under an absent id; else DUPLICATE, EXISTS, a move or a replacement where that is asked.
 
     Its repeat is known before anything refuses it, as that of every other operation: told INVALID, a producer would
     take for undone what stands there and is delivered."""
-    there = message is not None and not message.remembered
+    there = None if message is None or message.remembered else message
+    settled = message is not None and message.remembered
     if message is not None and message.birth == ask.birth:
-        return Decision(Status.DUPLICATE, message if there else None, settled=not there, repeat=there)
-    moved: Decision | None = None
-    if there and ask.move:
+        return Decision(Status.DUPLICATE, there, settled=settled, repeat=not settled)
+    if there is not None and ask.move:
         # The birth of a put that moves is the operation's id: a repeat of it is known by it.
-        moved = decide(message, replace(ask, operation=Operation.MOVE, op=ask.birth), now_ms, settings)
-        if moved.repeat:
-            return moved
-    if 0 < ask.expires_ms <= ask.time_ms:
-        return Decision(Status.INVALID, message if there else None, settled=message is not None and not there)
-    if message is None:
-        return Decision(Status.OK, _born(ask, now_ms))
-    if message.remembered:
-        return Decision(Status.DUPLICATE, None, settled=True)
-    if moved is not None:
-        return moved
-    same = message.payload_sum == ask.payload_sum
-    return Decision(Status.DUPLICATE if same else Status.EXISTS, message)
+        moving = replace(ask, operation=Operation.MOVE, op=ask.birth)
+        if _is_repeat(_Case(there, moving, now_ms, settings, state_of(there, now_ms))):
+            return Decision(Status.OK, there, repeat=True)
+    born = _born(ask, now_ms)
+    expired = there is not None and is_expired(there, now_ms)
+    stands = None if expired else there
+    status = None
+    if stands is not None or ask.expires_ms:  # a free id refuses nothing but an expiry
+        status = _refusal(_Case(stands or born, ask, now_ms, settings, state_of(stands, now_ms)))
+    if status is not None:
+        return Decision(status, there, settled=settled)
+    if settled or (expired and settings.remember_ms):
+        return Decision(Status.DUPLICATE, None, settled=True, expired=expired, displaced=there)
+    if stands is not None and ask.move:
+        return Decision(Status.OK, _move(_Case(stands, moving, now_ms, settings, state_of(stands, now_ms))))
+    return Decision(Status.OK, born, born=True, expired=expired, displaced=there)
 
 
 def _born(ask: Ask, now_ms: int) -> Message:

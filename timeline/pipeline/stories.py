@@ -13,7 +13,7 @@ from timeline.pipeline.pending import Pending
 
 SKEW_MS = 1_000
 """By so much the clocks of two brokers may differ: one that is further off the others leases nothing."""
-ENDS = ("acked", "buried", "expired", "purged")
+ENDS = ("acked", "buried", "expired", "purged", "replaced")
 BY_ID = ("cancelled", "moved", "revived", "purged", "expired", "unknown")
 """Told by a producer, who knows no birth: they count for the life of the id that was on when they happened."""
 EXPLAINS = ("ran_out", "released", "handed_back", "relet")

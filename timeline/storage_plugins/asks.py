@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timeline.leases import Ask, Decision, Message
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Operation, Status
+from timeline.model import Answers, Displaced, Operation, Status
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, TagMutation
 
 
@@ -18,16 +18,21 @@ def put_ask(puts: Puts, at: int) -> Ask:
         payload_sum=int(puts.payload_sum[at]),
         expires_ms=int(puts.expires_ms[at]),
         move=bool(puts.move[at]),
+        replace=bool(puts.replace[at]),
     )
 
 
 def put_asks(puts: Puts) -> list[Ask]:
     """All of them: less work than one by one."""
-    columns = (puts.due_ms, puts.birth, puts.groups, puts.payload_sum, puts.expires_ms, puts.move)
+    columns = (puts.due_ms, puts.birth, puts.groups, puts.payload_sum, puts.expires_ms, puts.move, puts.replace)
+    rows = zip(*(one.tolist() for one in columns), strict=True)
     return [
-        Ask(Operation.PUT, time_ms=due_ms, birth=birth, group=group, payload_sum=sum_, expires_ms=expires_ms, move=move)
-        for due_ms, birth, group, sum_, expires_ms, move in zip(*(one.tolist() for one in columns), strict=True)
-    ]
+        Ask(
+            Operation.PUT, time_ms=due_ms, birth=birth, group=group, payload_sum=sum_, expires_ms=expires_ms,
+            move=move, replace=replace,
+        )
+        for due_ms, birth, group, sum_, expires_ms, move, replace in rows
+    ]  # fmt: skip
 
 
 def settle_ask(settles: Settles, at: int) -> Ask:
@@ -94,13 +99,18 @@ def fill(answers: Answers, at: int, decision: Decision) -> None:
     answers.settled[at] = decision.settled
     answers.late[at] = decision.late
     answers.repeat[at] = decision.repeat
+    answers.displaced.pop(at, None)  # of an attempt that somebody else made void
+    if decision.displaced is not None:
+        answers.displaced[at] = Displaced(decision.displaced.birth, decision.displaced.version, decision.expired)
 
 
 def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
-    """What a decision that leaves no message means for the one that stood: the operation that its remains carry, and
-    whether a topic that remembers keeps any. None: it was refused, and stands."""
-    if decision.status is Status.EXPIRED:
+    """What a decision means for the message that stood, where that is gone: the operation that its remains carry, and
+    whether a topic that remembers keeps any. None: it stands."""
+    if decision.expired:
         return 0, True
-    if decision.status is not Status.OK:
+    if decision.displaced is not None:
+        return 0, False
+    if decision.status is not Status.OK or decision.message is not None or decision.repeat:
         return None
     return ask.op if ask.operation is Operation.CANCEL else 0, ask.operation in REMEMBERED

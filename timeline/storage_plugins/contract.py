@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
 from timeline.model import MAX_TIME_MS, Answers, Operation, Rows, State, Topic
@@ -97,7 +99,8 @@ class Opened:
 class Puts:
     """A batch to put, n messages as columns. Ids are distinct or not; a later one meets the earlier one.
 
-    `move`: True where `if_exists="move"`. `due_ms`, `expires_ms` are absolute and checked (0: no expiry).
+    `move`: True where `if_exists="move"`. `replace`: True where `if_exists="replace"`; never both. `due_ms` and
+    `expires_ms` are absolute (0: no expiry).
     `headers` are encoded (`model.encode_headers`). `payload_sum` is `model.payload_sums`.
     `payload_bytes`: how large the payloads are where some of them lie apart and `payloads` has only what says where
     (see `offload`); None where `payloads` has them all. `sizes`: rows' `payload_bytes`, what counts as a grant's bytes.
@@ -113,6 +116,7 @@ class Puts:
     payloads: Ragged
     headers: Ragged
     move: Bools
+    replace: Bools
     payload_bytes: Int64 | None = None
 
     def __len__(self) -> int:
@@ -122,6 +126,10 @@ class Puts:
     def sizes(self) -> Int64:
         """How large each payload is, wherever it lies."""
         return self.payloads.sizes if self.payload_bytes is None else self.payload_bytes
+
+    def never_deliverable(self, now_ms: int) -> Bools:
+        """Which have an expiry that is not after their due and after `now_ms`: INVALID, unless they are repeats."""
+        return (self.expires_ms > 0) & (self.expires_ms <= np.maximum(self.due_ms, now_ms))
 
     def take(self, picks: Indexes | slice) -> Puts:
         """The puts at `picks`."""
@@ -334,10 +342,13 @@ class Store(ABC):
 
     @abstractmethod
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        """Stores each message whose id is absent: OK with version 1. Else per `leases`: DUPLICATE (with version and
-        due as it stands; `settled` where remembered, which ends remember_ms after, swept or not), EXISTS, or the
-        answer of the move. When it returns, what is OK is as safe as the store makes it. Payloads first, metadata
-        second. A topic that was dropped answers NOT_FOUND for each message, here and everywhere."""
+        """Stores each message whose id is absent: OK with version 1. An expired message that nobody holds is removed
+        first, as `sweep` would, and `Answers.displaced` says so. Else per `leases`: DUPLICATE (with version and due as
+        it stands; `settled` where remembered, which ends remember_ms after, swept or not), FORBIDDEN, EXISTS, or the
+        answer of the move. `replace` puts the new message, payload and all, in the place of the one that stands, in one
+        step: at no moment is neither there, or both. Never deliverable, it is INVALID. When it returns, what is OK is
+        as safe as the store makes it. Payloads first, metadata second. A topic that was dropped answers NOT_FOUND for
+        each message, here and everywhere."""
 
     @abstractmethod
     async def lease_due(

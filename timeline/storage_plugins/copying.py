@@ -222,8 +222,12 @@ class TopicCopy:
             payloads=rows.payloads,
             headers=rows.headers,
             move=np.zeros(len(rows), dtype=np.bool_),
+            replace=np.zeros(len(rows), dtype=np.bool_),
         )
-        answers = await self.target.put(self._into, self._now_ms(), puts)
+        now_ms = self._now_ms()
+        if dead and (expires_ms := rows.expires_ms[rows.expires_ms > 0]).size:
+            now_ms = min(now_ms, int(expires_ms.min()) - 1)  # a dead letter outlives its expiry, a put does not
+        answers = await self.target.put(self._into, now_ms, puts)
         stored = np.zeros(len(rows), dtype=np.bool_)
         for at, id in enumerate(rows.ids.tolist()):
             status = Status.of(int(answers.status[at]))

@@ -83,4 +83,5 @@ def spread(answers: Answers, places: Indexes, count: int) -> Answers:
     for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
         getattr(whole, name)[places] = getattr(answers, name)
     whole.details = {int(places[at]): why for at, why in answers.details.items()}
+    whole.displaced = {int(places[at]): how for at, how in answers.displaced.items()}
     return whole

@@ -66,13 +66,17 @@ MAX_COUNT = 2**53 - 1
 """Counts and credits: what a double still holds exactly, for languages that have nothing else."""
 
 
+REPLACE_MINOR = 3
+
+
 class PutFlag(IntFlag):
     """Per message of a Produce. IN: `time_ms` counts from the broker's now. EXPIRES_IN: `expires_ms` does. MOVE:
-    if_exists="move"."""
+    if_exists="move". REPLACE: if_exists="replace", which a broker below minor REPLACE_MINOR passes over."""
 
     IN = 1
     EXPIRES_IN = 2
     MOVE = 4
+    REPLACE = 8
 
 
 class SettleFlag(IntFlag):

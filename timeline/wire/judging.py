@@ -34,6 +34,7 @@ from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, S
 Judgement: TypeAlias = dict[int, tuple[Status, str]]
 """Index of a refused message → its status and the sentence that says what is allowed. Empty: all are good."""
 
+_MOVE_AND_REPLACE = PutFlag.MOVE | PutFlag.REPLACE
 _FEW = 32
 """Up to here plain Python is quicker than a numpy reduction."""
 
@@ -195,6 +196,9 @@ def judge_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) ->
     if frame.expires_ms is not None:
         _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")
     _judge_times(bad, frame.time_ms, (frame.flags & PutFlag.IN) != 0)
+    both = (frame.flags & _MOVE_AND_REPLACE) == _MOVE_AND_REPLACE
+    if both.any():
+        _blame(bad, dict.fromkeys(np.flatnonzero(both).tolist(), "a put either moves or replaces, not both"))
     _judge_nonzero(bad, frame.birth, "a birth")
     _blame(bad, judge_ids(frame.ids))
     return bad

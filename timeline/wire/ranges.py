@@ -246,4 +246,4 @@ class Body(Table):
         return self.uint8(field, _BELOW[known])
 
 
-_BELOW = {known: bytes(range(known + 1)) for known in (1, 3, 7)}
+_BELOW = {known: bytes(range(known + 1)) for known in (1, 3, 7, 15)}

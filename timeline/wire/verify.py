@@ -230,6 +230,12 @@ def is_frame(data: bytes | memoryview) -> bool:
     return len(data) >= 12 and data[4:8] == layout.IDENTIFIER
 
 
+def minor_of(data: bytes) -> int:
+    """Return the minor version of the wire that the sender of a frame speaks. Raise WireError for what is no frame."""
+    find_body(data)
+    return int(Table("Frame", data, _U32(data, 0)[0], False).whole("minor"))
+
+
 def find_body(data: bytes | bytearray | memoryview) -> Place:
     """The body of a frame, after its root was verified. `data` must not be changed while what is read is in use.
 

@@ -63,11 +63,14 @@ class Operation(object):
 
 
 # Per message of a Produce. IN: `time_ms` is a duration from the broker's now. EXPIRES_IN: `expires_ms` is. MOVE: if
-# the id is there and not leased, move it to the asked due instead of answering EXISTS or DUPLICATE.
+# the id is there and not leased, move it to the asked due instead of answering EXISTS or DUPLICATE; what is there
+# keeps its payload, tag, headers and expiry, and the answer's version is above 1. REPLACE, since 1.3: if the id is
+# there and not leased, put this message in its place, whole. Both at once are INVALID.
 class PutFlag(object):
     IN = 1
     EXPIRES_IN = 2
     MOVE = 4
+    REPLACE = 8
 
 
 # Per settle. AT: `time_ms` of a RELEASE is absolute; without, a duration from the broker's now. UNSEEN: a RELEASE of
@@ -644,7 +647,8 @@ class Produce(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         return o == 0
 
-    # Optional. Not leased at or after this time; 0: none. A duration where `flags` says EXPIRES_IN.
+    # Optional. Not leased at or after this time; 0: none. A duration where `flags` says EXPIRES_IN. One that is not after
+    # the due and after the broker's now is INVALID, unless the put is a repeat.
     # Produce
     def ExpiresMs(self, j):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))

@@ -99,16 +99,15 @@ class Standing:
         if stored is not None and self._forgotten(stored):
             stored = None
         decision = decide(stored.message if stored else None, ask, self.now_ms, self.topic.settings)
-        if decision.repeat or decision.status not in (Status.OK, Status.EXPIRED):
+        gone = removal(ask, decision)
+        if stored is not None and gone is not None:
+            self.remove(stored, *gone)
+        if decision.message is None or decision.repeat or decision.status is not Status.OK:
             return decision
-        if stored is None:
-            if new is not None and decision.message is not None:
-                self._after[id] = replace(new, message=decision.message)
-        elif decision.message is None:
-            if (gone := removal(ask, decision)) is not None:
-                self.remove(stored, *gone)
-        else:
+        if not decision.born and stored is not None:
             self._after[id] = replace(stored, message=decision.message)
+        elif new is not None:
+            self._after[id] = replace(new, message=decision.message)
         return decision
 
     def there(self) -> list[Stored]:

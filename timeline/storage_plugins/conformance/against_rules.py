@@ -56,6 +56,7 @@ class _Walk:
         count = len(ids)
         due_ms = self.times(count)
         ahead = np.array([10 * self.rng.randint(0, 80) for _ in ids], dtype=np.int64)
+        if_exists = [self.rng.choice(("", "", "", "", "move", "move", "replace", "replace")) for _ in ids]
         puts = self.trial.puts(
             ids,
             due_ms,
@@ -64,7 +65,8 @@ class _Walk:
             tag=[self.rng.choice(TAGS) for _ in ids],
             payload=[bytes([self.rng.randint(0, 3)]) * self.rng.randint(0, 40) for _ in ids],
             headers=[self.rng.choice((b"", b"\x01\x00k\x01\x00v")) for _ in ids],
-            move=self.bools(count, 0.3),
+            move=[one == "move" for one in if_exists],
+            replace=[one == "replace" for one in if_exists],
         )
         self.repeatable.append(puts)
         self.mirror.put(self.now_ms, puts, await self.trial.store.put(self.topic, self.now_ms, puts))

@@ -12,7 +12,7 @@ from typing import Any
 
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.leases.table import REMEMBERED, is_expired, state_of
-from timeline.model import Answers, Operation, Rows, State, Status, Topic, bucket_of, decode_headers
+from timeline.model import Answers, Displaced, Operation, Rows, State, Status, Topic, bucket_of, decode_headers
 from timeline.storage_plugins.conformance.trial import Violation, by_id, expect, expect_equal
 from timeline.storage_plugins.contract import Grant, Leased, Mutations, Puts, Settles, Swept, TagMutation
 
@@ -43,26 +43,26 @@ class Mirror:
         """What must become of `ask`, done here."""
         message = self.messages.get(id)
         decision = decide(message, ask, now_ms, self.topic.settings)
-        if message is None or decision.repeat or decision.status not in (Status.OK, Status.EXPIRED):
+        if message is None or decision.repeat or not (decision.status is Status.OK or decision.expired):
             return decision
-        if decision.message is not None:
+        if decision.expired or decision.message is None:
+            self._remove(id, ask, decision.expired)
+        elif not decision.born:
             self.messages[id] = decision.message
-        else:
-            self._remove(id, ask, decision.status)
         return decision
 
-    def _remove(self, id: bytes, ask: Ask, status: Status) -> None:
+    def _remove(self, id: bytes, ask: Ask, expired: bool) -> None:
         message = self.messages.pop(id)
         del self.kept[id]
-        if self.topic.settings.remember_ms and (status is Status.EXPIRED or ask.operation in REMEMBERED):
-            cancelled = ask.operation is Operation.CANCEL and status is Status.OK
+        if self.topic.settings.remember_ms and (expired or ask.operation in REMEMBERED):
+            cancelled = ask.operation is Operation.CANCEL and not expired
             last_op = ask.op if cancelled else message.last_op
             self.messages[id] = Message(
                 message.birth, message.version, last_op=last_op, payload_sum=message.payload_sum, remembered=True
             )
 
     def _expire(self, id: bytes) -> None:
-        self._remove(id, Ask(Operation.LEASE), Status.EXPIRED)
+        self._remove(id, Ask(Operation.LEASE), expired=True)
 
     # ── calls ──
 
@@ -77,14 +77,20 @@ class Mirror:
                 payload_sum=int(puts.payload_sum[at]),
                 expires_ms=int(puts.expires_ms[at]),
                 move=bool(puts.move[at]),
+                replace=bool(puts.replace[at]),
             )
-            absent = id not in self.messages
             decision = self._ask(id, ask, now_ms)
-            if absent and decision.status is Status.OK and decision.message is not None:
+            if decision.born and decision.message is not None:
                 self.messages[id] = decision.message
                 self.kept[id] = Kept(now_ms, puts.tags[at], puts.payloads[at], puts.headers[at])
             decisions.append(decision)
         _compare("put", puts.ids.tolist(), answers, decisions)
+        displaced = {
+            at: Displaced(decision.displaced.birth, decision.displaced.version, decision.expired)
+            for at, decision in enumerate(decisions)
+            if decision.displaced is not None
+        }
+        expect_equal(answers.displaced, displaced, "what puts displaced")
 
     def settle(self, now_ms: int, settles: Settles, answers: Answers) -> None:
         decisions = []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from timeline.model import Operation, Status, encode_headers
+import numpy as np
+
+from timeline.model import Displaced, Operation, Status, encode_headers
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect, expect_equal, named, statuses
+from timeline.storage_plugins.contract import Grant
 
 
 @check()
@@ -111,7 +114,8 @@ async def check_put_of_a_taken_id(trial: Trial) -> None:
 @check()
 async def check_put_that_moves(trial: Trial) -> None:
     """With if_exists="move" a put of a taken id moves what is there and not leased, keeps its payload, and its repeat
-    moves nothing twice; leased answers LEASED, dead DEAD, another group's FORBIDDEN."""
+    moves nothing twice; leased answers LEASED, dead DEAD, another group's FORBIDDEN, beyond what is there's own expiry
+    INVALID."""
     topic = await trial.topic()
     await trial.stored(topic, [b"a", b"b", b"c", b"d"], T0, group=[b"default", b"default", b"default", b"ops"])
     leased = await trial.lease(topic, 3)
@@ -136,6 +140,9 @@ async def check_put_that_moves(trial: Trial) -> None:
     again = await trial.store.put(topic, T0 + 10, puts)
     expect(all(again.repeat[sorted(wanted).index(id)] for id in moved), "a repeat of a put that moved is not known")
     expect_equal(await trial.everything(topic), before, "rows after the repeat")
+    await trial.stored(topic, [b"brief"], T0, expires_ms=T0 + 100)
+    late = await trial.put(topic, [b"brief", b"brief"], [T0 + 100, T0 + 99], now_ms=T0 + 1, move=True)
+    expect_equal(statuses(late), [Status.INVALID, Status.OK], "statuses of moves at and before the expiry")
 
 
 @check()
@@ -168,11 +175,208 @@ async def check_mixed_batch_of_puts(trial: Trial) -> None:
 
 @check()
 async def check_put_beyond_its_expiry(trial: Trial) -> None:
-    """A put whose due is not before its expiry is INVALID and stores nothing."""
+    """A put whose expiry is not after its due and after now is INVALID, stores nothing and harms nothing that stands;
+    its repeat is known before that."""
     topic = await trial.topic()
-    answers = await trial.put(topic, [b"a", b"b", b"c"], [T0, T0 + 1, T0 - 1], expires_ms=T0)
-    expect_equal(statuses(answers), [Status.INVALID, Status.INVALID, Status.OK], "statuses")
-    expect_equal(list(await trial.everything(topic, now_ms=T0 - 5)), [b"c"], "ids stored")
+    ids, due_ms = [b"a", b"b", b"c", b"d"], [T0 - 1, T0 + 1, T0 - 1, T0]
+    puts = trial.puts(ids, due_ms, expires_ms=[T0, T0 + 1, T0 + 1, T0 + 1])
+    answers = await trial.store.put(topic, T0, puts)
+    expect_equal(statuses(answers), [Status.INVALID, Status.INVALID, Status.OK, Status.OK], "statuses")
+    before = await trial.everything(topic)
+    expect_equal(sorted(before), [b"c", b"d"], "ids stored")
+    again = await trial.store.put(topic, T0 + 1, puts)
+    expect_equal(statuses(again), [Status.INVALID] * 2 + [Status.DUPLICATE] * 2, "statuses of repeats")
+    for more in ({}, {"move": True}, {"replace": True}):
+        answers = await trial.put(topic, ids, T0 - 1, expires_ms=[T0, T0 - 9, T0, T0 - 9], **more)
+        expect_equal(statuses(answers), [Status.INVALID] * 4, f"statuses of late puts, {more or 'plain'}")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+
+
+@check()
+async def check_put_of_an_expired_id(trial: Trial) -> None:
+    """A put under an id whose message has expired, and that nobody holds, stores as if the id were free, whoever asks
+    and however; by its own due and expiry. The expired message's own repeat is DUPLICATE, as before it expired."""
+    topic = await trial.topic()
+    ids = named(8)
+    old = trial.puts(ids, [T0 + at % 2 * 900 for at in range(8)], expires_ms=T0 + 1_000, group=b"ops", tag=b"old")
+    expect_equal(statuses(await trial.store.put(topic, T0, old)), [Status.OK] * 8, "statuses of the first puts")
+    again = await trial.store.put(topic, T0 + 1_000, old)
+    expect_equal((statuses(again), again.repeat.tolist()), ([Status.DUPLICATE] * 8, [1] * 8), "repeats once expired")
+    wanted: dict[str, Any] = {
+        "payload": [b"payload", b"other"] * 4, "group": [b"ops", b"ops", b"ops", b"ops", *[b"default"] * 4],
+        "move": [at in (2, 6) for at in range(8)], "replace": [at in (3, 7) for at in range(8)],
+        "expires_ms": [0, T0 + 2_500] * 4, "tag": b"new",
+    }  # fmt: skip
+    puts = trial.puts(ids, T0 + 2_000, **wanted)
+    answers = await trial.store.put(topic, T0 + 1_000, puts)
+    expect_equal(statuses(answers), [Status.OK] * 8, "statuses of puts under ids whose message has expired")
+    expired = {at: Displaced(int(old.birth[at]), 1, True) for at in range(8)}
+    expect_equal(answers.displaced, expired, "what they displaced")
+    rows = await trial.everything(topic, now_ms=T0 + 1_000)
+    for at, id in enumerate(ids):
+        found = {name: rows[id][name] for name in ("birth", "version", "due_ms", "groups", "payloads", "tags")}
+        says = (int(puts.birth[at]), 1, T0 + 2_000, wanted["group"][at], wanted["payload"][at], b"new")
+        expect_equal(tuple(found.values()), says, f"{', '.join(found)} of {id!r}")
+    expect_equal(await trial.by_tag(topic, Operation.CANCEL, b"old", group=b"ops"), {}, "what still has the old tag")
+    swept = await trial.store.sweep(topic, T0 + 1_500, 100)
+    expect_equal(swept.expired, 0, "messages that a sweep found expired")
+    leased = (await trial.lease(topic, now_ms=T0 + 2_500)).rows
+    expect_equal(leased.ids.tolist(), [id for at, id in enumerate(ids) if at % 2 == 0], "ids that did not expire")
+
+
+@check()
+async def check_put_of_an_expired_id_that_is_remembered(trial: Trial) -> None:
+    """On a topic that remembers, a put under an expired id answers DUPLICATE, settled, whether or not a sweep came
+    first, and leaves the id as a sweep does."""
+    for swept in (False, True):
+        topic = await trial.topic(remember_ms=60_000)
+        ids = named(4)
+        old = trial.puts(ids, T0, expires_ms=T0 + 10, payload=b"first")
+        expect_equal(statuses(await trial.store.put(topic, T0, old)), [Status.OK] * 4, "statuses of the first puts")
+        if swept:
+            expect_equal((await trial.store.sweep(topic, T0 + 10, 100)).expired, 4, "messages that a sweep removed")
+        more: dict[str, Any] = {"move": [False, False, True, False], "replace": [False, False, False, True]}
+        puts = trial.puts(ids, T0 + 50, payload=[b"first", b"other"] * 2, **more)
+        answers = await trial.store.put(topic, T0 + 10, puts)
+        found = (statuses(answers), answers.settled.tolist(), answers.repeat.tolist(), answers.version.tolist())
+        expect_equal(found, ([Status.DUPLICATE] * 4, [1] * 4, [0] * 4, [0] * 4), f"answers, swept: {swept}")
+        gone = {} if swept else {at: Displaced(int(old.birth[at]), 1, True) for at in range(4)}
+        expect_equal(answers.displaced, gone, f"what was displaced, swept: {swept}")
+        expect_equal(await trial.everything(topic, now_ms=T0 + 10), {}, f"rows, swept: {swept}")
+        expect_equal((await trial.store.sweep(topic, T0 + 11, 100)).expired, 0, "messages expired by then")
+        late = await trial.put(topic, ids, T0 + 80_000, now_ms=T0 + 60_010)
+        expect_equal(statuses(late), [Status.OK] * 4, f"statuses of puts past the time, swept: {swept}")
+
+
+@check()
+async def check_put_of_an_expired_id_that_is_kept(trial: Trial) -> None:
+    """A live lease and a dead letter outlive expiry: a put under their ids finds them there."""
+    topic = await trial.topic()
+    ids = named(4)
+    await trial.stored(topic, ids, T0, expires_ms=T0 + 10)
+    rows = (await trial.lease(topic, lease_ms=100)).rows
+    await trial.settle(topic, Operation.BURY, rows.take(np.arange(2)))
+    before = await trial.everything(topic)
+    plain = await trial.put(topic, ids, T0 + 500, now_ms=T0 + 50, payload=[b"payload", b"other"] * 2)
+    expect_equal(statuses(plain), [Status.DUPLICATE, Status.EXISTS] * 2, "statuses of plain puts")
+    for name in ("move", "replace"):
+        answers = await trial.put(topic, ids, T0 + 5, now_ms=T0 + 50, **{name: True})
+        expect_equal(statuses(answers), [Status.DEAD] * 2 + [Status.LEASED] * 2, f"statuses of puts that {name}")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+    after = await trial.put(topic, ids[2:], T0 + 500, now_ms=T0 + 100)
+    expect_equal(statuses(after), [Status.OK] * 2, "statuses once the leases have run out")
+
+
+@check()
+async def check_put_of_another_groups_id(trial: Trial) -> None:
+    """Another group's message answers FORBIDDEN to every put but its own repeat, whatever its payload and state; a
+    remembered id is of no group."""
+    topic = await trial.topic(remember_ms=60_000)
+    ids = named(5)
+    own = trial.puts(ids, [T0 + 900, T0, T0, T0, T0], group=b"ops")
+    await trial.store.put(topic, T0, own)
+    rows = (await trial.lease(topic, 3)).rows
+    places = {id: at for at, id in enumerate(rows.ids.tolist())}
+    await trial.settle(topic, Operation.BURY, rows.take(np.array([places[rows.ids[0]]])))
+    await trial.settle(topic, Operation.ACK, rows.take(np.array([places[rows.ids[1]]])))
+    acked, before = rows.ids[1], await trial.everything(topic)
+    for more in ({}, {"payload": b"other"}, {"move": True}, {"replace": True}):
+        answers = await trial.put(topic, ids, T0 + 500, **more)
+        wanted = [Status.DUPLICATE if id == acked else Status.FORBIDDEN for id in ids]
+        expect_equal(statuses(answers), wanted, f"statuses of another group's puts, {more or 'plain'}")
+        expect_equal(answers.settled.tolist(), [int(id == acked) for id in ids], "marks of what is settled")
+    again = await trial.store.put(topic, T0, own)
+    expect_equal(statuses(again), [Status.DUPLICATE] * 5, "statuses of the group's own puts sent again")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+
+
+@check()
+async def check_put_that_replaces(trial: Trial) -> None:
+    """With if_exists="replace" a put takes the place of what is there and not leased: payload, headers, tag, expiry and
+    due, a new birth at version 1. Leased answers LEASED, dead DEAD; under a free id it stores."""
+    topic = await trial.topic()
+    ids = [b"absent", b"dead", b"held", b"ran out", b"released", b"waiting"]
+    old: dict[str, Any] = {"tag": b"old", "headers": encode_headers({"old": "1"}), "payload": b"first"}
+    await trial.stored(topic, ids[1:5], T0, expires_ms=T0 + 9_000, **old)
+    await trial.stored(topic, [b"waiting"], T0 + 900, expires_ms=T0 + 9_000, **old)
+    grants = [Grant(WORKER, 2, 30_000, 1 << 30), Grant(b"short", 2, 50, 1 << 30)]
+    rows = (await trial.lease(topic, grants=grants, lease_ms=0)).rows
+    of = {id: rows.take(np.array([at])) for at, id in enumerate(rows.ids.tolist())}
+    short = [id for at, id in enumerate(rows.ids.tolist()) if rows.holders[at] == b"short"]
+    dead, held = sorted(set(ids[1:5]) - set(short))
+    released, ran_out = short
+    await trial.settle(topic, Operation.BURY, of[dead])
+    await trial.settle(topic, Operation.RELEASE, of[released], time_ms=T0 + 20)
+    puts = trial.puts(
+        ids, T0 + 400, expires_ms=T0 + 500, tag=b"new", headers=encode_headers({"new": "22"}), payload=b"the second",
+        replace=True,
+    )  # fmt: skip
+    before = await trial.everything(topic)
+    answers = await trial.store.put(topic, T0 + 100, puts)
+    wanted = [{dead: Status.DEAD, held: Status.LEASED}.get(id, Status.OK) for id in ids]
+    expect_equal(statuses(answers), wanted, "statuses of puts that replace")
+    replaced = {
+        at: Displaced(before[id]["birth"], before[id]["version"], False)
+        for at, id in enumerate(ids)
+        if wanted[at] is Status.OK and id != b"absent"
+    }
+    expect_equal(answers.displaced, replaced, "what they displaced")
+    after = await trial.everything(topic)
+    expect_equal({id: after[id] for id in (dead, held)}, {id: before[id] for id in (dead, held)}, "what was refused")
+    for at, id in enumerate(ids):
+        if wanted[at] is Status.OK:
+            says = {
+                "birth": int(puts.birth[at]), "version": 1, "due_ms": T0 + 400, "scheduled_ms": T0 + 400,
+                "put_ms": T0 + 100, "asked_ms": T0 + 100, "deliveries": 0, "last_op": 0, "holders": b"",
+                "expires_ms": T0 + 500, "payload_sum": int(puts.payload_sum[at]), "groups": b"default",
+                "tags": b"new", "payloads": b"the second", "payload_bytes": 10, "headers": puts.headers[at],
+            }  # fmt: skip
+            expect_equal({name: after[id][name] for name in says}, says, f"the row that replaced {id!r}")
+    again = await trial.store.put(topic, T0 + 150, puts)
+    known = [status if status is not Status.OK else Status.DUPLICATE for status in wanted]
+    expect_equal(statuses(again), known, "statuses of the same puts sent again")
+    late = await trial.settle(topic, Operation.ACK, of[ran_out], now_ms=T0 + 150)
+    expect_equal(statuses(late), [Status.FENCED], "status of an ack of what was replaced")
+    expect_equal(await trial.everything(topic), after, "rows after repeats and a stale ack")
+    tagged = await trial.by_tag(topic, Operation.MOVE, b"old", due_ms=T0 + 300, dry_run=True)
+    expect_equal(tagged, {Status.LEASED: 1, Status.DEAD: 1}, "what has the old tag")
+    moved = await trial.by_tag(topic, Operation.MOVE, b"new", now_ms=T0 + 200, due_ms=T0 + 300)
+    expect_equal(moved, {Status.OK: len(replaced) + 1}, "what has the new tag")
+    leased = (await trial.lease(topic, now_ms=T0 + 300)).rows
+    expect_equal(set(leased.payloads or []), {b"the second"}, "payloads delivered")
+    expect_equal(len(leased), len(replaced) + 1, "number delivered")
+
+
+@check()
+async def check_replaced_expiries(trial: Trial) -> None:
+    """What replaces a message expires by its own expiry alone, and never where it has none."""
+    topic = await trial.topic()
+    ids = [b"ever", b"later", b"sooner"]
+    await trial.stored(topic, ids, T0, expires_ms=[T0 + 100, T0 + 100, 0])
+    puts = trial.puts(ids, T0 + 1, expires_ms=[0, T0 + 300, T0 + 200], replace=True)
+    expect_equal(statuses(await trial.store.put(topic, T0, puts)), [Status.OK] * 3, "statuses of puts that replace")
+    for now_ms, left in ((T0 + 150, ids), (T0 + 250, ids[:2]), (T0 + 350, ids[:1])):
+        await trial.store.sweep(topic, now_ms, 100)
+        expect_equal(sorted(await trial.everything(topic, now_ms=now_ms)), left, f"ids at {now_ms - T0} ms")
+
+
+@check()
+async def check_many_puts_that_replace(trial: Trial) -> None:
+    """A batch of thousands that replace is done like any other; an id that comes twice is replaced twice."""
+    topic = await trial.topic()
+    ids = named(3_000)
+    await trial.stored(topic, ids, [T0 + at % 7 for at in range(3_000)], payload=b"first", tag=b"old")
+    puts = trial.puts(
+        [*ids, *ids[:100]], T0 + 50, payload=[*[b"second"] * 3_000, *[b"third"] * 100], replace=True, tag=b"new"
+    )
+    answers = await trial.store.put(topic, T0, puts)
+    expect_equal(set(statuses(answers)), {Status.OK}, "statuses of puts that replace")
+    expect_equal(set(answers.version.tolist()), {1}, "versions")
+    rows = await trial.scan(topic, payload=True)
+    thirds = {id for id, payload in zip(rows.ids.tolist(), rows.payloads or [], strict=True) if payload == b"third"}
+    expect_equal((len(rows), thirds), (3_000, set(ids[:100])), "(rows, ids that were replaced twice)")
+    expect_equal(len((await trial.lease(topic, now_ms=T0 + 49)).rows), 0, "messages due before the new due")
+    expect_equal(len((await trial.lease(topic, now_ms=T0 + 50)).rows), 3_000, "messages due at the new due")
 
 
 @check()

@@ -17,6 +17,7 @@ from timeline.storage_plugins.conformance.trial import (
     T0,
     WORKER,
     Trial,
+    by_id,
     expect,
     expect_equal,
     named,
@@ -42,6 +43,42 @@ async def check_racing_puts(trial: Trial) -> None:
         expect_equal(rows[id]["payloads"], f"from {winners[0]}".encode(), f"payload of {id!r}")
     others = {answer[number] for answer in answers for number in range(50)} - {Status.OK}
     expect_equal(others, {Status.EXISTS}, "statuses of the others")
+
+
+@check()
+async def check_racing_replaces(trial: Trial) -> None:
+    """While puts replace messages at once, each id has one message at every moment; the last one's payload is its own.
+    Of a lease and the puts that replace, the answers fit some order of them."""
+    topic = await trial.topic()
+    ids = named(20)
+    await trial.stored(topic, ids, payload=b"first")
+    births: dict[int, bytes] = {int(row["birth"]): b"first" for row in (await trial.everything(topic)).values()}
+
+    async def replace(at: int) -> None:
+        for _ in range(5):
+            payload = f"from {at}".encode()
+            puts = trial.puts(ids, T0 + 1, payload=payload, replace=True)
+            births.update(dict.fromkeys(puts.birth.tolist(), payload))
+            expect_equal(set(statuses(await trial.store.put(topic, T0, puts))), {Status.OK}, "statuses")
+
+    async def look() -> None:
+        for _ in range(8):
+            found = by_id(await trial.scan(topic))
+            expect_equal(sorted(found), ids, "ids there while they are replaced")
+            expect({row["birth"] for row in found.values()} <= births.keys(), "a message that nobody has put")
+
+    await asyncio.gather(*(replace(at) for at in range(4)), look(), look())
+    for id, row in (await trial.everything(topic)).items():
+        expect_equal(row["payloads"], births[row["birth"]], f"payload of {id!r}")
+    answers, leased = await asyncio.gather(
+        trial.put(topic, ids, T0 + 1, payload=b"last", replace=True), trial.lease(topic, now_ms=T0 + 1)
+    )
+    after = await trial.everything(topic)
+    held = dict(zip(leased.rows.ids.tolist(), leased.rows.birth.tolist(), strict=True))
+    for id, status in zip(ids, statuses(answers), strict=True):
+        expect(status in (Status.OK, Status.LEASED), f"a put that replaces {id!r} is {status}")
+        expect_equal(after[id]["payloads"] == b"last", status is Status.OK, f"{id!r} is the last one's")
+        expect(id not in held or held[id] == after[id]["birth"], f"{id!r} was replaced under a live lease")
 
 
 @check()

@@ -155,6 +155,7 @@ class Trial:
         payload: Many = b"payload",
         headers: Many = b"",
         move: Many = False,
+        replace: Many = False,
     ) -> Puts:
         """A batch to put."""
         count = len(ids)
@@ -170,6 +171,7 @@ class Trial:
             payloads=payloads,
             headers=encoded,
             move=column(move, count, np.bool_),
+            replace=column(replace, count, np.bool_),
         )
 
     async def put(

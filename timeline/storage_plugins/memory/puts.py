@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from timeline.columns import Bools
-from timeline.model import Answers, Status, TopicSettings
+from timeline.model import Answers, TopicSettings
 from timeline.storage_plugins.asks import fill, put_ask
 from timeline.storage_plugins.contract import Puts
 from timeline.storage_plugins.memory.rows import WORDS, TopicRows, records_of
@@ -17,7 +17,7 @@ from timeline.storage_plugins.memory.rulings import rule
 def put(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, fast: bool) -> Answers:
     """See `contract.Store.put`. Batches of new ids go in as columns; what else there is, one by one in their order."""
     answers = Answers.blank(len(puts))
-    sound: Bools = (puts.expires_ms == 0) | (puts.expires_ms > puts.due_ms)
+    sound: Bools = ~puts.never_deliverable(now_ms)
     if fast and bool(sound.all()) and _put_all(rows, now_ms, puts):
         answers.version[:] = 1
         answers.due_ms[:] = puts.due_ms
@@ -67,6 +67,6 @@ def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
 def _put_one(rows: TopicRows, settings: TopicSettings, now_ms: int, puts: Puts, at: int, answers: Answers) -> None:
     id = puts.ids[at]
     decision = rule(rows, id, put_ask(puts, at), now_ms, settings)
-    if decision.status is Status.OK and id not in rows.index:
+    if decision.born:
         _put_all(rows, now_ms, puts.take(np.array([at], dtype=np.intp)))
     fill(answers, at, decision)

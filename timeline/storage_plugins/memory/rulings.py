@@ -6,8 +6,8 @@ import numpy as np
 
 from timeline.columns import Indexes
 from timeline.leases import Ask, Decision, Message, decide
-from timeline.leases.table import REMEMBERED
-from timeline.model import Operation, Status, TopicSettings
+from timeline.model import Status, TopicSettings
+from timeline.storage_plugins.asks import removal
 from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, TopicRows
 
 
@@ -42,20 +42,20 @@ def rule(rows: TopicRows, id: bytes, ask: Ask, now_ms: int, settings: TopicSetti
         rows.remove(np.array([slot], dtype=np.intp), now_ms, remember=False)  # forgotten, though not swept yet
         slot = None
     decision = decide(None if slot is None else message_at(rows, slot), ask, now_ms, settings)
-    if slot is not None and not decision.repeat and decision.status in (Status.OK, Status.EXPIRED):
-        if decision.message is not None:
-            write_back(rows, slot, decision.message)
-        else:
-            leave(rows, slot, ask, decision.status, now_ms, settings)
+    if slot is None:
+        return decision
+    gone = removal(ask, decision)
+    if gone is not None:
+        leave(rows, slot, *gone, now_ms, settings)
+    elif decision.status is Status.OK and decision.message is not None and not decision.repeat:
+        write_back(rows, slot, decision.message)
     return decision
 
 
-def leave(rows: TopicRows, slot: int, ask: Ask, status: Status, now_ms: int, settings: TopicSettings) -> None:
-    """Removes a row for `ask`, leaving the settled id where the topic remembers."""
-    remember = settings.remember_ms > 0 and (status is Status.EXPIRED or ask.operation in REMEMBERED)
-    if remember and status is Status.OK and ask.operation is Operation.CANCEL:
-        rows.records["last_op"][slot] = ask.op
-    rows.remove(np.array([slot], dtype=np.intp), now_ms, remember)
+def leave(rows: TopicRows, slot: int, last_op: int, remembers: bool, now_ms: int, settings: TopicSettings) -> None:
+    """Remove a row. Its id stays remembered, with `last_op`, where it `remembers` and the topic does."""
+    rows.records["last_op"][slot] = last_op
+    rows.remove(np.array([slot], dtype=np.intp), now_ms, remembers and settings.remember_ms > 0)
 
 
 def write_back(rows: TopicRows, slot: int, message: Message) -> None:

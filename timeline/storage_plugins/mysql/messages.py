@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.model import Answers, Operation, Topic, buckets_of
 from timeline.storage_plugins.asks import put_ask, settle_ask
 from timeline.storage_plugins.contract import Puts, Settles, StoreUnavailable
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Session
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import decide_each
+from timeline.storage_plugins.sql.changes import decide_each, firsts_of
 from timeline.storage_plugins.sql.rows import Stored, remembered_of, stored_of
 
 Reserve = Callable[[int], int]
@@ -63,7 +63,7 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
     answers = Answers.blank(count)
     ids = puts.ids.tolist()
     buckets = buckets_of(puts.ids, topic.settings.buckets).tolist()
-    special = _to_decide(puts, ids)
+    special = _to_decide(puts, now_ms, ids)
     inserted = _insert(
         session, topic, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve
     )
@@ -76,15 +76,14 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         left = [left[at] for at in rest]
-        if left and _insert(session, topic, key, now_ms, puts, ids, buckets, left[:1], reserve):
-            at = left.pop(0)
-            answers.status[at], answers.version[at], answers.due_ms[at] = Status.OK.code, 1, puts.due_ms[at]
+        stored = _insert(session, topic, key, now_ms, puts, ids, buckets, firsts_of(ids, left), reserve)
+        left = sorted(set(left).difference(stored))
     return answers
 
 
-def _to_decide(puts: Puts, ids: list[bytes]) -> set[int]:
-    """Puts that cannot just be inserted: due at or after their expiry."""
-    doubtful = {ids[at] for at in np.flatnonzero((puts.expires_ms > 0) & (puts.expires_ms <= puts.due_ms)).tolist()}
+def _to_decide(puts: Puts, now_ms: int, ids: list[bytes]) -> set[int]:
+    """Puts that cannot just be inserted: never deliverable."""
+    doubtful = {ids[at] for at in np.flatnonzero(puts.never_deliverable(now_ms)).tolist()}
     return {at for at, id in enumerate(ids) if id in doubtful} if doubtful else set()
 
 

@@ -1,17 +1,19 @@
 """Messages by id: read, decided by the one table of rules, changed by compare-and-set against what was read.
 
 No transaction spans a read and its change: who loses the race for a message reads it again. So a call that changes
-nothing is one statement, one that changes something two, and nobody waits for a lock longer than one statement.
+nothing is one statement, one that changes something two, and nobody waits for a lock longer than one statement; but a
+put that takes the place of a message removes that and stores its own in one transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, decide
-from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.model import Answers, Topic, buckets_of
 from timeline.storage_plugins.asks import fill, mutation_asks, removal
 from timeline.storage_plugins.contract import Mutations, StoreUnknown
 from timeline.storage_plugins.postgresql import statements
@@ -20,6 +22,8 @@ from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stor
 from timeline.storage_plugins.sql import signed_one
 from timeline.storage_plugins.sql.changes import left_of
 
+StoreNew = Callable[[Connection, list[int]], Awaitable[list[int]]]
+"""Stores those of the puts whose id is free, within the caller's transaction, and answers which."""
 MOST_LOST = 100
 """Races that one call may lose for the same message. In each of them somebody else has changed it."""
 
@@ -55,10 +59,10 @@ class Changes:
         """Notes what `decision` changes of `stored`; answers what then stands under the id."""
         if stored is None or not stored.row:
             return stored
-        if decision.message is None:
-            gone = removal(ask, decision)
-            return stored if gone is None else self.remove(stored, *gone)
-        if decision.message is not stored.message:
+        gone = removal(ask, decision)
+        if gone is not None:
+            return self.remove(stored, *gone)
+        if decision.message is not None and decision.message is not stored.message:
             self.updated[stored.id] = decision.message
             return Stored(stored.row, decision.message, stored.bucket, stored.id)
         return stored
@@ -68,9 +72,13 @@ class Changes:
         if self.updated and self.removed and steps.apart:
             lost = await replace(self, removed=set(), remembered={}).write(steps)
             return lost | await replace(self, updated={}).write(steps)
-        ids = sorted((*self.updated, *self.removed), key=lambda id: (self.met[id].bucket, id))
-        if not ids:
+        if not self.updated and not self.removed:
             return set()
+        return await steps.use(self.write_on, writes=True)
+
+    async def write_on(self, connection: Connection) -> set[bytes]:
+        """The same by one statement on `connection`."""
+        ids = sorted((*self.updated, *self.removed), key=lambda id: (self.met[id].bucket, id))
         met = [self.met[id] for id in ids]
         was = [stored.message for stored in met]
         after = [self.updated.get(id, stored.message) for id, stored in zip(ids, met, strict=True)]
@@ -104,8 +112,14 @@ class Changes:
                 [0 if left_one is None else signed_one(left_one.last_op) for left_one in left],
             ]
         statement = statements.CHANGE[bool(self.updated), bool(self.removed), bool(self.remembered)]
-        done = await steps.use(lambda connection: connection.fetchval(statement, *asked), writes=True)
+        done = await connection.fetchval(statement, *asked)
         return set(ids).difference(ids[at] for at in done or ())
+
+    def apart(self, ids: set[bytes]) -> Changes:
+        """Only the removals under `ids`, which this is without from now on."""
+        taken = replace(self, updated={}, removed=self.removed & ids, remembered={})
+        self.removed -= ids
+        return taken
 
 
 async def read(
@@ -137,11 +151,11 @@ async def find_remembered(
 
 async def decide_each(
     steps: Steps, topic: Topic, now_ms: int, ids: Sequence[bytes], asks: Sequence[Ask], answers: Answers,
-    places: Sequence[int],
+    places: Sequence[int], store: StoreNew | None = None,
 ) -> list[int]:  # fmt: skip
     """Decides `asks` in order, each on what the ones before left, writes their changes and fills `answers` at
-    `places`. Answers the indexes of the puts that met nothing, and of what comes after them under the same id: the
-    caller stores those."""
+    `places`. Answers the indexes of the puts that met nothing, and of what comes after new ones under the same id: the
+    caller stores those. A put that takes a message's place is stored here, by `store`, which is told its place."""
     buckets = dict(zip(ids, buckets_of(Ragged.of(list(ids)), topic.settings.buckets).tolist(), strict=True))
     left = list(range(len(ids)))
     absent: list[int] = []
@@ -149,27 +163,45 @@ async def decide_each(
         asked = list(dict.fromkeys(ids[at] for at in left))
         standing = await read(steps, topic, now_ms, asked, [buckets[id] for id in asked])
         changes = Changes(topic, now_ms, dict(standing))
-        new: set[bytes] = set()
+        new: dict[bytes, int] = {}
         for at in left:
             id, ask = ids[at], asks[at]
             stored = standing.get(id)
-            decision = decide(stored.message if stored else None, ask, now_ms, topic.settings)
-            if id in new or (stored is None and decision.status is Status.OK):
-                new.add(id)
+            if id in new:
                 absent.append(at)
                 continue
+            decision = decide(stored.message if stored else None, ask, now_ms, topic.settings)
             remains = changes.apply(stored, ask, decision)
             if remains is None:
                 standing.pop(id, None)
             else:
                 standing[id] = remains
+            if decision.born:
+                new[id] = at
+                absent.append(at)
             fill(answers, places[at], decision)
+        in_place = changes.removed.intersection(new)
+        removals = changes.apart(in_place)
         lost = await changes.write(steps)
+        if in_place and store is not None:
+            firsts = {id: at for id, at in new.items() if id in in_place}
+            without, done = await steps.transact(partial(_take_places, removals, firsts, places, store))
+            lost |= without
+            absent = [at for at in absent if places[at] not in done]
         left = [at for at in left if ids[at] in lost]
         absent = [at for at in absent if ids[at] not in lost]
         if not left:
             return sorted(absent)
     raise too_often()
+
+
+async def _take_places(
+    removals: Changes, firsts: dict[bytes, int], places: Sequence[int], store: StoreNew, connection: Connection
+) -> tuple[set[bytes], set[int]]:
+    """Remove messages and store the puts that take their places, in the caller's transaction. Return the ids that
+    somebody else changed first, and which places were stored."""
+    lost = await removals.write_on(connection)
+    return lost, set(await store(connection, sorted(places[at] for id, at in firsts.items() if id not in lost)))
 
 
 async def mutate(steps: Steps, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:

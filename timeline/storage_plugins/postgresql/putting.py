@@ -35,10 +35,10 @@ class Putting:
             if not left:
                 return answers
             ids, asks = [self._ids[at] for at in left], [put_ask(self._puts, at) for at in left]
-            absent = await decide_each(self._steps, self._topic, self._now_ms, ids, asks, answers, left)
+            absent = await decide_each(self._steps, self._topic, self._now_ms, ids, asks, answers, left, self._insert)
             if not absent:
                 return answers
-            # They met nothing: who had the id is gone meanwhile, or was found expired in this very batch.
+            # They met nothing: who had the id is gone meanwhile, or one before them in this batch took its place.
             left = [left[at] for at in absent]
             firsts = {self._ids[at]: at for at in reversed(left)}
             new = await self._store(sorted(firsts.values()))
@@ -54,9 +54,8 @@ class Putting:
         raise StoreUnknown(f"an id was taken and freed by somebody else {MOST_LOST} times while it was put")
 
     def _likely(self) -> list[int]:
-        """What may just be stored: not what would be too late at its due, nor another message under such an id."""
-        puts = self._puts
-        late = np.flatnonzero((puts.expires_ms > 0) & (puts.expires_ms <= puts.due_ms)).tolist()
+        """What may just be stored: not what is never deliverable, nor another message under such an id."""
+        late = np.flatnonzero(self._puts.never_deliverable(self._now_ms)).tolist()
         doubtful = {self._ids[at] for at in late}
         return [at for at, id in enumerate(self._ids) if id not in doubtful]
 
@@ -93,6 +92,8 @@ class Putting:
     async def _insert(self, connection: Connection, chosen: list[int]) -> list[int]:
         """Stores those of `chosen` whose id is not taken, and answers which."""
         puts = self._puts
+        if not chosen:
+            return []
         rows = await self._numbers.take(connection, len(chosen))
         at = np.array(chosen, dtype=np.intp)
         count, stored = await connection.fetchrow(

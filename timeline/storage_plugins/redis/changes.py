@@ -234,11 +234,11 @@ def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> Stored | No
 def left_of(stored: Stored, ask: Ask, decision: Decision, now_ms: int, settings: TopicSettings) -> bytes | None:
     """The value that `decision` leaves of `stored`; None: it is to stay as it is."""
     message = decision.message
-    if message is not None:
-        return None if message is stored.message else pack(dataclasses.replace(stored, message=message))
     gone = None if stored.message.remembered else removal(ask, decision)
     if gone is None:
-        return None
+        return (
+            None if message is None or message is stored.message else pack(dataclasses.replace(stored, message=message))
+        )
     last_op, remembers = gone
     return kept(stored, last_op, now_ms) if remembers and settings.remember_ms else b""
 
@@ -298,12 +298,11 @@ class Call:
                 stored = standing(values[at], self.now_ms, settings)
                 decision = decide(stored.message if stored else None, self.asks[at], self.now_ms, settings)
                 content = b""
-                if stored is None:
-                    born = decision.status is Status.OK and decision.message is not None
-                    new = pack(self.births[at][0]) if born else None
-                    content = self.births[at][1] if born else b""
-                else:
-                    new = None if decision.repeat else left_of(stored, self.asks[at], decision, self.now_ms, settings)
+                new: bytes | None = None
+                if decision.born:
+                    new, content = pack(self.births[at][0]), self.births[at][1]
+                elif stored is not None and not decision.repeat:
+                    new = left_of(stored, self.asks[at], decision, self.now_ms, settings)
                 if new is None:
                     fill(self.answers, at, decision)
                     continue

@@ -51,7 +51,7 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     answers = Answers.blank(count)
     keys, ids, contents, values = Keys(server, topic), puts.ids.tolist(), _contents(puts), _values(puts, now_ms)
     weight = puts.payloads.nbytes + puts.headers.nbytes
-    late = (puts.expires_ms > 0) & (puts.expires_ms <= puts.due_ms)
+    late = puts.never_deliverable(now_ms)
     first = range(count) if len(set(ids)) == count else _first(ids)
     plain = first
     if late.any() or len(first) < count:

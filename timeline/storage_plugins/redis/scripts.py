@@ -107,6 +107,7 @@ for n, base in ipairs(KEYS) do
           if old ~= '' then was = old:byte(22) end
           if new ~= '' then is = new:byte(22) end
           local lived, lives = there(was), there(is)
+          local fresh = lived and lives and old:sub(31, 38) ~= new:sub(31, 38)
           if was > 0 and was ~= is then rem[was][#rem[was] + 1] = id end
           if is > 0 then
             mset[#mset + 1] = id
@@ -117,11 +118,12 @@ for n, base in ipairs(KEYS) do
           elseif was > 0 then
             mdel[#mdel + 1] = id
           end
-          if lived and not lives then
-            pdel[#pdel + 1] = id
+          if lived and (fresh or not lives) then
+            if not fresh then pdel[#pdel + 1] = id end
             local size = old:byte(98)
             if size > 0 then tdel[#tdel + 1] = old:sub(98, 98 + size) .. id end
-          elseif lives and not lived then
+          end
+          if lives and (fresh or not lived) then
             pset[#pset + 1] = id
             pset[#pset + 1] = content
             local size = new:byte(98)
@@ -139,14 +141,10 @@ for n, base in ipairs(KEYS) do
             end
           end
           local aged, ages = was == 1 or was == 2, is == 1 or is == 2
-          if aged ~= ages then
-            local expires = (aged and old or new):sub(23, 30)
-            if expires ~= ZERO and aged then
-              edel[#edel + 1] = id
-            elseif expires ~= ZERO then
-              eadd[#eadd + 1] = text(expires)
-              eadd[#eadd + 1] = id
-            end
+          if aged and (fresh or not ages) and old:sub(23, 30) ~= ZERO then edel[#edel + 1] = id end
+          if ages and (fresh or not aged) and new:sub(23, 30) ~= ZERO then
+            eadd[#eadd + 1] = text(new:sub(23, 30))
+            eadd[#eadd + 1] = id
           end
           if want then
             contents[#contents + 1] = false

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from timeline.model import Answers
+from timeline.model import Answers, Displaced
 from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
 
 Result = TypeVar("Result")
@@ -52,9 +52,11 @@ def cut(puts: Puts, at_once: int = PUT_AT_ONCE) -> list[Puts]:
 def joined(parts: list[Answers]) -> Answers:
     """The answers of the parts, in order."""
     details: dict[int, str] = {}
+    displaced: dict[int, Displaced] = {}
     start = 0
     for part in parts:
         details.update({start + at: why for at, why in part.details.items()})
+        displaced.update({start + at: how for at, how in part.displaced.items()})
         start += len(part)
     return Answers(
         status=np.concatenate([part.status for part in parts]),
@@ -64,4 +66,5 @@ def joined(parts: list[Answers]) -> Answers:
         late=np.concatenate([part.late for part in parts]),
         repeat=np.concatenate([part.repeat for part in parts]),
         details=details,
+        displaced=displaced,
     )

@@ -55,10 +55,10 @@ class Changes(ABC):
         """Notes what `decision` changes of `stored`; answers what then stands under the id."""
         if stored is None or not stored.row:
             return stored
-        if decision.message is None:
-            gone = removal(ask, decision)
-            return stored if gone is None else self.remove(id, stored, *gone)
-        if decision.message is not stored.message:
+        gone = removal(ask, decision)
+        if gone is not None:
+            return self.remove(id, stored, *gone)
+        if decision.message is not None and decision.message is not stored.message:
             self.updated[stored.row] = decision.message
             return Stored(stored.row, decision.message, stored.size_bytes)
         return stored
@@ -74,21 +74,33 @@ def decide_each(
     places: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
-    Answers the indexes where a put met nothing: the caller stores those (and only a put can)."""
+    Answers the indexes of the puts whose own message is new, and of what comes after them under the same id: the caller
+    stores the first of each id, and asks about the others again."""
     standing = changes.load(ids, buckets)
     settings, now_ms = changes.topic.settings, changes.now_ms
+    born: set[bytes] = set()
+    waiting: list[int] = []
     for at, (id, ask) in enumerate(zip(ids, asks, strict=True)):
+        if id in born:
+            waiting.append(at)
+            continue
         stored = standing.get(id)
         decision = decide(stored.message if stored else None, ask, now_ms, settings)
-        if stored is None and decision.status is Status.OK:
-            return list(range(at, len(ids)))
         left = changes.apply(stored, id, ask, decision)
+        if decision.born:
+            born.add(id)
+            waiting.append(at)
         if left is None:
             standing.pop(id, None)
         else:
             standing[id] = left
         fill(answers, places[at], decision)
-    return []
+    return waiting
+
+
+def firsts_of(ids: Sequence[bytes], places: Sequence[int]) -> list[int]:
+    """Those of `places` where an id comes first."""
+    return sorted({ids[at]: at for at in reversed(places)}.values())
 
 
 def mutate(changes: Changes, mutations: Mutations) -> Answers:

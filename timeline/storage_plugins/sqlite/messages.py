@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.model import Answers, Status, Topic, buckets_of
+from timeline.model import Answers, Topic, buckets_of
 from timeline.storage_plugins.asks import put_ask
 from timeline.storage_plugins.contract import Puts
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed, signed_one
-from timeline.storage_plugins.sql.changes import decide_each
+from timeline.storage_plugins.sql.changes import decide_each, firsts_of
 from timeline.storage_plugins.sql.rows import CHANGING, Stored, remembered_of, stored_of
 from timeline.storage_plugins.sqlite import statements
 from timeline.storage_plugins.sqlite.writer import Transaction
@@ -92,18 +92,16 @@ def put(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Put
         asks = [put_ask(puts, at) for at in left]
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
-        if rest:  # A message before it in this very batch was found expired, and is gone.
-            at = left[rest[0]]
-            _insert(transaction, key, now_ms, puts, ids, buckets, [at])
-            answers.status[at], answers.version[at], answers.due_ms[at] = Status.OK.code, 1, puts.due_ms[at]
-        left = [left[at] for at in rest[1:]]
+        left = [left[at] for at in rest]
+        stored = _insert(transaction, key, now_ms, puts, ids, buckets, firsts_of(ids, left))
+        left = sorted(set(left).difference(stored))
     return answers
 
 
 def _to_decide(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Puts, ids: list[bytes]) -> set[int]:
-    """Puts that cannot just be inserted: due at or after their expiry, or under a remembered id."""
+    """Puts that cannot just be inserted: never deliverable, or under a remembered id."""
     special: set[int] = set()
-    late = (puts.expires_ms > 0) & (puts.expires_ms <= puts.due_ms)
+    late = puts.never_deliverable(now_ms)
     if late.any():
         special.update(np.flatnonzero(late).tolist())
     if topic.settings.remember_ms:
