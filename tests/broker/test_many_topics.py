@@ -16,7 +16,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import VirtualLoop
-from timeline.broker.pace import EMPTY_AT_ONCE
+from timeline.broker.pace import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics
@@ -26,7 +26,7 @@ from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, Late, LateList, Stand, Standing, TopicAction, decode_as, encode
 
 HOUR_MS = 3_600_000
-MANY = 4 * EMPTY_AT_ONCE
+MANY = 4 * EMPTY_COUNTED
 
 
 class Counted(MemoryStore):
@@ -185,8 +185,8 @@ def test_an_idle_minute_costs_the_same_however_many_topics_there_are(shared: boo
     in_virtual_time(scene)
     few, more = calls
     assert few.keys() == more.keys()
-    assert all(abs(few[name] - more[name]) <= EMPTY_AT_ONCE for name in few), calls
-    assert sum(more.values()) <= 2 * 13 * EMPTY_AT_ONCE + 60
+    assert all(abs(few[name] - more[name]) <= EMPTY_COUNTED for name in few), calls
+    assert sum(more.values()) <= 2 * 13 * EMPTY_COUNTED + 60
     assert not {"count_due", "lease_due"} & more.keys()
 
 
@@ -214,7 +214,7 @@ def test_topics_without_a_consumer_have_no_task_and_wake_nobody() -> None:
     in_virtual_time(scene)
     (few_tasks, few_timers), (tasks, timers) = woken
     assert tasks == few_tasks
-    assert timers <= few_timers + 3 * EMPTY_AT_ONCE, "one for each empty topic that is looked at, no more"
+    assert timers <= few_timers + 3 * EMPTY_COUNTED, "one for each empty topic that is looked at, no more"
 
 
 async def test_an_empty_topic_takes_little_memory() -> None:
@@ -262,7 +262,7 @@ def test_what_another_broker_put_to_an_idle_topic_is_counted_in_its_turn() -> No
             topic = await link.node.topic("t5")
             assert topic is not None
             await put_elsewhere(store, topic, b"a", link.node.clock.now_ms() + HOUR_MS)
-            rounds = 2 + (MANY + 1) // EMPTY_AT_ONCE
+            rounds = 2 + (MANY + 1) // EMPTY_COUNTED
             await asyncio.sleep(rounds * (link.node.limits.count_every_ms / 1000 + 1))
             assert link.node.depths[topic.uid].waiting == 1
 

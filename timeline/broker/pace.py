@@ -15,8 +15,10 @@ PAUSE_S = 0.001
 """Not a turn of the event loop: a message takes several, and would be late by what is done in each of them."""
 SHARE = 0.05
 """Of its time that each look at the store may take: after one that took 10 ms, the next begins 190 ms later."""
-EMPTY_AT_ONCE = 50
-"""Topics without messages that one round looks at, in turn."""
+EMPTY_COUNTED = 50
+"""Topics without messages that one round counts, in turn."""
+EMPTY_SWEPT = 10
+"""The same of a sweep, which finds there what is remembered no longer, and dead letters past their retention."""
 
 
 async def rest(took_ms: float) -> None:
@@ -25,11 +27,12 @@ async def rest(took_ms: float) -> None:
 
 
 class Rounds:
-    """Topics, by uid, that a broker looks at again and again. Each round has those that may have messages, and some of
-    the others in turn, which may have got messages through another broker. So ten thousand empty topics cost no more
-    than fifty."""
+    """Topics, by uid, that a broker looks at again and again. Each round has those that may have messages, and
+    `at_once` of the others in turn, which may have got messages through another broker. So ten thousand empty topics
+    cost no more than fifty."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
         self._stocked: dict[int, None] = {}
         self._empty: OrderedDict[int, None] = OrderedDict()
 
@@ -47,7 +50,7 @@ class Rounds:
 
     def begin(self) -> list[int]:
         """The topics of the next round."""
-        turn = [self._empty.popitem(last=False)[0] for _ in range(min(EMPTY_AT_ONCE, len(self._empty)))]
+        turn = [self._empty.popitem(last=False)[0] for _ in range(min(self._at_once, len(self._empty)))]
         self._empty.update(dict.fromkeys(turn))
         return [*self._stocked, *turn]
 

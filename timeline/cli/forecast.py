@@ -113,11 +113,14 @@ async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, s
 
 async def _to_forecast(tl: timeline.Timeline) -> list[str]:
     """The topics that may have messages: all but those that every broker counted as empty, of which one is kept, for
-    the steps."""
+    the steps. A broker that does not answer may know of any."""
     names = [each.name for each in await tl.topics()]
+    told = await tl.standing()
+    if told.unreachable:
+        return names
     empty: set[str] = set()
     stocked: set[str] = set()
-    for load in (load for one in (await tl.standing()).brokers for load in one.topics):
+    for load in (load for one in told.brokers for load in one.topics):
         (stocked if load.next_due_ms or not load.counted_ms else empty).add(load.topic)
     return [name for name in names if name in stocked or name not in empty] or names[:1]
 

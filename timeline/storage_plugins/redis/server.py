@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from timeline.model import Topic
 from timeline.storage_plugins.contract import (
     StoreError,
     StoreFull,
@@ -66,6 +67,8 @@ class Server:
         self.cluster_uid = ""
         """Whose data the servers must have, once the store is open. What a server refuses from then on is its trouble,
         not the URL's."""
+        self.records: dict[bytes, Topic] = {}
+        """Topic records as they were last read, by their text: most of ten thousand have not changed since."""
         self._closed = False
         self._pools: dict[Address, Pool] = {}
         self._slots: dict[int, Address] = {}

@@ -45,7 +45,9 @@ def key_of(server: Server) -> bytes:
 async def all_topics(server: Server) -> list[Topic]:
     """All records, by name."""
     key = key_of(server)
-    return sorted(map(topic_of, await server.at(key, "HVALS", key)), key=lambda topic: topic.name)
+    known, texts = server.records, await server.at(key, "HVALS", key)
+    server.records = {text: known.get(text) or topic_of(text) for text in texts}
+    return sorted(server.records.values(), key=lambda topic: topic.name)
 
 
 async def _raw(server: Server, name: str) -> bytes:
