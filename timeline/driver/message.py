@@ -51,6 +51,8 @@ class about:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         if isinstance(error, Invalid | TooLarge) and error.id is None and self._id is not None:
             raise type(error)(error.reason, id=self._id, advice=error.advice) from None
 
@@ -92,7 +94,7 @@ def check_payload(payload: object) -> bytes:
         raise Invalid(
             f"the payload must be bytes, not {type(payload).__name__}: encode it first, json.dumps(…).encode()"
         )
-    if isinstance(payload, np.bytes_):
+    if type(payload) is not bytes and isinstance(payload, np.bytes_):
         raise Invalid(
             "the payload must not be numpy's bytes_: numpy drops the NULs at the end of an item of dtype S. "
             "Use bytes from a list, or from an array of dtype object"
