@@ -44,6 +44,7 @@ def test_times(text: str, zone: str | None, time: Time) -> None:
         ("-1774767600000", None, "--at must be milliseconds since 1970 UTC, above 0, not -1774767600000"),
         ("9" * 30, None, "(the year 9999)"),
         ("0001-01-01T00:00Z", None, "--at must be a time after the start of 1970, not 0001-01-01T00:00:00+00:00"),
+        ("now-36500d", None, "--at must be a time after the start of 1970, not 'now-36500d'"),
         ("1969-07-20T20:17Z", None, "--at must be a time after the start of 1970"),
     ],
 )

@@ -66,7 +66,7 @@ class Time:
         """Milliseconds UTC; what counts from now does so on this machine's clock."""
         if self.at_ms is not None:
             return self.at_ms
-        return max(1, Clock().now_ms() + (self.in_ms or 0))
+        return Clock().now_ms() + (self.in_ms or 0)
 
 
 def parse_time(text: str, option: str, zone: str | None = None) -> Time:
@@ -77,6 +77,8 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
         if match[2] is None:
             return Time(in_ms=0)
         length_ms = duration_ms(with_unit(match[2]), option)
+        if match[1] == "-" and length_ms >= Clock().now_ms():
+            raise Invalid(f"{option} must be a time after the start of 1970, not {text!r:.60}")
         return Time(in_ms=length_ms if match[1] == "+" else -length_ms)
     if _MILLIS.fullmatch(said):
         if abs(int(said)) < LOOKS_LIKE_SECONDS:

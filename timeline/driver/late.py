@@ -1,4 +1,4 @@
-"""What was late and why, and what keeps one message from being delivered: as values, and in words."""
+"""Late deliveries with their causes, and why one message is late or not delivered: as values, and in words."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Why:
 
     @property
     def cause(self) -> Cause | None:
-        """What keeps it now, or else made its last late delivery late; None when neither is known."""
+        """Return the cause that keeps it now, or else that of its last late delivery; None when neither is known."""
         if self.kept is not None:
             return self.kept.cause
         return self.late[-1].cause if self.late else None
