@@ -115,6 +115,7 @@ class ServeConfig:
             _check_url("journal", self.journal)
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
+            self._check_ports()
         _check_choice("log_level", self.log_level, LOG_LEVELS)
         _check_choice("log_format", self.log_format, LOG_FORMATS)
         self._check_security()
@@ -124,6 +125,12 @@ class ServeConfig:
                 raise Invalid(out_of_range(field, low, high, value))
         named = dataclasses.replace(self, name=name)
         return named.bound(port) if port else named
+
+    def _check_ports(self) -> None:
+        (host, port), (other, metrics) = split_address(self.listen), split_address(self.metrics)
+        same = host == other or (is_loopback(host) and is_loopback(other)) or {host, other} & set(_WILDCARDS)
+        if port and port == metrics and same:
+            raise Invalid(f"listen and metrics are both port {port}: give metrics another one, or say metrics off")
 
     def _check_security(self) -> None:
         if not isinstance(self.insecure, bool):

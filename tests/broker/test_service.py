@@ -115,7 +115,8 @@ async def test_a_store_that_does_not_answer_is_told_ever_more_rarely(
                 stopping.set()
             raise StoreUnavailable(f"nobody there, try {self.tries}")
 
-    def announce() -> None:
+    def announce(store_open: bool) -> None:
+        assert not store_open
         store.announced += 1
 
     stopping, store = asyncio.Event(), Away()

@@ -25,7 +25,7 @@ def say(**said):
     print(json.dumps(said), flush=True)
 def serve():
     say(say="join", cluster="c", name=name, address=name + ":1", version="")
-    say(say="serves", listen=name + ":1", metrics="off")
+    say(say="serves", listen=name + ":1", metrics="off", store_open=True)
 """
 TALKATIVE = (
     BEGIN

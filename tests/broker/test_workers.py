@@ -114,7 +114,7 @@ async def test_two_workers_deal_together_one_is_killed_and_comes_back(servers: R
         second = start("serve", "--workers", "2", *same, cwd=tmp_path)
         _, refused = await asyncio.to_thread(second.communicate, timeout=PATIENCE_S)
         assert second.returncode == 4
-        assert b"is taken: the broker w-" in refused
+        assert b"is taken: the Timeline broker w-" in refused
         served.process.send_signal(signal.SIGTERM)
         _out, errors = served.process.communicate(timeout=PATIENCE_S)
         assert served.process.returncode == 0, errors.decode()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import timeline
 from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
@@ -97,7 +98,7 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setenv("TIMELINE_LISTEN", taken)
         asked = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
-        assert asked.code == 1 and "port" not in {row["about"] for row in asked.json}
+        assert asked.code == 1 and "port" in {row["about"] for row in asked.json}
         monkeypatch.setenv("TIMELINE_ADDRESS", NOBODY)
         done = call("doctor", "--timeout", "300ms", "--json")
     assert done.code == 1
@@ -117,13 +118,65 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.processes
-def test_doctor_does_not_want_the_port_that_a_broker_has(
-    call: Call, address: str, monkeypatch: pytest.MonkeyPatch
+def test_doctor_names_the_broker_that_has_the_port(
+    call: Call, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("METRICS", "off"), ("STORE", "memory://"), ("LISTEN", address), ("ADDRESS", NOBODY)):
+    for name, value in (("METRICS", "off"), ("STORE", "memory://"), ("LISTEN", address)):
         monkeypatch.setenv(f"TIMELINE_{name}", value)
-    told = {row["about"]: row for row in call("doctor", "--timeout", "300ms", "--json").json}
-    assert told["broker"]["verdict"] == "bad" and "port" not in told
+    with timeline.connect_sync(address) as tl:
+        broker = tl.ping().broker
+    told = {row["about"]: row for row in call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json").json}
+    assert told["broker"]["verdict"] == "bad" and told["port"]["verdict"] == "warning"
+    held = f"{address} for --listen: the Timeline broker {broker} (timeline {timeline.__version__}) already serves here"
+    assert told["port"]["found"] == held
+    (tmp_path / "serve.toml").write_text("")
+    asked = call("doctor", "--address", address, "--config", tmp_path / "serve.toml", "--json")
+    (port,) = [row for row in asked.json if row["about"] == "port"]
+    assert (asked.code, port["verdict"], port["found"]) == (0, "good", held)
+
+
+@pytest.mark.parametrize(
+    ("listen", "metrics"),
+    [("127.0.0.1:9000", "127.0.0.1:9000"), ("localhost:9000", "127.0.0.1:9000"), ("0.0.0.0:9000", "127.0.0.1:9000")],
+)
+def test_one_port_for_both_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch, listen: str, metrics: str) -> None:
+    said = "listen and metrics are both port 9000: give metrics another one, or say metrics off"
+    done = call("serve", "--listen", listen, "--metrics", metrics, "--insecure")
+    assert done.code == 2 and said in done.err
+    monkeypatch.setenv("TIMELINE_LISTEN", listen)
+    monkeypatch.setenv("TIMELINE_METRICS", metrics)
+    told = {row["about"]: row for row in call("doctor", "--address", NOBODY, "--timeout", "50ms", "--json").json}
+    assert (told["configuration"]["verdict"], told["configuration"]["found"]) == ("bad", said)
+
+
+def test_a_broker_that_nobody_reaches_where_it_says_warns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMELINE_ADVERTISE", "broker-1:9000")
+    said = "other machines are told to come to broker-1:9000, and cannot reach 127.0.0.1:9000."
+    rows = call("doctor", "--address", NOBODY, "--timeout", "50ms", "--json").json
+    assert [row["verdict"] for row in rows if said in row["found"]] == ["warning"]
+    assert said in call("serve", "--store", "sqlite:////nowhere/timeline.db", "--metrics", "off").err
+    monkeypatch.setenv("TIMELINE_ADVERTISE", "localhost:9000")
+    assert said not in call("doctor", "--address", NOBODY, "--timeout", "50ms").out
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_serves_once_the_store_is_open(tmp_path: Path, workers: str) -> None:
+    require_service("redis")
+    redis = RedisServer(tmp_path / "redis")
+    flags = ("--listen", "127.0.0.1:0", "--metrics", "off", "--store", redis.url, "--workers", workers)
+    serving = start("serve", *flags, "--log-level", "error")
+    try:
+        assert serving.stdout is not None
+        first = serving.stdout.readline().decode()
+        assert " listens on 127.0.0.1:" in first and "serves once redis://127.0.0.1:" in first
+        redis.start()
+        assert f" serves redis://127.0.0.1:{redis.port}/0 on 127.0.0.1:" in serving.stdout.readline().decode()
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=30)
+        redis.stop()
 
 
 def test_doctor_says_where_it_looked_and_who_said_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

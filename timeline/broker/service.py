@@ -110,11 +110,12 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
 async def serve(
     config: ServeConfig,
     version: str,
-    announce: Callable[[str, str], None] | None = None,
+    announce: Callable[[str, str, bool], None] | None = None,
     worker: Worker | None = None,
 ) -> None:
     """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
-    called with the addresses of gRPC and of metrics once the port is open. `worker`: this process is one of several
+    called with the addresses of gRPC and of metrics once the port is open, and whether the store is; where that is not,
+    it is called again once it is. `worker`: this process is one of several
     behind the port, and has one of its own, too, which it advertises.
 
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
@@ -176,14 +177,14 @@ async def serve(
         ours = asyncio.all_tasks()
         await server.start()
 
-        def opened() -> None:
+        def opened(store_open: bool) -> None:
             # What stands now stands to the end. Walking all of it, as each full collection would, stops every delivery
             # for some 25 ms.
             gc.collect()
             gc.freeze()
             sys.setswitchinterval(SWITCH_S)
             if announce is not None:
-                announce(config.advertise if worker is not None else config.listen, probes_at)
+                announce(config.advertise if worker is not None else config.listen, probes_at, store_open)
 
         watching = [
             asyncio.ensure_future(_watch_health(servicer, node)),
@@ -281,10 +282,10 @@ def _bind(server: Any, listen: str, certificates: Certificates | None) -> int:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), listen) from taken
 
 
-async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None]) -> bool:
+async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
     """Starts the node, trying again while the store is out of reach, waiting while its cluster is; False when told to
     stop meanwhile. Announces once the first try is over, so that a broker that is refused never looks like one that
-    serves."""
+    serves, and, if the store was not open then, once it is."""
     said, tries, next_word = False, 0, 1
     while not stopping.is_set():
         try:
@@ -298,7 +299,7 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
                 log.warning("not ready yet: the store cannot be used: %s. It is tried again%s", why, hint)
             if not said:
                 said = True
-                announce()
+                announce(False)
             node.store.down = trouble.reason
             try:
                 await asyncio.wait_for(stopping.wait(), RETRY_OPEN_S)
@@ -306,30 +307,30 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[], None
                 continue
         else:
             node.store.down = ""
-            if await _join(node, opened, stopping, announce if not said else None):
+            if await _join(node, opened, stopping, announce):
                 return True
             break
     await node.stop()
     return False
 
 
-async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: Callable[[], None] | None) -> bool:
-    """Joins the cluster; False when told to stop meanwhile."""
+async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
+    """Joins the cluster; False when told to stop meanwhile. Announces that the store is open."""
     joining = asyncio.ensure_future(node.join(opened))
     told = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({joining, told}, timeout=JOIN_SOON_S, return_when=asyncio.FIRST_COMPLETED)
         if not (joining.done() or told.done()):
             log.warning("not ready yet: %s", node.not_ready)
-            if announce is not None:
-                announce()
-                announce = None
+            announce(True)
             await asyncio.wait({joining, told}, return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                await joining
+            return joining.done()
         if not joining.done():
             return False
         await joining
-        if announce is not None:
-            announce()
+        announce(True)
         return True
     finally:
         told.cancel()

@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from timeline.broker.ports import check_free
 from timeline.broker.worker import LINE_BYTES, MOST_UNSENT_BYTES, settings_line
@@ -48,17 +48,19 @@ class Started:
     pid: int
     listen: str
     metrics: str
+    store_open: bool
 
 
 @dataclass(slots=True)
 class _Place:
-    """One of the N. `process`: what runs in it now. `serves`: what it said once it served. `behind`: it did not read
-    what it was told, and has missed something."""
+    """One of the N. `process`: what runs in it now. `serves`: what it said once it served; `opened`: also that its
+    store is open. `behind`: it did not read what it was told, and has missed something."""
 
     config: ServeConfig
     process: asyncio.subprocess.Process | None = None
     serves: Started | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
     behind: bool = False
 
     @property
@@ -76,7 +78,8 @@ class _Place:
 
 
 class Supervisor:
-    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them serve."""
+    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them listen, and once more
+    when all have their store open, where that comes later."""
 
     def __init__(
         self,
@@ -108,18 +111,27 @@ class Supervisor:
                     keeping.append(loop.create_task(self._keep(place)))
                     if place is self._places[0]:
                         await self._first_of(place.ready.wait(), self._stopping.wait())
-                await self._first_of(self._all_ready(), self._stopping.wait())
+                await self._first_of(self._all("ready"), self._stopping.wait())
                 if not self._stopping.is_set():
-                    self._announce(listen, [place.serves for place in self._places if place.serves is not None])
+                    late = not self._tell_started(listen)
+                    await self._first_of(self._all("opened"), self._stopping.wait())
+                    if late and not self._stopping.is_set():
+                        self._tell_started(listen)
                     await self._stopping.wait()
             finally:
                 await self._end_all(keeping)
                 looking.cancel()
         return self._code
 
-    async def _all_ready(self) -> None:
+    def _tell_started(self, listen: str) -> bool:
+        """Announce the workers; whether all of them have their store open."""
+        started = [place.serves for place in self._places if place.serves is not None]
+        self._announce(listen, started)
+        return all(one.store_open for one in started)
+
+    async def _all(self, event: Literal["ready", "opened"]) -> None:
         for place in self._places:
-            await place.ready.wait()
+            await (place.ready if event == "ready" else place.opened).wait()
 
     @staticmethod
     async def _first_of(*waits: Any) -> None:
@@ -188,8 +200,11 @@ class Supervisor:
     def _hear(self, place: _Place, message: dict[str, Any]) -> None:
         if message["say"] == "serves":
             assert place.process is not None
-            place.serves = Started(place.name, place.process.pid, message["listen"], message["metrics"])
+            listen, metrics, store_open = message["listen"], message["metrics"], message["store_open"]
+            place.serves = Started(place.name, place.process.pid, listen, metrics, store_open)
             place.ready.set()
+            if store_open:
+                place.opened.set()
             return
         told, news = self._roll.hear(place.name, message, self._clock.monotonic_ms())
         if told is None and news:

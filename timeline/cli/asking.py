@@ -15,9 +15,11 @@ import timeline
 from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.cli.identity import address_option, connected, credential_options, credentials_of_options
 from timeline.cli.values import DURATION
+from timeline.config import joined, split_address
 from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
+from timeline.driver.handshake import LASTING
 from timeline.driver.knock import Answer, knock
-from timeline.errors import Closed, Invalid, NotFound, TimelineError, Unavailable
+from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
 KNOCK_S = 1.0
@@ -111,6 +113,22 @@ async def nobody_there(addresses: str) -> str:
         f"no broker at {found}. Start one with 'timeline serve', "
         "or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
     )
+
+
+async def who_serves(listen: str) -> str:
+    """Say in words which broker has the address that a broker would listen on here; empty when none does."""
+    host, port = split_address(listen)
+    here = joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    try:
+        async with connected(here, "1s") as tl:
+            answer = await tl.ping()
+    except Forbidden:
+        return "a Timeline broker that does not let us in already serves here"
+    except TimelineError as trouble:
+        if any(words in trouble.reason for words in LASTING):
+            return "a Timeline broker that does not let us in already serves here"
+        return ""
+    return f"the Timeline broker {answer.broker} (timeline {answer.version}) already serves here"
 
 
 def missing_topic(name: str, there: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from timeline.cli.asking import client_command, nobody_there
 from timeline.cli.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
 from timeline.cli.identity import connected
 from timeline.cli.output import console, print_json
-from timeline.driver.handshake import LASTING
+from timeline.cli.serve import stranded
 from timeline.driver.reading import PingAnswer
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 
@@ -46,7 +46,7 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
     """Check versions, configuration, broker, clock, store, ports, topics and consumers; say what to do.
 
     A broker that answers at --address is asked how it stands. Where none does, the store that 'timeline serve' would
-    take here is opened as serve would, and closed; without --address its ports are tried, too.
+    take here is opened as serve would, and closed, and its ports are tried.
     Exit code 1 when something is wrong; a warning alone is no error.
 
     \b
@@ -61,7 +61,7 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
         worst = GOOD
         _tell(_asked(address, source), as_json)
         # It holds a client, which is to be closed here even when nobody reads on (`| head`).
-        async with aclosing(_look(address, timeout, file, source is ParameterSource.COMMANDLINE)) as findings:
+        async with aclosing(_look(address, timeout, file)) as findings:
             async for finding in findings:
                 worst = max(worst, finding.verdict)
                 _tell(finding, as_json)
@@ -89,9 +89,8 @@ def _tell(finding: Finding, as_json: bool) -> None:
         console().print(Text(f"    → {finding.advice}", "cyan"), soft_wrap=True)
 
 
-async def _look(address: str, timeout: str, file: str | None, named: bool) -> AsyncGenerator[Finding, None]:
-    """One thing after the other: what is here, then what a broker says, or where none does, what one would need.
-    `named`: it is a broker of this very address that is asked for."""
+async def _look(address: str, timeout: str, file: str | None) -> AsyncGenerator[Finding, None]:
+    """One thing after the other: what is here, then what a broker says, or where none does, what one would need."""
     yield _versions()
     settings = None
     try:
@@ -100,6 +99,8 @@ async def _look(address: str, timeout: str, file: str | None, named: bool) -> As
         yield Finding("configuration", BAD, bad.reason, "mend it: 'timeline serve' refuses it with these words")
     else:
         yield Finding("configuration", GOOD, _shown(settings, file))
+        if cut_off := stranded(settings):
+            yield Finding("configuration", WARNING, cut_off)
     async with connected(address, timeout) as tl:
         try:
             standings = await tl.standing()
@@ -120,13 +121,12 @@ async def _look(address: str, timeout: str, file: str | None, named: bool) -> As
                 yield await _no_broker(gone, TimelineError(reason))
             for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
                 yield finding
+            # Ports are of interest to whoever might start a broker here; beside one that answers, with --config.
+            for finding in [] if settings is None or file is None else await of_ports(settings, answered=True):
+                yield finding
             return
     if settings is not None:
-        # Ports are of interest to whoever might start a broker here: not where one is, or is asked for by its address.
-        ports = of_ports(settings) if nobody and not named else []
-        if any(finding.verdict is BAD for finding in ports) and await _is_broker(settings.listen):
-            ports = []
-        for finding in [*ports, *await of_store(settings.store)]:
+        for finding in [*(await of_ports(settings, answered=False) if nobody else []), *await of_store(settings.store)]:
             yield finding
 
 
@@ -169,19 +169,6 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
         f"{place}'timeline serve' without options would listen on {settings.listen}, "
         f"metrics {settings.metrics}, store {shown(settings.store)}"
     )
-
-
-async def _is_broker(listen: str) -> bool:
-    """Whether a broker has the port that serve would listen on, be it one that does not let us in."""
-    host, port = config.split_address(listen)
-    here = config.joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
-    try:
-        await _ping(here, "1s")
-    except Forbidden:
-        return True
-    except TimelineError as trouble:
-        return any(words in trouble.reason for words in LASTING)
-    return True
 
 
 async def _no_broker(address: str, trouble: TimelineError) -> Finding:

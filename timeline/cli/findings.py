@@ -12,6 +12,7 @@ from typing import Any
 
 from timeline import __version__
 from timeline.broker.ports import check_free
+from timeline.cli.asking import who_serves
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.config import ServeConfig
 from timeline.driver.reading import PingAnswer
@@ -102,21 +103,26 @@ def _store_at_work(one: BrokerStanding) -> Finding:
     return Finding("store", GOOD, f"{one.store}{took}")
 
 
-def of_ports(settings: ServeConfig) -> list[Finding]:
-    """Whether the ports that serve would take here are free."""
-    found = []
+async def of_ports(settings: ServeConfig, answered: bool) -> list[Finding]:
+    """Whether the ports that serve would take here are free, or which broker has them. `answered`: a broker was asked
+    already, so that one here is no surprise."""
+    found, who = [], ""
     for option, address in (("--listen", settings.listen), ("--metrics", settings.metrics)):
         if address == "off":
             continue
+        another = f"choose another: {option} HOST:PORT"
         try:
             check_free(address)
         except OSError as taken:
-            why = (taken.strerror or str(taken)).lower()
-            found.append(
-                Finding(
-                    "port", BAD, f"{address} for {option} cannot be had: {why}", f"choose another: {option} HOST:PORT"
-                )
-            )
+            if option == "--listen":
+                who = await who_serves(address)
+            if who:
+                about = who if option == "--listen" else "it is taken, as is the port of --listen"
+                verdict = GOOD if answered else WARNING
+                found.append(Finding("port", verdict, f"{address} for {option}: {about}", "" if answered else another))
+            else:
+                why = (taken.strerror or str(taken)).lower()
+                found.append(Finding("port", BAD, f"{address} for {option} cannot be had: {why}", another))
         else:
             found.append(Finding("port", GOOD, f"{address} for {option} is free"))
     return found

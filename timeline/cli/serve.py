@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from timeline import config
-from timeline.cli.app import REFUSED, Failed
+from timeline.cli.app import REFUSED, Failed, complain
 from timeline.cli.values import shown_bytes
 from timeline.wording import shown_duration
 
@@ -52,7 +52,7 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     """Run a broker until SIGTERM, then drain it and end.
 
     Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
-    variables beat the file. Standard output gets the addresses once the port is open, logs go to standard error.
+    variables beat the file. Standard output gets the addresses once the store is open, logs go to standard error.
     Ctrl-C drains too.
 
     \b
@@ -64,6 +64,8 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     exposed = exposure(settings)
     if exposed:
         raise Failed(REFUSED, exposed)
+    if not as_worker and (cut_off := stranded(settings)):
+        complain(cut_off)
     try:
         from timeline.cli.serving import run_alone, run_worker, run_workers
     except ModuleNotFoundError as missing:
@@ -75,6 +77,20 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     if as_worker:
         return run_worker()
     return run_alone(settings, as_json) if settings.workers == 1 else run_workers(settings, as_json)
+
+
+def stranded(settings: config.ServeConfig) -> str:
+    """Return why others cannot reach this broker where it says that they can; empty when they can."""
+    host, port = config.split_address(settings.listen)
+    if not settings.advertise or not config.is_loopback(host):
+        return ""
+    advertised, _ = config.split_address(settings.advertise)
+    if config.is_loopback(advertised):
+        return ""
+    return (
+        f"other machines are told to come to {settings.advertise}, and cannot reach {settings.listen}. Listen on all "
+        f"addresses with --listen 0.0.0.0:{port}, unless a proxy on this machine forwards to it"
+    )
 
 
 def exposure(settings: config.ServeConfig) -> str:

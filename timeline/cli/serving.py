@@ -17,7 +17,7 @@ from timeline.broker.service import serve
 from timeline.broker.supervisor import Started, Supervisor
 from timeline.broker.worker import Worker, settings_from_supervisor
 from timeline.cli.app import REFUSED, Failed, say
-from timeline.errors import TimelineError
+from timeline.cli.asking import who_serves
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
 
@@ -25,11 +25,12 @@ from timeline.sync import MembershipRefused
 def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
     """One broker, in this process. Raises Failed when it cannot listen."""
 
-    def announce(listen: str, metrics: str) -> None:
+    def announce(listen: str, metrics: str, store_open: bool) -> None:
         if as_json:
-            say(json.dumps({"listen": listen, "metrics": metrics, "store": shown(settings.store)}))
+            told = {"listen": listen, "metrics": metrics, "store": shown(settings.store), "store_open": store_open}
+            say(json.dumps(told))
         else:
-            say(f"{_begun(settings, listen)}, {_measured([metrics])}")
+            say(_begun(settings, listen, _measured([metrics]), store_open))
 
     _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce)))
     return 0
@@ -47,13 +48,14 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
     logs.set_up(settings.log_level, settings.log_format)
 
     def announce(listen: str, started: list[Started]) -> None:
+        store_open = all(one.store_open for one in started)
         if as_json:
             workers = [asdict(one) for one in started]
-            said = {"listen": listen, "metrics": started[0].metrics, "store": shown(settings.store), "workers": workers}
-            say(json.dumps(said))
+            said = {"listen": listen, "metrics": started[0].metrics, "store": shown(settings.store)}
+            say(json.dumps({**said, "store_open": store_open, "workers": workers}))
         else:
-            measured = _measured([one.metrics for one in started])
-            say(f"{_begun(settings, listen)} with {len(started)} workers, {measured}")
+            measured = f"{len(started)} workers, {_measured([one.metrics for one in started])}"
+            say(_begun(settings, listen, measured, store_open))
 
     code = 0
 
@@ -70,8 +72,8 @@ def run_worker() -> int:
     worker = Worker(settings_from_supervisor())
     settings = worker.config
 
-    def announce(listen: str, metrics: str) -> None:
-        worker.tell({"say": "serves", "listen": listen, "metrics": metrics})
+    def announce(listen: str, metrics: str, store_open: bool) -> None:
+        worker.tell({"say": "serves", "listen": listen, "metrics": metrics, "store_open": store_open})
 
     _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce, worker)))
     return 0
@@ -83,8 +85,11 @@ def _run(broker: Coroutine[Any, Any, None]) -> None:
         runner.run(broker)
 
 
-def _begun(settings: config.ServeConfig, listen: str) -> str:
-    return f"timeline {timeline.__version__} serves {shown(settings.store)} on {listen}"
+def _begun(settings: config.ServeConfig, listen: str, rest: str, store_open: bool) -> str:
+    if store_open:
+        return f"timeline {timeline.__version__} serves {shown(settings.store)} on {listen}, {rest}"
+    waits = f"it serves once {shown(settings.store)} can be opened"
+    return f"timeline {timeline.__version__} listens on {listen}, {rest}; {waits}"
 
 
 def _measured(metrics: list[str]) -> str:
@@ -117,7 +122,7 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
         who = "another broker of this machine may have it"
     else:
         who = (
-            await _who_serves(address)
+            await who_serves(address)
             or f"another program has it ('ss -ltnp' or 'lsof -i :{_port(address)}' says which)"
         )
     return f"{address} is taken: {who}. Stop that one, or give this one another: {option}."
@@ -125,15 +130,3 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
 
 def _port(address: str) -> int:
     return config.split_address(address)[1]
-
-
-async def _who_serves(address: str) -> str:
-    """Which broker answers at a taken address, in words; empty when none does."""
-    host, port = config.split_address(address)
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    try:
-        async with timeline.connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", timeout="1s") as tl:
-            answer = await tl.ping()
-    except TimelineError:
-        return ""
-    return f"the broker {answer.broker} (timeline {answer.version}) serves there already"
