@@ -34,6 +34,13 @@ def test_a_message_goes_round_without_await(served: str) -> None:
             ]
             assert p.move("m2", at=1_900_000_000_000).version == 2
             assert p.cancel("m2").ok
+            assert p.produce(b"old", in_="1h", id="m3").version == 1
+            assert p.produce(b"new", in_="1h", id="m3", if_exists="move").moved
+            assert p.produce(b"new", in_="1h", id="m3", if_exists="replace").version == 1
+            stored = tl.get("t", "m3")
+            assert stored is not None and stored.payload == b"new"
+            assert p.produce_many(Batch([b"newer"], in_="1h", ids=["m3"]), if_exists="replace")[0].ok
+            assert p.cancel("m3").ok
             for d in c:
                 assert (d.id, d.payload) == ("m1", b"1")
                 assert d.extend("1m") == d.lease_until

@@ -219,6 +219,18 @@ async def _swept(trial: Trial, topic: Any, now_ms: int) -> int:
     return sum([(await trial.store.sweep(topic, now_ms, 100)).orphans for _ in range(SHARDS)])
 
 
+async def test_a_payload_that_was_replaced_is_swept_and_the_new_one_stays() -> None:
+    async with offloading(grace_ms=1_000) as (trial, place, _):
+        topic = await trial.topic()
+        await trial.stored(topic, [b"a"], FAR, payload=LARGE)
+        (old,) = place.files
+        assert statuses(await trial.put(topic, [b"a"], FAR, payload=LARGE[::-1], replace=True)) == [Status.OK]
+        assert len(place.files) == 2  # written before its row, while the other one still had its own
+        assert [await _swept(trial, topic, now_ms) for now_ms in (T0, T0 + 1_000)] == [0, 1]
+        assert old not in place.files and list(place.files.values()) == [LARGE[::-1]]
+        assert (await trial.row(topic, b"a"))["payloads"] == LARGE[::-1]
+
+
 async def test_orphans_are_swept_after_a_grace() -> None:
     async with offloading(grace_ms=1_000) as (trial, place, _):
         topic = await trial.topic(remember_ms=50)

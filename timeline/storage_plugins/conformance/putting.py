@@ -348,6 +348,28 @@ async def check_put_that_replaces(trial: Trial) -> None:
 
 
 @check()
+async def check_replaced_payload_sizes(trial: Trial) -> None:
+    """Payloads of any size replace payloads of any other; a put that is refused leaves what is there as it is."""
+    topic = await trial.topic()
+    sizes = (0, 10, 5_000, 60_000, 400_000)
+    pairs = [(old, new) for old in sizes for new in sizes]
+    ids = named(len(pairs))
+    await trial.stored(topic, ids, payload=[b"a" * old for old, _ in pairs], headers=encode_headers({"a": "1"}))
+    puts = trial.puts(ids, T0, payload=[b"b" * new for _, new in pairs], replace=True)
+    expect_equal(set(statuses(await trial.store.put(topic, T0, puts))), {Status.OK}, "statuses of puts that replace")
+    other = await trial.put(topic, ids, payload=[b"c" * old for old, _ in pairs], replace=True, group=b"ops")
+    expect_equal(set(statuses(other)), {Status.FORBIDDEN}, "statuses of another group's puts")
+    leased = (await trial.lease(topic)).rows
+    refused = await trial.put(topic, ids, payload=[b"d" * old for old, _ in pairs], replace=True)
+    expect_equal(set(statuses(refused)), {Status.LEASED}, "statuses of puts that come too late")
+    found = dict(zip(leased.ids.tolist(), zip(leased.payloads or [], leased.headers or [], strict=True), strict=True))
+    rows = await trial.everything(topic)
+    for id, (old, new) in zip(ids, pairs, strict=True):
+        expect(found[id] == (b"b" * new, b""), f"of {new} bytes that replaced {old}, others were delivered")
+        expect(rows[id]["payloads"] == b"b" * new, f"of {new} bytes that replaced {old}, others stand")
+
+
+@check()
 async def check_replaced_expiries(trial: Trial) -> None:
     """What replaces a message expires by its own expiry alone, and never where it has none."""
     topic = await trial.topic()
