@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from timeline.broker.cursors import Walk, opened, sealed
-from timeline.model import Rows, Topic, buckets_of
+from timeline.model import Rows, Topic, buckets_of, payload_sums
 from timeline.storage_plugins.contract import ScanFilter
 from timeline.wire import Scan, ScanPage
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 PAGE_ROWS = 1_000
+READ_AGAIN = 3
+"""How often a message is read again that another replaced between the reading of its row and of its payload."""
 
 
 async def pages(node: Node, topic: Topic, asked: Scan) -> AsyncGenerator[ScanPage, None]:
@@ -48,6 +52,8 @@ async def _page(
         return rows, page.cursor or b""
     where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
     page = await store.call("scan", store.store.scan(topic, now_ms, where, cursor, most, asked.payload))
+    if asked.payload:
+        page = replace(page, rows=await _whole(store, topic, now_ms, where, page.rows))
     if not asked.bucket_to or asked.ids is not None:
         return page.rows, page.cursor or b""
     inside = buckets_of(page.rows.ids, topic.settings.buckets) < asked.bucket_to
@@ -55,3 +61,29 @@ async def _page(
     if page.cursor is None or page.cursor >= end or not inside.all():
         return page.rows if inside.all() else page.rows.take(inside), b""
     return page.rows, page.cursor
+
+
+async def _whole(store: MeteredStore, topic: Topic, now_ms: int, where: ScanFilter, rows: Rows) -> Rows:
+    """Return the rows, each with its own payload. Rows whose payload does not fit its checksum are read again: one that
+    is damaged stays as it is, one that is gone or matches no more is left out."""
+    for _ in range(READ_AGAIN):
+        assert rows.payloads is not None
+        torn = payload_sums(rows.payloads, rows.headers) != rows.payload_sum
+        if not torn.any():
+            break
+        again, cursor = [rows], b""
+        asked = replace(where, ids=rows.ids.take(np.flatnonzero(torn)))
+        while True:
+            page = await store.call("scan", store.store.scan(topic, now_ms, asked, cursor, PAGE_ROWS, True))
+            again.append(page.rows)
+            if not page.cursor:
+                break
+            cursor = page.cursor
+        whole = Rows.concat(again)
+        latest = {id: at for at, id in enumerate(whole.ids.tolist()) if at >= len(rows) or not torn[at]}
+        order = np.array([latest[id] for id in rows.ids.tolist() if id in latest], dtype=np.intp)
+        same = len(order) == len(rows) and bool((whole.birth[order] == rows.birth).all())
+        rows = whole.take(order)
+        if same:
+            break
+    return rows
