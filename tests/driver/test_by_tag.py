@@ -218,3 +218,23 @@ async def test_nothing_happened_where_no_broker_is(broker: Broker, walked: timel
         with pytest.raises(timeline.Unavailable) as refused:
             await call
         assert refused.value.progress.done == 0 and refused.value.advice == timeline.Unavailable.advice
+
+
+async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> None:
+    """A chunk's answer is lost; before it goes on, a consumer releases one of its messages, and another is moved."""
+    _Wire.dead_from = 1
+    with pytest.raises(timeline.Unknown) as broke:
+        await walked.move_tag("spring", by=f"-{START_MS}ms")  # they are due at once
+    assert broke.value.progress.done == 0
+    _Wire.dead_from = 0
+    async with timeline.connect(walked._link.channel.addresses[0]) as tl:
+        shifted = [m.id async for m in tl.scan("t", state="available")]
+        assert len(shifted) == CHUNK
+        async with tl.consumer("t", credit=1) as c:
+            d = await c.take()
+            assert d is not None
+            await d.release(at=START_MS + 5)
+        await tl.producer("t").move(next(id for id in shifted if id != d.id), at=START_MS + 7, timeout="10s")
+        await walked.move_tag("spring", by=f"-{START_MS}ms", resume=broke.value.progress.resume, timeout="10s")
+    left = [due_ms for due_ms in await dues(walked) if due_ms >= START_MS]
+    assert left == [START_MS + 5, START_MS + 7]

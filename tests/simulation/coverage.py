@@ -39,7 +39,9 @@ FAULTS = (
 WIDE, WIDEST = 150, 1_000
 """So many seeds reach everything that can be reached, but for what is RARE; and so many that, too. Of 400 seeds each of
 the others was met by 20 at least, what is rare by three to nine."""
-RARE = frozenset(("put THROTTLED", "get UNKNOWN", "extend FENCED", "release UNAVAILABLE"))
+RARE = frozenset(
+    ("put THROTTLED", "get UNKNOWN", "extend FENCED", "release UNAVAILABLE", "move_tag UNKNOWN", "cancel_tag UNKNOWN")
+)
 
 
 def missing(statuses: Counter[tuple[str, str]], occurred: Counter[str], seeds: int) -> list[str]:

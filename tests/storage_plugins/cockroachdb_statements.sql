@@ -225,7 +225,7 @@ WITH chunk AS MATERIALIZED (
 ), done AS (
   UPDATE timeline.message AS m SET version = m.version + 1, due_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END, scheduled_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END,
     asked_ms = $8::int8, holder = ''::bytea, last_op = $9::int8
-  FROM chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END)) RETURNING f.id, m.due_ms
+  FROM chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND ($11::int8 = 0 OR m.asked_ms <= $6::int8) AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END)) RETURNING f.id, m.due_ms
 )
 SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
   (SELECT min(done.due_ms) FROM done) AS earliest_ms,
@@ -251,7 +251,7 @@ WITH chunk AS MATERIALIZED (
     AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS MATERIALIZED (
-  SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END))
+  SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND ($11::int8 = 0 OR m.asked_ms <= $6::int8) AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END))
 )
 SELECT l.bucket, l.id, (SELECT count(*) FROM chunk) AS met, (SELECT count(*) FROM done) AS done,
   (SELECT min(done.due_ms) FROM done) AS earliest_ms,

@@ -215,6 +215,13 @@ class TakesWhatCameLater(MemoryStore):
         return await super().mutate_tag(topic, now_ms, replace(mutation, started_ms=1 << 60), cursor, limit)
 
 
+@caught_by("shift_by_tag_once")
+class ShiftsWhatWasAskedSince(MemoryStore):
+    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+        since = replace(mutation, started_ms=1 << 60) if mutation.by_ms else mutation
+        return await super().mutate_tag(topic, now_ms, since, cursor, limit)
+
+
 @caught_by("tag_chunk_repeated")
 class ShiftsTwice(MemoryStore):
     chunks = 1

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 MAX_TAG_CHUNK = 10_000
+MOST_AHEAD_MS = 1_000
+"""How far another broker's clock may be ahead, by which a walk began."""
 NOT_BEGUN = "the broker came to it after its caller's time was over: it was not begun"
 
 
@@ -164,6 +166,10 @@ class Mutating:
         limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
         cursor = opened(topic, Walk.TAG, asked.cursor)
         now_ms = node.clock.now_ms()
+        if mutation.by_ms and not mutation.dry_run and now_ms <= mutation.started_ms:
+            # What it shifts must count as asked for after its start, or a repeat would shift it again.
+            await asyncio.sleep(min(mutation.started_ms + 1 - now_ms, MOST_AHEAD_MS) / 1000.0)
+            now_ms = node.clock.now_ms()
         step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
         if step.earliest_due_ms is not None:
             node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)

@@ -223,7 +223,8 @@ class TagMutation:
 
     MOVE: to `due_ms` (absolute), or by `by_ms` from each message's scheduled time when `due_ms` is 0; INVALID where
     that lies beyond `latest_ms` (the topic's horizon, as the caller counts it). The same `op` for the whole walk: what
-    carries it already is counted as done, so a chunk repeated changes nothing twice.
+    carries it already is counted as done. A shift takes only dues that were asked for at or before `started_ms`: what
+    was moved, released or revived since stays as it is, uncounted. So a chunk repeated changes nothing twice.
     `dry_run`: count, change nothing.
     """
 
@@ -237,6 +238,11 @@ class TagMutation:
     latest_ms: int = MAX_TIME_MS
     leased: bool = False
     dry_run: bool = False
+
+    def meets(self, put_ms: int, asked_ms: int, last_op: int) -> bool:
+        """Whether a message is one of those that it takes: put at `put_ms`, its due asked for at `asked_ms`."""
+        since = self.by_ms != 0 and asked_ms > self.started_ms and last_op != self.op
+        return put_ms <= self.started_ms and not since
 
 
 @dataclass(frozen=True, slots=True)

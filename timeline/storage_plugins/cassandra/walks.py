@@ -252,7 +252,9 @@ async def _tag_part(
         counts: Counter[int] = Counter()
         moved: list[int] = []
         for stored in standing.there():
-            if stored.message.remembered or stored.tag != mutation.tag or stored.put_ms > mutation.started_ms:
+            if stored.message.remembered or stored.tag != mutation.tag:
+                continue
+            if not mutation.meets(stored.put_ms, stored.message.asked_ms, stored.message.last_op):
                 continue
             ask = tag_ask(mutation, stored.message)
             if ask is None:

@@ -126,7 +126,7 @@ class Mirror:
     def mutate_tag(self, now_ms: int, mutation: TagMutation, counts: dict[Status, int]) -> None:
         wanted: dict[Status, int] = {}
         for id in [id for id, kept in self.kept.items() if kept.tag == mutation.tag]:
-            if self.kept[id].put_ms > mutation.started_ms:
+            if not mutation.meets(self.kept[id].put_ms, self.messages[id].asked_ms, self.messages[id].last_op):
                 continue
             due_ms = mutation.due_ms or self.messages[id].scheduled_ms + mutation.by_ms
             beyond = mutation.operation is Operation.MOVE and due_ms > mutation.latest_ms

@@ -127,6 +127,28 @@ async def check_tag_chunk_repeated(trial: Trial) -> None:
 
 
 @check()
+async def check_shift_by_tag_once(trial: Trial) -> None:
+    """A shift by tag leaves the dues that were asked for since it started: repeated, it shifts nothing twice that was
+    moved, or leased and released, meanwhile."""
+    topic = await trial.topic()
+    await trial.stored(topic, [b"moved", b"released", b"unseen", b"waits"], T0 + 500, tag=b"t")
+    mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=100)
+
+    async def shift(now_ms: int) -> dict[int, int]:
+        return (await trial.store.mutate_tag(topic, now_ms, mutation, b"", 9)).counts
+
+    expect_equal(await shift(T0 + 1), {Status.OK.code: 4}, "counts of the shift")
+    await trial.mutate(topic, Operation.MOVE, [b"waits"], due_ms=T0 + 950, now_ms=T0 + 2)
+    leased = (await trial.lease(topic, now_ms=T0 + 600)).rows
+    unseen = [id == b"unseen" for id in leased.ids.tolist()]
+    await trial.settle(topic, Operation.RELEASE, leased, now_ms=T0 + 601, time_ms=T0 + 700, unseen=unseen)
+    await trial.mutate(topic, Operation.MOVE, [b"moved"], due_ms=T0 + 900, now_ms=T0 + 603)
+    before = await trial.everything(topic)
+    expect_equal(await shift(T0 + 604), {}, "counts of the shift repeated")
+    expect_equal(await trial.everything(topic), before, "rows after the shift was repeated")
+
+
+@check()
 async def check_tag_while_messages_go(trial: Trial) -> None:
     """While a walk by tag is under way, messages may be acked, cancelled and moved: what stays is met once."""
     topic = await trial.topic()

@@ -100,6 +100,9 @@ def mutate_tag(
         & (rows.records["tag"][slots] == tag)
         & (rows.kinds[slots] != KEPT)
     )
+    if mutation.by_ms:
+        asked_before = rows.records["asked_ms"][slots] <= mutation.started_ms
+        there &= asked_before | (rows.records["last_op"][slots] == mutation.op)
     chosen = slots[there]
     asked = _asked(rows, chosen, mutation)
     beyond = (asked.due_ms > mutation.latest_ms) & (rows.records["last_op"][chosen] != mutation.op)

@@ -26,7 +26,11 @@ def mutate_tag(
     )
     onward = cursor_at(found.numbers["bucket"][-1], found.strings["id"][-1]) if found.count == limit else None
     columns = (found.strings["id"], stored_of(found), found.numbers["put_ms"])
-    there = ((id, stored) for id, stored, put_ms in zip(*columns, strict=True) if put_ms <= mutation.started_ms)
+    there = (
+        (id, stored)
+        for id, stored, put_ms in zip(*columns, strict=True)
+        if mutation.meets(put_ms, stored.message.asked_ms, stored.message.last_op)
+    )
     counts, earliest_ms = mutate_tagged(Changes(session, topic, key, now_ms), mutation, there)
     return TagStep(dict(counts), onward, earliest_ms)
 

@@ -40,6 +40,7 @@ _FREE = "(length(m.holder) = 0 OR m.due_ms <= $8::int8)"
 """Not leased. No partial index serves what is said so; see `statements`."""
 _MOVABLE = (
     f"{_OF_CHUNK} AND {_FREE} AND m.last_op != $9::int8 AND {_TO} <= $12::int8 "
+    "AND ($11::int8 = 0 OR m.asked_ms <= $6::int8) "
     f"AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, {_TO}))"
 )
 _CANCELLABLE = f"{_OF_CHUNK} AND ({_FREE} OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)"
@@ -138,10 +139,11 @@ async def _decide_each(
         changes = Changes(topic, now_ms)
         decided: list[tuple[bytes, Status, int]] = []
         for record in await steps.use(read, writes=False):
-            # Another message may have come under this id.
-            if record["tag"] != mutation.tag or record["put_ms"] > mutation.started_ms:
-                continue
             stored = stored_of(record)
+            # Another message may have come under this id.
+            here = record["tag"] == mutation.tag
+            if not here or not mutation.meets(record["put_ms"], stored.message.asked_ms, stored.message.last_op):
+                continue
             ask = tag_ask(mutation, stored.message)
             if ask is None:
                 decided.append((stored.id, Status.INVALID, 0))

@@ -260,7 +260,9 @@ async def mutate_tag(
         items, decided = Items([], [], [], []), []
         for id, value in pending.items():
             stored = standing(value, now_ms, topic.settings)
-            if stored is None or stored.tag != mutation.tag or stored.put_ms > mutation.started_ms:
+            if stored is None or stored.tag != mutation.tag:
+                continue
+            if not mutation.meets(stored.put_ms, stored.message.asked_ms, stored.message.last_op):
                 continue
             ask = tag_ask(mutation, stored.message)
             if ask is None:

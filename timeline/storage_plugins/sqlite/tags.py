@@ -79,7 +79,8 @@ _TO = "CASE WHEN ? THEN ? ELSE max(0, scheduled_ms + ?) END"
 _AGREEING = statements.Aggregate(("row", "payload_bytes", "headers_bytes", "plain", "to_ms"))
 _AGREEING_SQL = _AGREEING.over(
     f"(SELECT row, payload_bytes, headers_bytes, {_PLAIN.format(due=_TO)} AS plain, {_TO} AS to_ms FROM message "
-    "WHERE row IN (SELECT value FROM json_each(?)) AND +topic = ? AND +tag = ? AND put_ms <= ?)"
+    "WHERE row IN (SELECT value FROM json_each(?)) AND +topic = ? AND +tag = ? AND put_ms <= ? "
+    "AND (? = 0 OR asked_ms <= ? OR last_op = ?))"
 )
 """By row: without the signs the planner walks the whole tag instead, again for each work."""
 _OTHERS_SQL = statements.WHOLE.over(
@@ -102,7 +103,7 @@ def change(
     moves = mutation.operation is Operation.MOVE
     to = (mutation.due_ms != 0, mutation.due_ms, mutation.by_ms) if moves else (True, 0, 0)
     op = signed_one(mutation.op)
-    place = (json.dumps(rows), key, mutation.tag, mutation.started_ms)
+    place = (json.dumps(rows), key, mutation.tag, mutation.started_ms, mutation.by_ms, mutation.started_ms, op)
     asked = (mutation.group, op, now_ms, *to, *to, mutation.latest_ms, *to, *place)
     found = _AGREEING.read(transaction.connection, _AGREEING_SQL, asked)
     columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
