@@ -32,13 +32,13 @@ class Changing(MemoryStore):
 
     uid = ""
     weak: tuple[str, ...] = ()
-    refuses = ""
+    server = refuses = ""
 
     async def inspect(self) -> Opened:
         if self.refuses:
             raise StoreRefused(self.refuses)
         found = await super().inspect()
-        return Opened(self.uid or found.cluster_uid, found.server, self.weak)
+        return Opened(self.uid or found.cluster_uid, self.server or found.server, self.weak)
 
 
 def warned(link: Link) -> float | None:
@@ -100,9 +100,11 @@ async def test_settings_that_weaken_the_store_are_followed_up_and_down(caplog: p
         await look(link)
         assert (await stands(link)).warnings == store.weak
         assert caplog.text.count("store: syncs never: set it to always") == 1
-        store.weak = ()
+        store.weak, store.server = (), "upgraded"
         assert await look(link) == "" and warned(link) == 0
         assert "this is over: syncs never" in caplog.text
+        told = [metric for metric in link.node.metrics.registry.collect() if metric.name == "timeline_store_info"]
+        assert [sample.labels["server"] for metric in told for sample in metric.samples] == ["upgraded"]
 
 
 async def test_what_an_opening_refuses_is_refused_until_it_is_mended():
@@ -204,6 +206,14 @@ async def test_postgresql_with_other_contents_and_settings(servers: Running):
         assert "no cluster there now" in await refused(link)
         psql(server, rename("another", "watched"))
         assert "finds cluster " in await look(link)
+        psql(server, rename("watched", "another"))
+        psql(server, rename("aside", "watched"))
+        assert await look(link) == ""
+        psql(server, rename("watched", "aside"))
+        psql(server, rename("another", "watched"))
+        psql(server, "DELETE FROM watched.topic")  # brokers of tests give all topics the same uid
+        told = await put(link, "lost")  # before anybody has looked: there is no such topic there
+        assert told.status.tolist() == [Status.UNAVAILABLE.code] and "finds cluster " in told.details[0]
         psql(server, rename("watched", "another"))
         psql(server, rename("aside", "watched"))
         assert await look(link) == ""

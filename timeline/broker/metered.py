@@ -33,6 +33,7 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
+NOT_FOUND = bytes([Status.NOT_FOUND.code])
 ASIDE = frozenset({"count_due", "inspect", "room"})
 """Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
 any call, and nothing that happens to a message waits for it."""
@@ -73,6 +74,7 @@ class MeteredStore:
         self.full = False
         self.warnings: tuple[str, ...] = ()
         self._opened: Opened | None = None
+        self._server = ""
         self._took, self._changed, self._used = took, changed, used
         self._monotonic_ms = monotonic_ms
         self._metrics = metrics
@@ -131,8 +133,11 @@ class MeteredStore:
                 log.info("store: this is over: %s", warning)
         self.warnings = warnings
         self._metrics.gauge("timeline_store_warnings", len(warnings))
-        if server:
+        if server and server != self._server:
+            if self._server:
+                self._metrics.forget("timeline_store_info", self._server)
             self._metrics.gauge("timeline_store_info", 1, server)
+            self._server = server
 
     def _refuse(self, why: str) -> None:
         if why != self.refused:
@@ -214,6 +219,8 @@ class MeteredStore:
         finally:
             self._used(topic.uid)
         answers = self._checked(topic, answers, len(puts))
+        if NOT_FOUND in answers.status.tobytes():
+            await self.inspect()  # the topic was dropped, or this is another store
         if self.journal is not None:
             self.journal.put(topic, puts, answers)
         return answers
