@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -118,6 +119,8 @@ async def test_what_an_opening_refuses_is_refused_until_it_is_mended():
 
 async def test_no_topic_is_dropped_because_another_store_has_none():
     class Emptied(Changing):
+        capabilities = dataclasses.replace(MemoryStore.capabilities, shared=True)
+
         async def topics(self) -> list[Any]:
             return [] if self.uid else await super().topics()
 
