@@ -304,12 +304,13 @@ class Store(ABC):
         or StoreUnavailable when the server cannot be reached now; it then holds nothing (no lock, no connection), and
         may be called again, on this very object, as after `close`. While it is open, it answers the same again."""
 
-    @abstractmethod
     async def inspect(self) -> Opened:
         """Return what is there now, of a store that is open: the same questions as `open`, asked again. Make and change
         nothing. `cluster_uid` is empty where the store has none: another server, or one that lost everything.
         `capabilities` follow the settings. Raises StoreRefused for a setting with which `open` would raise it,
-        StoreUnavailable when the server does not answer or the store is not open."""
+        StoreUnavailable when the server does not answer or the store is not open. A plugin
+        without it runs, and only repeats what its opening found: `timeline check-store` says so."""
+        return await self.open()
 
     @abstractmethod
     async def close(self) -> None:
