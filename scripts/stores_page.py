@@ -165,7 +165,7 @@ def page() -> str:
             "`compose.yaml` in the repository starts each, bound to loopback, set up as recommended:",
             "<!-- not run: it needs a container engine -->\n```sh\n"
             + "\n".join(
-                f"docker compose --profile {row.scheme} up -d --wait\ntimeline serve --store '{row.told.url}'"
+                f"docker compose --profile {row.scheme} up -d --wait\nTIMELINE_STORE='{row.told.url}' timeline serve"
                 for row in laptop
             )
             + "\n```",

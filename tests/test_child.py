@@ -34,6 +34,16 @@ async def test_it_is_told_and_heard_line_by_line(tmp_path: Path) -> None:
     assert await child.end() == -signal.SIGTERM
 
 
+async def test_a_brokers_urls_are_on_no_command_line(tmp_path: Path) -> None:
+    """They may hold a password, and everybody may read the list of processes."""
+    script = "echo $@ $TIMELINE_STORE $TIMELINE_SYNC"
+    urls = ("--store", "redis://u:secret@h/0", "--sync", "etcd://u:secret@h")
+    child = await Needed.start("helper", tmp_path, "sh", "-c", f"{script}; read end", "sh", "serve", *urls, "--json")
+    assert await child.line() == "serve --json redis://u:secret@h/0 etcd://u:secret@h"
+    assert b"secret" not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+    await child.end()
+
+
 async def test_one_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     child = await started(tmp_path, "echo no room left >&2; exit 3")
     with pytest.raises(Unavailable, match="helper ended with code 3: no room left"):

@@ -29,6 +29,10 @@ def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
             os.kill(process.pid, number)
 
 
+URLS = ("--store", "--sync", "--journal")
+"""Options of `serve` that may hold a password, which others would read in the list of processes."""
+
+
 class Child:
     """A child process. `log`: the file that has its standard error. Subclasses say in `trouble` what is raised when it
     does not do what it is there for."""
@@ -41,9 +45,11 @@ class Child:
     @classmethod
     async def start(cls, name: str, folder: Path, *command: str) -> Self:
         """Starts `command`, its log in `folder`. In a session of its own: Ctrl-C in the terminal reaches us alone, who
-        end it in order. What the environment says about other brokers is not meant for it."""
+        end it in order. What the environment says about other brokers is not meant for it. URLs of a broker's settings
+        are handed over as variables."""
         log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TIMELINE_")}
+        command, urls = _apart(command)
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -51,7 +57,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                env=environment,
+                env=environment | urls,
             )
         return cls(name, process, log)
 
@@ -102,3 +108,16 @@ class Child:
         if self.running:
             send_signal(self.process, signal.SIGKILL)
             await self.process.wait()
+
+
+def _apart(command: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command without the URLs of `serve`, and these as its variables."""
+    kept: list[str] = []
+    urls: dict[str, str] = {}
+    words = iter(command)
+    for word in words:
+        if word in URLS and "serve" in kept:
+            urls[f"TIMELINE_{word.removeprefix('--').upper()}"] = next(words)
+        else:
+            kept.append(word)
+    return tuple(kept), urls

@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from timeline.errors import Invalid
 from timeline.files import read_file
@@ -43,6 +44,9 @@ _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _WILDCARDS = ("0.0.0.0", "::", "")
 _SWITCHES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+_PASSWORD = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
+_SECRET_OPTION = re.compile(r"[?&][a-z0-9_-]*(password|passwd|secret|token)[a-z0-9_-]*=[^&]", re.IGNORECASE)
+MAX_URL_BYTES = 65_536
 MAX_FILE_BYTES = MIB
 """A configuration file that is larger is none."""
 _MAX_DIGITS = 30
@@ -222,7 +226,8 @@ def _check_url(field: str, value: object) -> None:
     if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value):
         example = _EXAMPLES[field]
         near = _meant_url(value) if field == "store" and isinstance(value, str) else ""
-        raise Invalid(f"{field} is a URL such as {example}, not {value!r:.80}{near and f'; did you mean {near}?'}")
+        said = without_password(value) if isinstance(value, str) else value
+        raise Invalid(f"{field} is a URL such as {example}, not {said!r:.80}{near and f'; did you mean {near}?'}")
 
 
 def _meant_url(text: str) -> str:
@@ -279,6 +284,32 @@ def parse_count(value: object) -> int:
     raise Invalid(f"a whole number is needed, such as 1000, not {value!r:.80}")
 
 
+def parse_url(value: object) -> str:
+    """Return a URL, or the one that stands in FILE, for "@FILE". Raises Invalid."""
+    if not isinstance(value, str):
+        raise Invalid(f"a text is needed, not {value!r:.80}")
+    if not value.startswith("@"):
+        return value.strip()
+    try:
+        url = read_file(value[1:], "file with a URL", MAX_URL_BYTES, once=True).decode().strip()
+    except UnicodeDecodeError:
+        raise Invalid(f"the file {value[1:]!r:.200} is not text in UTF-8") from None
+    if not url or url.startswith("@") or len(url.splitlines()) > 1:
+        raise Invalid(f"the file {value[1:]!r:.200} must have one line, a URL")
+    return url
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL holds a password, or a secret among its options."""
+    return bool(_PASSWORD.search(unquote(url)) or _SECRET_OPTION.search(url))
+
+
+def without_password(url: str) -> str:
+    """Return `url`, whatever it is, without what may be a user, a password or an option."""
+    _, at, rest = url.rpartition("@")
+    return f"{'…@' if at else ''}{rest.partition('?')[0]}"
+
+
 def parse_switch(value: object) -> bool:
     """True or false, as such or as text. Raises Invalid."""
     if isinstance(value, bool):
@@ -289,6 +320,9 @@ def parse_switch(value: object) -> bool:
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
+    "store": parse_url,
+    "sync": parse_url,
+    "journal": parse_url,
     "insecure": parse_switch,
     "grace": parse_duration_ms,
     "max_inflight_bytes": parse_bytes,

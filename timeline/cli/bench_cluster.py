@@ -14,6 +14,7 @@ from timeline.bench.failover import Failover, run_failover
 from timeline.bench.figures import Report
 from timeline.bench.processes import CannotMeasure
 from timeline.cli.scenario import SOME, Finite, conducted, measured
+from timeline.cli.values import Url
 from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.troupe import CannotPlay, Troupe
 
@@ -23,10 +24,10 @@ Together: TypeAlias = Callable[[Any, Path], Coroutine[Any, Any, Report]]
 
 
 cluster_store_option = click.option(
-    "--store", default="", metavar="URL", help="One that brokers share.  [a Redis for the measurement]"
+    "--store", default="", type=Url(), help="One that brokers share.  [a Redis for the measurement]"
 )
 cluster_sync_option = click.option(
-    "--sync", default="", metavar="URL", help="Where they meet.  [an etcd for the measurement]"
+    "--sync", default="", type=Url(), help="Where they meet.  [an etcd for the measurement]"
 )
 
 

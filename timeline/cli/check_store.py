@@ -13,7 +13,7 @@ from rich.text import Text
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain, debugs, say
 from timeline.cli.output import console, print_fields, print_json
 from timeline.cli.progress import Progress
-from timeline.cli.values import DURATION, shown_bytes
+from timeline.cli.values import DURATION, Url, shown_bytes
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins import PluginRefused, make_store, shown
@@ -25,7 +25,7 @@ _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"),
 
 
 @click.command()
-@click.argument("url", required=False)
+@click.argument("url", required=False, type=Url())
 @click.option("--only", multiple=True, metavar="CHECK", help="Run this check; may be repeated.  [all]")
 @click.option("--list", "listing", is_flag=True, help="Name the checks and run none.")
 @click.option("--timeout", default="60s", show_default=True, type=DURATION, help="How long one call may take.")

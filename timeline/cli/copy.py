@@ -11,7 +11,7 @@ from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, aw
 from timeline.cli.findings import check_there
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.progress import Progress
-from timeline.cli.values import shown_bytes, shown_count
+from timeline.cli.values import Url, shown_bytes, shown_count
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import Topic
@@ -23,8 +23,8 @@ SHOWN = 20
 
 
 @click.command()
-@click.argument("source", metavar="SRC")
-@click.argument("target", metavar="DST")
+@click.argument("source", metavar="SRC", type=Url())
+@click.argument("target", metavar="DST", type=Url())
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="The topic to copy; may be repeated.")
 @click.option("--leased", is_flag=True, help="Also what is leased, as due at the end of its lease.")
 @click.option("--live", is_flag=True, help="Also a topic that is not paused, when no broker serves it.")

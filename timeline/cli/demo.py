@@ -10,6 +10,7 @@ import click
 
 from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed, say
 from timeline.cli.output import Screen, print_json
+from timeline.cli.values import Url
 from timeline.demo.audience import tell, watcher
 from timeline.demo.conductor import Options, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
@@ -23,7 +24,11 @@ from timeline.storage_plugins import make_store
 @click.option("--day", default=str(DEFAULT_DAY), show_default=True, metavar="YYYY-MM-DD", help="New York's day.")
 @click.option("--data", metavar="FILE", help="The year's parquet, for days that are not in the sample.")
 @click.option(
-    "--store", default="", metavar="URL", help="Where the broker keeps messages.  [an SQLite file of its own]"
+    "--store",
+    default="",
+    type=Url(),
+    metavar="URL",
+    help="Where the broker keeps messages.  [an SQLite file of its own]",
 )
 @click.option("--cluster", is_flag=True, help="Two brokers over three members of etcd; one is killed half-way.")
 @click.option("--json", "as_json", is_flag=True, help="The last line on standard output is one JSON object.")

@@ -15,7 +15,7 @@ from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awa
 from timeline.cli.identity import address_option, connected, credential_options
 from timeline.cli.output import confirm, print_json, print_table
 from timeline.cli.progress import Progress
-from timeline.cli.values import DURATION, iso
+from timeline.cli.values import DURATION, Url, iso
 from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid
 from timeline.model import Status
@@ -35,7 +35,7 @@ class _RelayUnlessNamed(Suggesting):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
-        if not named and any("://" in word for word in args):
+        if not named and any("://" in word or word.startswith("@") for word in args):
             args = ["relay", *args]
         return super().parse_args(context, args)
 
@@ -58,7 +58,7 @@ def database_command(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
         click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table."),
-        click.argument("url", envvar=URL_VARIABLE),
+        click.argument("url", envvar=URL_VARIABLE, type=Url(f", or set {URL_VARIABLE}")),
     ):
         function = option(function)
     return function

@@ -16,6 +16,7 @@ from timeline.cli.pipeline_trials import measure, year
 from timeline.cli.spark import pair, pipeline_command, running, watched
 from timeline.cli.values import DURATION, parse_time, shown_bytes
 from timeline.driver.times import duration_ms, shown_time
+from timeline.storage_plugins import shown
 
 
 @click.group(cls=Suggesting)
@@ -143,7 +144,7 @@ def backup(
         print_json(manifest.as_json())
     else:
         said = f"{manifest.messages:,}, {manifest.dead:,} of them dead letters"
-        print_fields({"messages": said, "payloads": shown_bytes(manifest.payload_bytes), "in": url})
+        print_fields({"messages": said, "payloads": shown_bytes(manifest.payload_bytes), "in": shown(url)})
     return DONE
 
 
@@ -281,7 +282,7 @@ def audit(
         there = pending_in(spark, address, topics, backup)
         found = run(spark, journal, topics, there, ids, watch)
         if html:
-            write_bytes(html, audit_page(found, journal).encode())
+            write_bytes(html, audit_page(found, shown(journal)).encode())
     if as_json:
         print_json(
             {

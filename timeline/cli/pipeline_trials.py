@@ -13,7 +13,7 @@ import click
 from timeline.cli.app import DONE, SOME_FAILED, say
 from timeline.cli.output import print_fields, print_json, print_table
 from timeline.cli.spark import pipeline_command, running, watched
-from timeline.cli.values import DURATION
+from timeline.cli.values import DURATION, Url
 from timeline.driver.times import duration_ms
 
 
@@ -55,8 +55,8 @@ def year(
 @click.command()
 @click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True, help="How many are loaded.")
 @click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Of each row.")
-@click.option("--store", default="memory://", show_default=True, metavar="URL", help="Where rows are loaded.")
-@click.option("--restore-into", default="memory://", show_default=True, metavar="URL", help="Where they are restored.")
+@click.option("--store", default="memory://", show_default=True, type=Url(), help="Where rows are loaded.")
+@click.option("--restore-into", default="memory://", show_default=True, type=Url(), help="Where they are restored.")
 @click.option(
     "--parallel",
     "degrees",

@@ -18,6 +18,7 @@ from timeline.bench.suite import RUN, fresh
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, say
 from timeline.cli.output import print_json, print_table
 from timeline.cli.progress import Progress
+from timeline.cli.values import Url
 
 MOST = 1_000_000_000
 SOME, NONE_OR_SOME = click.IntRange(1, MOST), click.IntRange(0, MOST)
@@ -51,7 +52,12 @@ profile_option = click.option(
 def store_option(default: str) -> Callable[..., Any]:
     """--store, where `sqlite://` without a file means a fresh one."""
     return click.option(
-        "--store", default=default, show_default=True, metavar="URL", help="sqlite:// alone is a fresh file."
+        "--store",
+        default=default,
+        show_default=True,
+        type=Url(),
+        metavar="URL",
+        help="sqlite:// alone is a fresh file.",
     )
 
 

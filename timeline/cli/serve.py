@@ -9,23 +9,26 @@ import click
 
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, complain
-from timeline.cli.values import shown_bytes
+from timeline.cli.values import Url, shown_bytes
 from timeline.wording import shown_duration
 
 PLAIN = config.ServeConfig()
+URL = Url.name
 
 
 def setting(option: str, takes: str, does: str, default: object) -> Callable[[Any], Any]:
     """An option of serve, with its default in brackets."""
-    return click.option(option, metavar=takes, help=f"{does}  [{default}]")
+    name = option.removeprefix("--")
+    kind = Url(f", or set TIMELINE_{name.upper()}, or {name} in a --config file") if takes == URL else None
+    return click.option(option, type=kind, metavar=takes, help=f"{does}  [{default}]")
 
 
 @click.command()
 @setting("--listen", "HOST:PORT", "Where drivers connect; port 0 takes a free one.", PLAIN.listen)
 @setting("--advertise", "HOST:PORT", "The address under which others reach it.", "from --listen")
 @setting("--name", "TEXT", "Its name in logs, metrics and the cluster.", "host-pid")
-@setting("--store", "URL", "Where messages live.", PLAIN.store)
-@setting("--sync", "URL", "How brokers find each other.", PLAIN.sync)
+@setting("--store", URL, "Where messages live.", PLAIN.store)
+@setting("--sync", URL, "How brokers find each other.", PLAIN.sync)
 @setting("--metrics", "HOST:PORT|off", "/metrics, /healthz and /readyz.", PLAIN.metrics)
 @setting("--grace", "DURATION", "How long the drain on SIGTERM may take.", shown_duration(PLAIN.grace_ms))
 @setting("--log-level", "|".join(config.LOG_LEVELS), "What is worth a line.", PLAIN.log_level)
@@ -44,7 +47,7 @@ def setting(option: str, takes: str, does: str, default: object) -> Callable[[An
 @setting("--tls-ca", "FILE", "Authorities that signed other brokers' certificates.", "this machine's")
 @setting("--token-file", "FILE", "The token that this broker shows to others.", "none")
 @setting("--workers", "COUNT", "Equal brokers as processes behind one port.", PLAIN.workers)
-@setting("--journal", "URL", "Where what happens to each message is kept.", "nowhere")
+@setting("--journal", URL, "Where what happens to each message is kept.", "nowhere")
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 @click.option("--worker", "as_worker", is_flag=True, hidden=True)
@@ -52,8 +55,8 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     """Run a broker until SIGTERM, then drain it and end.
 
     Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
-    variables beat the file. Standard output gets the addresses once the store is open, logs go to standard error.
-    Ctrl-C drains too.
+    variables beat the file. Others can read a password on the command line: give it elsewhere, or as @FILE. Standard
+    output gets the addresses once the store is open, logs go to standard error. Ctrl-C drains too.
 
     \b
     Example:

@@ -7,6 +7,7 @@ import click
 from timeline.cli.app import DONE, Suggesting, awaited, say
 from timeline.cli.findings import check_there
 from timeline.cli.output import confirm, print_fields, print_json
+from timeline.cli.values import Url
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.versions import Versions
 
@@ -22,7 +23,7 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("url")
+@click.argument("url", type=Url())
 @click.option("--contract", is_flag=True, help="Take away what only brokers of the version before needed.")
 @click.option("--yes", is_flag=True, help="Do not ask whether such brokers still run.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

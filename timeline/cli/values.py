@@ -10,8 +10,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
+from click.core import ParameterSource
 
+from timeline.cli.app import complain
 from timeline.clock import Clock
+from timeline.config import has_password, parse_url
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
 from timeline.errors import Invalid
 
@@ -38,6 +41,33 @@ class _Length(click.ParamType[str]):
 
 
 DURATION = _Length()
+
+
+class Url(click.ParamType[str]):
+    """A URL that may hold a password, or @FILE, which has it. Warns of a password on the command line. `elsewhere`:
+    where else it may be given."""
+
+    name = "URL|@FILE"
+
+    def __init__(self, elsewhere: str = "") -> None:
+        self.elsewhere = elsewhere
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """The URL itself."""
+        url = parse_url(value)
+        typed = (
+            context is not None
+            and parameter is not None
+            and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        )
+        if typed and url == value and has_password(url):
+            assert parameter is not None
+            option = f"{parameter.opts[0]} " if isinstance(parameter, click.Option) else ""
+            complain(
+                f"others on this machine can read the password in {option or 'the URL '}from the list of processes. "
+                f"Write the URL into a file of yours, and give {option}@FILE{self.elsewhere}"
+            )
+        return url
 
 
 def with_unit(text: str) -> str:

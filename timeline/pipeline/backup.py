@@ -18,6 +18,7 @@ from timeline.pipeline.connection import Connection
 from timeline.pipeline.files import joined, read_json, write_json
 from timeline.pipeline.manifest import Chunk, Manifest, chunk_of, chunk_path, data_of, manifest_of, measure
 from timeline.pipeline.watching import watched
+from timeline.storage_plugins import shown
 
 CHUNKS = 8
 Said = Callable[[str, int, int], None]
@@ -61,12 +62,12 @@ def backup(
 def _check_place(url: str, manifest: Manifest) -> int:
     """When the backup at `url` was begun: now, or when the run did that died. Raises Invalid for another one's."""
     if read_json(joined(url, "manifest.json")) is not None:
-        raise Invalid(f"{url} has a finished backup already: name another place")
+        raise Invalid(f"{shown(url)} has a finished backup already: name another place")
     there = read_json(joined(url, "topic.json"))
     if there is not None and not isinstance(there, dict):
-        raise Invalid(f"{url} has something else than a backup: name another place")
+        raise Invalid(f"{shown(url)} has something else than a backup: name another place")
     if there is not None and (there.get("topic"), there.get("uid")) != (manifest.topic, manifest.uid):
-        raise Invalid(f"{url} has part of a backup of topic {there.get('topic')!r}: name another place")
+        raise Invalid(f"{shown(url)} has part of a backup of topic {there.get('topic')!r}: name another place")
     return int(there.get("taken_ms", manifest.taken_ms)) if there is not None else manifest.taken_ms
 
 

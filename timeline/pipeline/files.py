@@ -57,7 +57,7 @@ def read_json(url: str) -> Any:
     try:
         return json.loads(filesystem.cat_file(path))
     except (ValueError, RecursionError) as wrong:
-        raise Invalid(f"{url} is no JSON, it was changed or is damaged: {wrong}") from wrong
+        raise Invalid(f"{shown(url)} is no JSON, it was changed or is damaged: {wrong}") from wrong
 
 
 def write_table(url: str, table: pa.Table) -> int:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from timeline.errors import Invalid
 from timeline.pipeline.files import at, joined, names_in
+from timeline.storage_plugins import shown
 
 EVENTS = """
 time timestamp, kind string, id string, birth long, version long, due timestamp, until timestamp, expires timestamp,
@@ -45,7 +46,7 @@ def journal(spark: SparkSession, url: str) -> DataFrame:
     files = live_files(url)
     if not files:
         raise Invalid(
-            f"there is no journal in {url}: brokers write one with --journal URL, its first file within a minute"
+            f"there is no journal in {shown(url)}: brokers write one with --journal URL, its first file within a minute"
         )
     _, path = at(url)
     reader = spark.read.schema(EVENTS).option("basePath", spark_path(url, path))

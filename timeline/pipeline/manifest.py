@@ -22,6 +22,7 @@ from timeline.model import Topic, TopicSettings
 from timeline.pipeline.connection import first_line
 from timeline.pipeline.files import joined, read_json
 from timeline.pipeline.schema import read_schema
+from timeline.storage_plugins import shown
 
 VERSION = 1
 KEPT = ("id", "scheduled", "tag", "group", "expires", "died", "dead", "payload_sum", "payload", "headers")
@@ -88,17 +89,18 @@ def read_manifest(url: str) -> Manifest:
     told = read_json(joined(url, "manifest.json"))
     if told is None:
         raise Invalid(
-            f"{url} has no manifest: it is no backup, or one that was not finished (the same again goes on with it)"
+            f"{shown(url)} has no manifest: it is no backup, or one that was not finished "
+            "(the same again goes on with it)"
         )
     if not isinstance(told, dict) or told.get("version") != VERSION or not told.get("complete"):
-        raise Invalid(f"the manifest of {url} is not one of version {VERSION} of a finished backup")
+        raise Invalid(f"the manifest of {shown(url)} is not one of version {VERSION} of a finished backup")
     names = ("topic", "uid", "settings", "taken_ms", "until_ms")
     try:
         chunks = [chunk for told_of in told["chunks"] if (chunk := chunk_of(told_of, url))]
         read = Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
         read.topic_settings()
     except (KeyError, TypeError, TimelineError) as bad:
-        raise Invalid(f"the manifest of {url} was changed or is damaged: {bad}") from bad
+        raise Invalid(f"the manifest of {shown(url)} was changed or is damaged: {bad}") from bad
     return read
 
 
@@ -110,10 +112,10 @@ def chunk_of(told: Any, url: str) -> Chunk | None:
     try:
         chunk = Chunk(**told)
     except TypeError as bad:
-        raise Invalid(f"{url} is damaged: it tells of no chunk") from bad
+        raise Invalid(f"{shown(url)} is damaged: it tells of no chunk") from bad
     numbers = (chunk.number, chunk.first, chunk.end, chunk.messages, chunk.dead, chunk.payload_bytes)
     if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(chunk.checksum, str):
-        raise Invalid(f"{url} is damaged: its chunk has {chunk}")
+        raise Invalid(f"{shown(url)} is damaged: its chunk has {chunk}")
     return chunk
 
 
@@ -163,9 +165,10 @@ def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
         try:
             found = measure(data_of(spark, url, [chunk]), chunk)
         except (PySparkException, Py4JError) as trouble:
-            raise Invalid(f"chunk {chunk.number} of {url} cannot be read: {first_line(trouble)}") from trouble
+            raise Invalid(f"chunk {chunk.number} of {shown(url)} cannot be read: {first_line(trouble)}") from trouble
         if found != chunk:
             raise Invalid(
-                f"chunk {chunk.number} of {url} is not what its manifest says: {found.messages} messages with checksum "
-                f"{found.checksum}, not {chunk.messages} with {chunk.checksum}. The backup was changed or is damaged"
+                f"chunk {chunk.number} of {shown(url)} is not what its manifest says: {found.messages} messages "
+                f"with checksum {found.checksum}, not {chunk.messages} with {chunk.checksum}. "
+                "The backup was changed or is damaged"
             )
