@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import timeline
 from scripts import stores_page
 from tests.deploy.composed import COMPOSE, DOCKERFILE, Composed, env_file, instruction, services
 from tests.deploy.files import DEPLOY, ROOT, read_yaml
@@ -74,8 +75,7 @@ def test_images_name_their_versions_and_everything_is_watched_and_bound_to_loopb
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert (ROOT / source).exists() if source.startswith("./") else source in parsed["volumes"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert parsed["services"]["broker-1"]["image"] == f"timeline:{project['version']}"
+    assert parsed["services"]["broker-1"]["image"] == f"timeline:{timeline.__version__}"
 
 
 def test_the_grace_of_a_container_is_longer_than_a_drain() -> None:

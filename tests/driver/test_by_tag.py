@@ -21,6 +21,7 @@ from timeline.wire import Fault, MutateTag, TransportError, decode
 
 COUNT, CHUNK = 95, 10
 START_MS = 1_900_000_000_000
+BACK_MS = START_MS - 1_700_000_000_000
 HOUR_MS = 3_600_000
 
 
@@ -224,7 +225,7 @@ async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> N
     """A chunk's answer is lost; before it goes on, a consumer releases one of its messages, and another is moved."""
     _Wire.dead_from = 1
     with pytest.raises(timeline.Unknown) as broke:
-        await walked.move_tag("spring", by=f"-{START_MS}ms")  # they are due at once
+        await walked.move_tag("spring", by=f"-{BACK_MS}ms")  # they are due at once
     assert broke.value.progress.done == 0
     _Wire.dead_from = 0
     async with timeline.connect(walked._link.channel.addresses[0]) as tl:
@@ -235,6 +236,17 @@ async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> N
             assert d is not None
             await d.release(at=START_MS + 5)
         await tl.producer("t").move(next(id for id in shifted if id != d.id), at=START_MS + 7, timeout="10s")
-        await walked.move_tag("spring", by=f"-{START_MS}ms", resume=broke.value.progress.resume, timeout="10s")
+        await walked.move_tag("spring", by=f"-{BACK_MS}ms", resume=broke.value.progress.resume, timeout="10s")
     left = [due_ms for due_ms in await dues(walked) if due_ms >= START_MS]
     assert left == [START_MS + 5, START_MS + 7]
+
+
+async def test_a_shift_to_before_1970_is_refused(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        await p.produce(b"", in_="1h", id="a", tag="spring")
+        for dry_run in (False, True):
+            with pytest.raises(timeline.Invalid, match="shorter than the time since 1970"):
+                await p.move_tag("spring", by="-36000d", dry_run=dry_run)
+        assert (await tl.get("t", "a")).version == 1  # type: ignore[union-attr]
+        await p.move_tag("spring", by="-2h")
+        assert (await tl.get("t", "a")).state == "available"  # type: ignore[union-attr]

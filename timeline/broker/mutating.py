@@ -143,6 +143,8 @@ class Mutating:
             raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
         if asked.operation is Operation.MOVE and at_ms and asked.by_ms:
             raise Invalid("a move by tag takes a time to move to or a shift, not both")
+        if asked.operation is Operation.MOVE and asked.by_ms <= -now:  # stored, it would be the first moment of 1970
+            raise Invalid("a shift back must be shorter than the time since 1970. Give the time to move to with at=")
         if asked.operation is Operation.MOVE and not asked.op:
             raise Invalid("an operation id must be 64 random bits, not 0")
         last_ms = latest_ms(topic, now)
