@@ -100,6 +100,9 @@ INNOCENT = [
     # Another broker's clock is behind.
     put("cancelled", 10), event(9.6, "cancelled", "cancelled", version=1) | {"broker": "c", "session": "two"},
     put("new", 1_850),
+    # The one that took its place was delivered.
+    put("replaced"), seen(5, "replaced", "replaced", 1), put("replaced", 5) | {"birth": 8},
+    seen(6, "delivered", "replaced", 2) | {"birth": 8}, seen(7, "acked", "replaced", 2) | {"birth": 8},
 ]  # fmt: skip
 
 

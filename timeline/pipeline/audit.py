@@ -36,6 +36,7 @@ KINDS = (
     "acked",
     "moved",
     "cancelled",
+    "replaced",
     "released",
     "buried",
     "expired",
