@@ -253,7 +253,7 @@ async def test_an_error_of_ours_beside_a_put_or_a_settle_is_an_answer_and_keeps_
         for ids in (["b"], ["c", "d"]):
             told = await link.put(ids)
             assert statuses(told) == [Status.UNKNOWN] * len(ids) and "nine" in told.answers.details[0]
-        settled = await link.settle(consumer, got, Operation.ACK)
+        settled = await link.settle(consumer, got, Operation.RELEASE, 3_600_000)
         assert statuses(settled) == [Status.UNKNOWN] and "nine" in settled.answers.details[0]
         assert (node.intake.waiting, node.settling.waiting) == (0, 0)
         monkeypatch.undo()

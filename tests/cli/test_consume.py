@@ -1,12 +1,18 @@
-"""`timeline consume` in a shell: a program that is not there, and a wait that shows."""
+"""`timeline consume` in a shell: a program that is not there, a wait that shows, and acks that are refused."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
 
 import pytest
 
 from tests.cli.conftest import Call, start
+from tests.driver.broker import Broker
+from timeline.model import Answers, Status, Topic
+from timeline.storage_plugins.contract import Settles
+from timeline.storage_plugins.memory import MemoryStore
 
 pytestmark = pytest.mark.processes
 
@@ -41,3 +47,31 @@ def test_one_that_waits_says_so_once(topic: str, address: str) -> None:
         waits.kill()
         waits.wait()
     assert (waits.returncode, errors) == (0, b"")
+
+
+class Fencing(MemoryStore):
+    """Refuses all settles."""
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        return Answers.blank(len(settles), Status.FENCED)
+
+
+def test_acks_that_are_refused_after_the_last_line_count_too(call: Call) -> None:
+    """It prints on while acks are answered, and exits with what became of all of them."""
+    broker, loop = Broker(Fencing(cluster_uid="0" * 32)), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(broker.start(), loop).result(10)
+        where = ("--address", broker.address)
+        call("topic", "create", "t", *where)
+        for id in ("a", "b", "c"):
+            call("produce", "t", "x", "--in", "0s", "--id", id, *where)
+        done = call("consume", "t", "--count", 3, *where)
+        asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert (done.code, len(done.out.splitlines())) == (1, 3)
+    assert sum(line.startswith("timeline: ") for line in done.err.splitlines()) == 3

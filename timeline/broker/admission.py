@@ -141,13 +141,15 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     count = len(frame.birth)
     refusals = Refusals(count, judge_settle(frame))
     reasons = frame.reasons if frame.reasons is not None else Ragged.repeat(b"", count)
-    extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
-    most_ms = topic.settings.max_lease_ms
-    longer = f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}"
-    refusals.where(extend & ((frame.time_ms < 1) | (frame.time_ms > most_ms)), longer)
-    time_ms = _absolute(frame.time_ms, (frame.flags & SettleFlag.AT) == 0, now)
-    refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
+    time_ms, operations = frame.time_ms, frame.operation.tobytes()
+    if Operation.EXTEND in operations or Operation.RELEASE in operations:  # the others have no time
+        extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
+        most_ms = topic.settings.max_lease_ms
+        longer = f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}"
+        refusals.where(extend & ((time_ms < 1) | (time_ms > most_ms)), longer)
+        time_ms = _absolute(time_ms, (frame.flags & SettleFlag.AT) == 0, now)
+        refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
     settles = Settles(
         ids=frame.ids,
         birth=frame.birth,

@@ -274,10 +274,13 @@ class ConsumeStream:
         good = answers.status == Status.OK.code
         if good.any():
             consumer.settled()
-        for operation in np.unique(frame.operation).tolist():
+        operations = set(frame.operation.tobytes())
+        for operation in operations:
             node.count(Operation(operation), answers.status[frame.operation == operation])
         if answers.late.any():
             node.metrics.count("timeline_late_acks_total", node.metrics.topic(topic.name), by=int(answers.late.sum()))
+        if Operation.BURY not in operations:
+            return
         buried = np.flatnonzero(good & (frame.operation == Operation.BURY))
         if len(buried):
             reasons = frame.reasons.take(buried).tolist() if frame.reasons is not None else [b""] * len(buried)

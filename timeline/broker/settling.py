@@ -167,9 +167,10 @@ class Settling:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(together), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
-        dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
-        released = perhaps_done(answers) & (together.operation == Operation.RELEASE)
-        self._scheduled(topic, together.ids, dues_ms, released, 0)
+        if Operation.RELEASE in together.operation.tobytes():
+            dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
+            released = perhaps_done(answers) & (together.operation == Operation.RELEASE)
+            self._scheduled(topic, together.ids, dues_ms, released, 0)
         return answers
 
     async def idle(self) -> None:
