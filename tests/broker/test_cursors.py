@@ -48,11 +48,11 @@ async def test_a_scan_goes_on_from_its_own_cursor_alone():
         second = await first_page(link, Scan("t", cursor=first.cursor))
         assert first.cursor and second.cursor != first.cursor and len(second.rows)
         for other in damaged(first.cursor):
-            with pytest.raises(TransportError, match="begin again without one") as refused:
+            with pytest.raises(TransportError, match="begin a new call") as refused:
                 await first_page(link, Scan("t", cursor=other))
             assert refused.value.fault is Fault.REFUSED_FRAME
         for elsewhere in (Scan("other", cursor=first.cursor), Scan("t", cursor=first.cursor, holder="w")):
-            with pytest.raises(TransportError, match="begin again without one"):
+            with pytest.raises(TransportError, match="begin a new call"):
                 await first_page(link, elsewhere)
 
 
@@ -76,5 +76,5 @@ async def test_a_walk_by_tag_goes_on_from_its_own_cursor_alone():
         await tagged(link, cursor=first.cursor, started_ms=first.started_ms)
         scanned = await first_page(link, Scan("t"))
         for other in (*damaged(first.cursor), scanned.cursor):
-            with pytest.raises(TransportError, match="begin again without one"):
+            with pytest.raises(TransportError, match="begin a new call"):
                 await tagged(link, cursor=other, started_ms=first.started_ms)
