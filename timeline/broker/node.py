@@ -329,7 +329,8 @@ class Node:
                 if asyncio.iscoroutine(done):
                     await done
             except StoreError as trouble:
-                log.warning("store trouble: %s", trouble)
+                if not self.store.refused:  # that was logged when it began
+                    log.warning("store trouble: %s", trouble)
             except Exception as error:
                 log.exception("%s stumbled and goes on", work)
                 self._crashed(work.__name__, error)
