@@ -1249,7 +1249,8 @@ class MutateTag(object):
         return 0
 
     # MOVE takes one of: `at_ms` above 0, the new due of all; `in_ms` of 0 and more, the same from the broker's now;
-    # `by_ms`, what is added to each due, may be negative.
+    # `by_ms`, what is added to each due, may be negative. It takes only dues that were asked for before the first chunk:
+    # what was moved, released or revived since stays.
     # MutateTag
     def AtMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
