@@ -196,7 +196,8 @@ def test_lateness_while_quarantined_is_blamed_on_the_clock_and_a_drain_is_not_un
         broker = await made.broker("b1")
         await made.create_topic()
         made.consume("c", broker.address)
-        (dealer,) = broker.node.dealers
+        (topic,) = broker.node.catalog.all()
+        dealer = broker.node.dealer(topic)
         dealer.stop_leasing(Cause.CLOCK)
         await made.put([0.1])
         await made.timer.wait(2.0)
@@ -204,7 +205,7 @@ def test_lateness_while_quarantined_is_blamed_on_the_clock_and_a_drain_is_not_un
         dealer.lease_again(Cause.CLOCK)
         await made.until(lambda: len(made.received) == 1, within_s=1.0)
         late = await made.ask(lambda client: client.late(since="1h"))
-        assert [one.cause for one in late.deliveries] == [Cause.CLOCK]
+        assert [one.cause for one in late.deliveries] == [Cause.CLOCK.name]
         dealer.stop_leasing()
         dealer.stop_leasing(Cause.CLOCK)
         dealer.lease_again(Cause.CLOCK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,7 @@ async def test_a_call_under_way_when_the_client_closes_says_so(broker: Broker, t
         return await topics()
 
     store.topics = held  # type: ignore[method-assign]
+    store.capabilities = replace(store.capabilities, shared=True)  # so that others may change records
     calls = [asyncio.ensure_future(tl.topics()), asyncio.ensure_future(tl.create_topic("t", lease="31s"))]
     await asked.wait()
     await tl.aclose()
