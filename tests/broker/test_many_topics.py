@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.pace import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
@@ -27,6 +27,13 @@ from timeline.wire import Deliver, Late, LateList, Stand, Standing, TopicAction,
 
 HOUR_MS = 3_600_000
 MANY = 4 * EMPTY_COUNTED
+
+
+async def wait(seconds: float) -> None:
+    """Returns after so much virtual time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    await Timer(loop).wait(seconds)
 
 
 class Counted(MemoryStore):
@@ -48,7 +55,8 @@ class Counted(MemoryStore):
 
     def _slowly(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def slow(*arguments: Any) -> Any:
-            await asyncio.sleep(self.take_s)
+            if self.take_s:
+                await wait(self.take_s)
             answer = await call(*arguments)
             if name in self.unknown:
                 raise StoreUnknown("the answer was lost by the test")
@@ -79,8 +87,8 @@ async def crowded(store: Counted, count: int) -> AsyncIterator[Link]:
         await store.create_topic(Topic(f"t{at}", 1_000 + at, TopicSettings()))
     async with broker(store, clock=Clock(loop.time, loop.time)) as link:
         while len(link.node.depths) < count + 1:
-            await asyncio.sleep(1.0)
-        await asyncio.sleep(60.0)
+            await wait(1.0)
+        await wait(60.0)
         store.calls.clear()
         yield link
 
@@ -91,7 +99,7 @@ async def put_elsewhere(store: Store, topic: Topic, id: bytes, due_ms: int) -> N
     puts = Puts(
         ids=Ragged.of([id]), birth=np.ones(1, dtype=np.uint64), due_ms=np.array([due_ms]), expires_ms=zero,
         groups=Ragged.of([b"default"]), tags=none, payload_sum=np.zeros(1, dtype=np.uint64), payloads=none,
-        headers=none, move=np.zeros(1, dtype=np.bool_),
+        headers=none, move=np.zeros(1, dtype=np.bool_), replace=np.zeros(1, dtype=np.bool_),
     )  # fmt: skip
     answers = await store.put(topic, 1, puts)
     assert answers.status.tolist() == [Status.OK.code]
@@ -161,7 +169,7 @@ def test_a_broker_that_hears_of_many_changes_spends_a_bounded_share_of_its_time_
             hints = []
             for _ in range(100):
                 hints.append(asyncio.ensure_future(link.node.catalog.hinted()))
-                await asyncio.sleep(0.05)
+                await wait(0.05)
             await asyncio.gather(*hints)
             assert 3 <= store.calls["topics"] <= 8
 
@@ -179,7 +187,7 @@ def test_an_idle_minute_costs_the_same_however_many_topics_there_are(shared: boo
         for count in (MANY, 3 * MANY):
             store = Counted(shared)
             async with crowded(store, count):
-                await asyncio.sleep(60.0)
+                await wait(60.0)
                 calls.append(dict(store.calls))
 
     in_virtual_time(scene)
@@ -207,7 +215,7 @@ def test_topics_without_a_consumer_have_no_task_and_wake_nobody() -> None:
                     return at(*arguments, **more)
 
                 loop.call_at = counted  # type: ignore[method-assign]
-                await asyncio.sleep(4.0)
+                await wait(4.0)
                 loop.call_at = call_at  # type: ignore[method-assign]
                 woken.append((tasks, timers[0]))
 
@@ -244,9 +252,9 @@ def test_what_is_put_to_an_idle_topic_is_counted_and_swept_again() -> None:
         async with crowded(store, MANY) as link:
             await link.put(["a"], HOUR_MS, topic="t3", expires_ms=np.array([link.node.clock.now_ms() + 2 * HOUR_MS]))
             assert 1_003 not in link.node.depths, "as counted it had none: that is not known any more"
-            await asyncio.sleep(12.0)
+            await wait(12.0)
             assert link.node.depths[1_003].waiting == 1
-            await asyncio.sleep(2 * HOUR_MS / 1000 + 15)
+            await wait(2 * HOUR_MS / 1000 + 15)
             depth = link.node.depths[1_003]
             assert (depth.waiting, depth.available, depth.next_due_ms) == (0, 0, 0)
             swept = link.node.metrics.registry.get_sample_value("timeline_expired_total", {"topic": "t3"})
@@ -263,7 +271,7 @@ def test_what_another_broker_put_to_an_idle_topic_is_counted_in_its_turn() -> No
             assert topic is not None
             await put_elsewhere(store, topic, b"a", link.node.clock.now_ms() + HOUR_MS)
             rounds = 2 + (MANY + 1) // EMPTY_COUNTED
-            await asyncio.sleep(rounds * (link.node.limits.count_every_ms / 1000 + 1))
+            await wait(rounds * (link.node.limits.count_every_ms / 1000 + 1))
             assert link.node.depths[topic.uid].waiting == 1
 
     in_virtual_time(scene)
@@ -280,7 +288,7 @@ def test_a_message_of_an_idle_topic_that_another_broker_put_is_delivered(when: s
                 await put_elsewhere(store, topic, b"a", link.node.clock.now_ms())
             pipe = await link.consume(topic="t9")
             if when == "after the consumer":
-                await asyncio.sleep(1.0)
+                await wait(1.0)
                 await put_elsewhere(store, topic, b"a", link.node.clock.now_ms())
             began_s = asyncio.get_running_loop().time()
             assert (await pipe.down(Deliver)).ids.tolist() == [b"a"]
@@ -295,7 +303,7 @@ def test_the_first_message_of_an_idle_topic_is_as_punctual_as_any() -> None:
         async with crowded(Counted(), MANY) as link:
             first = await link.consume("early", topic="t9")
             await first.close()
-            await asyncio.sleep(600.0)
+            await wait(600.0)
             pipe = await link.consume(topic="t9")
             for id in ("a", "b"):
                 link.beat(pipe)
