@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Done, start
+from tests.storage_plugins.half_written import Incomplete
 from timeline.storage_plugins.conformance import CHECKS, GROUPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ def test_an_incomplete_class_gets_a_sentence_for_each_method(check: Check) -> No
     done = check("half_written:Incomplete")
     assert (done.code, done.out) == (4, "")
     lines = done.err.splitlines()
-    assert len(lines) == 16
+    assert len(lines) == len(Incomplete.__abstractmethods__)
     assert all(re.fullmatch(r"timeline: .*Incomplete lacks '\w+', which has to do this: .+\.", line) for line in lines)
     assert "'put', which has to do this: Stores each message whose id is absent: OK with version 1." in done.err
     assert "TypeError" not in done.err and "Traceback" not in done.err
