@@ -195,7 +195,8 @@ def debugs() -> bool:
 
 def say(*lines: str, err: bool = False) -> None:
     """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`."""
-    click.echo("\n".join(map(printable, lines)), err=err)
+    # Named, since click takes an output in ASCII for one in UTF-8.
+    click.echo("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout)
 
 
 def complain(text: str) -> None:
