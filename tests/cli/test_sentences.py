@@ -56,10 +56,10 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
 def test_a_refusal_speaks_of_this_commands_options(tell: Call, topic: str, address: str) -> None:
     tell("produce", topic, "one", "--in", "1h", "--id", "a")
     taken = tell("produce", topic, "two", "--in", "2h", "--id", "a")
-    assert taken.code == 4 and "another --id; --if-exists move moves that one, which keeps its payload" in taken.err
+    assert taken.code == 4 and "choose another --id, or --if-exists replace to replace it" in taken.err
     tell("produce", topic, "one", "--in", "1h", "--id", "c")
     moved = tell("produce", topic, "two", "--in", "2h", "--id", "c", "--if-exists", "move")
-    assert moved.code == 0 and moved.out.startswith("c moved, its payload as it was, due ")
+    assert moved.code == 0 and moved.out.startswith("c moved: only its due time changed, its payload stays, due ")
     assert re.search(r"payload +one\n", tell("show", topic, "c").out)
     tell("produce", topic, "x", "--in", "1h", "--id", "b", "--tag", "theirs", "--group", "ops")
     for command in (("cancel",), ("move", "--in", "2h")):
