@@ -97,12 +97,14 @@ def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]], right: S
     lines = [columns, *rows]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     flush = [column in right for column in columns]
+    shown: list[str] = []
     for line in lines:
         cells = (
             " " * (width - cell_len(cell)) + cell if pushed else cell + " " * (width - cell_len(cell))
             for cell, width, pushed in zip(line, widths, flush, strict=True)
         )
-        say("  ".join(cells).rstrip())
+        shown.append("  ".join(cells).rstrip())
+    say(*shown)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
