@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
     from timeline.driver.late import Cause, LateDelivery, LateReport, Why
-    from timeline.driver.message import Message
+    from timeline.driver.message import Message, StoredMessage
     from timeline.driver.mutation import TagProgress
     from timeline.driver.producer import Producer
-    from timeline.driver.reading import Counts, Outlook, StoredMessage
+    from timeline.driver.reading import Counts, Outlook
     from timeline.driver.receipts import Receipt, Receipts
     from timeline.driver.sync import SyncConsumer, SyncTimeline, connect_sync
     from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
@@ -81,11 +81,11 @@ _HOMES = {
     "timeline.driver.consumer": ("Consumer",),
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
     "timeline.driver.backoff": ("Backoff", "Bury", "Retry"),
-    "timeline.driver.message": ("Message",),
+    "timeline.driver.message": ("Message", "StoredMessage"),
     "timeline.driver.mutation": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
     "timeline.driver.late": ("Cause", "LateDelivery", "LateReport", "Why"),
-    "timeline.driver.reading": ("Counts", "Outlook", "StoredMessage"),
+    "timeline.driver.reading": ("Counts", "Outlook"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
     "timeline.driver.sync": ("SyncConsumer", "SyncTimeline", "connect_sync"),
     "timeline.driver.sync_delivery": ("SyncDelivery", "SyncDeliveryBatch"),

@@ -6,17 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from timeline import wire
+from timeline.driver.message import StoredMessage
 from timeline.driver.times import as_datetime, shown_time
 from timeline.model import State
 from timeline.wording import printable, shown_lateness
-
-if TYPE_CHECKING:
-    from timeline.driver.reading import StoredMessage
 
 
 class Cause(StrEnum):

@@ -1,22 +1,25 @@
-"""What a producer hands in: one message. Checked when made, so that what is wrong is said where it was written, and
-nothing of it is sent. `batch.py` has many of them."""
+"""One message: as a producer hands it in, and as it lies in the store. What a producer hands in is checked when it is
+made, so that a mistake is reported where it was written. `batch.py` has many of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import TypeAlias, overload
 
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.driver.times import Duration, Expiry, When, duration_ms, expiry_ms, instant_ms, shown
+from timeline.driver.times import Duration, Expiry, When, as_datetime, duration_ms, expiry_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import (
     MAX_HEADERS_BYTES,
     MAX_ID_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_TAG_BYTES,
+    State,
     decode_headers,
     encode_headers,
 )
@@ -233,3 +236,50 @@ class Message:
     def __repr__(self) -> str:
         when = f"at={self.at!r}" if self.at is not None else f"in_={self.in_!r}"
         return f"Message({len(self.payload)} bytes, {when}, id={self.id!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in the store. Times are milliseconds UTC, 0 where there is none; `payload` and `headers` are
+    None unless they were asked for. `state` is derived at the broker's time of reading."""
+
+    id: str
+    state: State
+    due_ms: int
+    scheduled_ms: int
+    version: int
+    deliveries: int
+    group: str
+    tag: str | None
+    holder: str | None
+    put_ms: int
+    asked_ms: int
+    expires_ms: int
+    died_ms: int
+    dead: str | None
+    birth: int
+    last_op: int
+    payload_sum: int
+    payload_bytes: int
+    payload: bytes | None = None
+    headers: dict[str, str] | None = None
+
+    @property
+    def due(self) -> datetime:
+        """Its position on the timeline; under a lease, the lease's end."""
+        return as_datetime(self.due_ms)
+
+    @property
+    def scheduled(self) -> datetime:
+        """The due time that a person asked for."""
+        return as_datetime(self.scheduled_ms)
+
+    @property
+    def expires(self) -> datetime | None:
+        """When it expires, None: never."""
+        return as_datetime(self.expires_ms) if self.expires_ms else None
+
+    @property
+    def died(self) -> datetime | None:
+        """When it became a dead letter, None: it is none."""
+        return as_datetime(self.died_ms) if self.died_ms else None

@@ -13,7 +13,7 @@ from timeline.columns import Int64, Ragged
 from timeline.driver.batch import encode_ids
 from timeline.driver.cluster import ask_all
 from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
-from timeline.driver.message import encode_id, encode_tag, encode_text
+from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
 from timeline.driver.scope import STATES, check_limit, wanted_buckets, wanted_due, wanted_states
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
 from timeline.driver.topics import TopicCalls
@@ -35,53 +35,6 @@ from timeline.wire import (
 
 MAX_STEPS = 10_000
 EVER = timedelta(days=36_500)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as it lies in the store. Times are milliseconds UTC, 0 where there is none; `payload` and `headers` are
-    None unless they were asked for. `state` is derived at the broker's time of reading."""
-
-    id: str
-    state: State
-    due_ms: int
-    scheduled_ms: int
-    version: int
-    deliveries: int
-    group: str
-    tag: str | None
-    holder: str | None
-    put_ms: int
-    asked_ms: int
-    expires_ms: int
-    died_ms: int
-    dead: str | None
-    birth: int
-    last_op: int
-    payload_sum: int
-    payload_bytes: int
-    payload: bytes | None = None
-    headers: dict[str, str] | None = None
-
-    @property
-    def due(self) -> datetime:
-        """Its position on the timeline; under a lease, the lease's end."""
-        return as_datetime(self.due_ms)
-
-    @property
-    def scheduled(self) -> datetime:
-        """The due time that a person asked for."""
-        return as_datetime(self.scheduled_ms)
-
-    @property
-    def expires(self) -> datetime | None:
-        """When it expires, None: never."""
-        return as_datetime(self.expires_ms) if self.expires_ms else None
-
-    @property
-    def died(self) -> datetime | None:
-        """When it became a dead letter, None: it is none."""
-        return as_datetime(self.died_ms) if self.died_ms else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from timeline.driver.delivery import Delivery
 from timeline.driver.hand import Stats
 from timeline.driver.handlers import Handler
 from timeline.driver.late import LateReport, Why
-from timeline.driver.reading import Counts, Outlook, PingAnswer, StoredMessage
+from timeline.driver.message import StoredMessage
+from timeline.driver.reading import Counts, Outlook, PingAnswer
 from timeline.driver.standing import Standings
 from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from timeline.driver.sync_producer import SyncProducer
