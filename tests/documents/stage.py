@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 
@@ -27,6 +28,7 @@ from timeline.cli.app import cli, run
 ADDRESS, METRICS = "localhost:9000", "localhost:9001"
 """What pages say; the broker under test has other ports."""
 _SHELLS_OWN = re.compile(r"[|$;<>&]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +161,22 @@ def understand(block: Block) -> None:
     """Raises click's usage error unless each `timeline …` of a shell block has its right form."""
     for line in commands(block):
         words = shlex.split(line.split("|")[-1], comments=True)
-        while words and (words[0].endswith("=") or words[0] == "&"):
-            words.pop(0)
+        variables: dict[str, str] = {}
+        while words and (_VARIABLE.match(words[0]) or words[0] == "&"):
+            variable, _, value = words.pop(0).partition("=")
+            variables[variable] = value
         if not words or words[0].rpartition("/")[2] != "timeline":
             continue
         words = words[1:-1] if words[-1] == "&" else words[1:]
-        context = cli.make_context("timeline", list(words))
-        while isinstance(context.command, click.Group):
-            name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
-            assert name is not None and command is not None
-            context = command.make_context(name, rest, parent=context)
+        words = ["memory://" if word.startswith("@") else word for word in words]  # a file with a URL, to be made first
+        with mock.patch.dict(os.environ, variables):
+            context = cli.make_context("timeline", list(words))
+            while isinstance(context.command, click.Group):
+                name, command, rest = context.command.resolve_command(
+                    context, [*context._protected_args, *context.args]
+                )
+                assert name is not None and command is not None
+                context = command.make_context(name, rest, parent=context)
 
 
 def plain(text: str) -> list[str]:
