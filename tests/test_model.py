@@ -22,6 +22,7 @@ from timeline.model import (
     SETTING_RANGES,
     SETTLES,
     Answers,
+    Displaced,
     Operation,
     Rows,
     Status,
@@ -241,6 +242,7 @@ def test_a_part_of_answers(count: int, start: int, more: int) -> None:
     for name, column in _columns(whole).items():
         column[:] = np.arange(count) + len(name)
     whole.details = {at: f"answer {at}" for at in range(0, count, 2)}
+    whole.displaced = {at: Displaced(birth=at, version=1, expired=True) for at in range(1, count, 2)}
     part = whole.part(start, start + more)
     assert {name: column.tolist() for name, column in _columns(part).items()} == {
         name: column[start : start + more].tolist() for name, column in _columns(whole).items()
@@ -248,11 +250,14 @@ def test_a_part_of_answers(count: int, start: int, more: int) -> None:
     assert {at + start: says for at, says in part.details.items()} == {
         at: says for at, says in whole.details.items() if start <= at < start + more
     }
+    assert {at + start: gone for at, gone in part.displaced.items()} == {
+        at: gone for at, gone in whole.displaced.items() if start <= at < start + more
+    }
 
 
 def _columns(answers: Answers) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(answers)]
-    return {name: getattr(answers, name) for name in names if name not in ("details", "turn")}
+    return {name: getattr(answers, name) for name in names if name not in ("details", "turn", "displaced")}
 
 
 def test_blank_answers_say_one_status_and_nothing_else() -> None:
@@ -261,6 +266,7 @@ def test_blank_answers_say_one_status_and_nothing_else() -> None:
     assert blank.status.tolist() == [Status.LEASED.code] * 3
     assert not any(column.any() for name, column in _columns(blank).items() if name != "status")
     assert blank.turn == 0
+    assert blank.displaced == {}
     assert blank.details == {} and Answers.blank(1).details is not Answers.blank(1).details
 
 
