@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.disk import small_disk
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
 from timeline.model import Status
 from timeline.storage_plugins import make_store, open_store, sql
@@ -319,3 +320,16 @@ async def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pyt
         await open_store(url)
     monkeypatch.setattr(sql, "MIGRATIONS", ())
     await (await open_store(url)).close()
+
+
+async def test_a_file_system_that_tells_no_size_is_not_full(tmp_path: Path) -> None:
+    """As one of memory without a bound, and several in user space."""
+    with small_disk(tmp_path / "disk", "0") as disk:
+        assert os.statvfs(disk).f_blocks == 0
+        store = await open_store(f"sqlite:///{disk}/timeline.db")
+        there = await store.create_topic(topic())
+        for wanted in ids(3):
+            answers = await store.put(there, NOW_MS, puts([wanted]))
+            assert answers.status.tolist() == [Status.OK.code]
+        await store.check()
+        await store.close()

@@ -202,7 +202,8 @@ class Database:
         path = self._location.path
         try:
             log = Path(f"{path}-wal").stat().st_size
-            if room_of(path.parent).free_bytes >= log + SPARE_BYTES:
+            room = room_of(path.parent)
+            if room.free_bytes >= log + SPARE_BYTES or not room.size_bytes:  # it has no bound, or does not tell
                 return ""
             unused, size = (connection.execute(f"PRAGMA {of}").fetchone()[0] for of in ("freelist_count", "page_size"))
             with contextlib.suppress(sqlite3.Error):  # it does not even fit
