@@ -172,7 +172,8 @@ def _stated(bucket: Bucket, id: bytes, before: Stored | None, after: Stored | No
     remembered."""
     if after is None:
         return "remove", (*bucket.key, MESSAGE, 0, id)
-    if before is not None and before.attempt == after.attempt and not after.message.remembered:
+    same = before is not None and (before.attempt, before.message.birth) == (after.attempt, after.message.birth)
+    if same and not after.message.remembered:
         return "restate", (*bucket.key, id, after.fields())
     payload, headers = after.content if after.content is not None and after.inline else (None, None)
     return "store_new" if absent else "store", (*bucket.key, id, after.fields(), payload, headers)

@@ -402,6 +402,22 @@ async def check_many_puts_that_replace(trial: Trial) -> None:
 
 
 @check()
+async def check_id_replaced_often(trial: Trial) -> None:
+    """An id that comes hundreds of times in one batch is replaced each time; the last message stands, whole."""
+    topic = await trial.topic(buckets=1)
+    payloads = [b"payload %d" % at for at in range(250)]
+    puts = trial.puts([b"a"] * 250, T0, payload=payloads, replace=True)
+    answers = await trial.store.put(topic, T0, puts)
+    expect_equal(set(statuses(answers)), {Status.OK}, "statuses of puts that replace one another")
+    replaced = {at + 1: Displaced(birth, 1, False) for at, birth in enumerate(puts.birth.tolist()[:-1])}
+    expect_equal(answers.displaced, replaced, "what they displaced")
+    row, leased = await trial.row(topic, b"a"), (await trial.lease(topic)).rows
+    found = (row["birth"], row["payload_sum"], row["payloads"])
+    expect_equal(found, (int(puts.birth[-1]), int(puts.payload_sum[-1]), payloads[-1]), "what stands")
+    expect_equal(list(leased.payloads or []), payloads[-1:], "what is delivered")
+
+
+@check()
 async def check_ids_are_bytes(trial: Trial) -> None:
     """Ids are compared and ordered as bytes: case, accents, trailing spaces, normal forms, lengths all tell apart."""
     topic = await trial.topic(buckets=1)

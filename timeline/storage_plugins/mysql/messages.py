@@ -70,9 +70,10 @@ def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reser
     answers.version[inserted] = 1
     answers.due_ms[inserted] = puts.due_ms[inserted]
     left = sorted(set(range(count)).difference(inserted))
+    asked = {at: put_ask(puts, at) for at in left}
     while left:
         changes = Changes(session, topic, key, now_ms)
-        asks = [put_ask(puts, at) for at in left]
+        asks = [asked[at] for at in left]
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         left = [left[at] for at in rest]

@@ -31,10 +31,12 @@ class Putting:
         answers.due_ms[:] = puts.due_ms
         stored = await self._store(self._likely())
         left = [] if len(stored) == count else sorted(set(range(count)).difference(stored))
-        for _ in range(MOST_LOST):
+        asked, lost = {at: put_ask(self._puts, at) for at in left}, 0
+        while lost < MOST_LOST:
             if not left:
                 return answers
-            ids, asks = [self._ids[at] for at in left], [put_ask(self._puts, at) for at in left]
+            waited = len(left)
+            ids, asks = [self._ids[at] for at in left], [asked[at] for at in left]
             absent = await decide_each(self._steps, self._topic, self._now_ms, ids, asks, answers, left, self._insert)
             if not absent:
                 return answers
@@ -46,6 +48,7 @@ class Putting:
                 answers.status[at], answers.settled[at] = Status.OK.code, False
                 answers.version[at], answers.due_ms[at] = 1, puts.due_ms[at]
             left = sorted(set(left).difference(new))
+            lost = 0 if len(left) < waited else lost + 1
             if not new and await self._steps.use(self._is_dropped, writes=False):
                 gone = dropped(self._topic, count)
                 answers.status[left], answers.version[left], answers.due_ms[left] = gone.status[left], 0, 0

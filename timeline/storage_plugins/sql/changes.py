@@ -76,7 +76,8 @@ def decide_each(
     """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
     Answers the indexes of the puts whose own message is new, and of what comes after them under the same id: the caller
     stores the first of each id, and asks about the others again."""
-    standing = changes.load(ids, buckets)
+    wanted = dict(zip(ids, buckets, strict=True))
+    standing = changes.load(list(wanted), list(wanted.values()))
     settings, now_ms = changes.topic.settings, changes.now_ms
     born: set[bytes] = set()
     waiting: list[int] = []

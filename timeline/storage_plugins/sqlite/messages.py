@@ -87,9 +87,10 @@ def put(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Put
     answers.version[inserted] = 1
     answers.due_ms[inserted] = puts.due_ms[inserted]
     left = sorted(set(range(count)).difference(inserted))
+    asked = {at: put_ask(puts, at) for at in left}
     while left:
         changes = Changes(transaction, topic, key, now_ms)
-        asks = [put_ask(puts, at) for at in left]
+        asks = [asked[at] for at in left]
         rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
         changes.write()
         left = [left[at] for at in rest]
