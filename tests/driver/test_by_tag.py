@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import pickle
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,6 +163,46 @@ async def test_a_token_of_another_call_is_refused(walked: timeline.Producer) -> 
             await walked.move_tag("spring", by="1h", resume=bad)
     with pytest.raises(timeline.Invalid, match="resume= takes a TagProgress or its token"):
         await walked.move_tag("spring", by="1h", resume=5)  # type: ignore[arg-type]
+
+
+def packed(text: bytes) -> str:
+    """`text` in the form of a resume token."""
+    return base64.urlsafe_b64encode(zlib.compress(text, 9)).decode().rstrip("=")
+
+
+FORGED = {
+    "asked": [],
+    "counts": {"OK": -1},
+    "finished": "no",
+    "op": 2**64,
+    "cursor": 5,
+    "started_ms": -1,
+    "at_ms": 1.5,
+    "total": None,
+}
+
+
+async def test_a_forged_token_is_refused(walked: timeline.Producer) -> None:
+    seen: list[timeline.TagProgress] = []
+    await walked.move_tag("spring", by="1h", progress=seen.append)
+    token = seen[3].resume
+    good = json.loads(zlib.decompress(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))))
+    forged = [packed(json.dumps({**good, name: value}).encode()) for name, value in FORGED.items()]
+    forged += [packed(json.dumps({**good, "counts": {"OK": "5"}}).encode()), packed(b"[" * 60_000)]
+    for bad in forged:
+        with pytest.raises(timeline.Invalid, match="no resume token"):
+            await walked.move_tag("spring", by="1h", resume=bad)
+
+
+async def test_a_token_that_unpacks_to_very_much_is_refused_at_once(walked: timeline.Producer) -> None:
+    for bad in (packed(b" " * 64_000_000), "A" * 10_000_000):
+        tracemalloc.start()
+        try:
+            with pytest.raises(timeline.Invalid, match="no resume token"):
+                await walked.move_tag("spring", by="1h", resume=bad)
+            assert tracemalloc.get_traced_memory()[1] < 32_000_000
+        finally:
+            tracemalloc.stop()
 
 
 async def test_a_topic_made_anew_is_another(walked: timeline.Producer) -> None:

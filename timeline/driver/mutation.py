@@ -33,6 +33,8 @@ FRAME_IDS = 10_000
 Asked: TypeAlias = dict[str, Any]
 """What a call by tag asks for, by name: a walk that goes on must ask for the same."""
 TOKEN_OF = "timeline-tag-1"
+MAX_TOKEN_BYTES = 65_536
+"""A token that is longer, packed or unpacked, is none: it has a cursor, a tag and names, each of a few KiB at most."""
 NO_TOKEN = (
     "this is no resume token: it is damaged, or not whole. Give it as it was printed: `progress.resume` in Python, "
     "after --resume in a shell"
@@ -92,15 +94,27 @@ class TagProgress:
             return resume.copy()
         if not isinstance(resume, str):
             raise Invalid(f"resume= takes a TagProgress or its token (.resume), not {resume!r:.60}")
+        text = resume.strip()
+        if len(text) > MAX_TOKEN_BYTES:
+            raise Invalid(NO_TOKEN)
         try:
-            packed = base64.b64decode(resume.strip() + "=" * (-len(resume.strip()) % 4), b"-_", validate=True)
-            told = json.loads(zlib.decompress(packed))
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            told = json.loads(zlib.decompressobj().decompress(packed, MAX_TOKEN_BYTES))
             if told.pop("is") != TOKEN_OF:
                 raise Invalid(NO_TOKEN)
             counts = {Status(status): many for status, many in told.pop("counts").items()}
-            return cls(counts, cursor=bytes.fromhex(told.pop("cursor")), **told)
-        except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError) as bad:
+            progress = cls(counts, cursor=bytes.fromhex(told.pop("cursor")), **told)
+        except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as bad:
             raise Invalid(NO_TOKEN) from bad
+        if not progress._plausible():
+            raise Invalid(NO_TOKEN)
+        return progress
+
+    def _plausible(self) -> bool:
+        """Return whether each value has the type and the range of one that a walk told."""
+        numbers = (*self.counts.values(), self.op, self.started_ms, self.at_ms, self.total)
+        in_range = all(type(number) is int and 0 <= number < 2**64 for number in numbers)
+        return in_range and type(self.finished) is bool and type(self.asked) is dict
 
     def copy(self) -> TagProgress:
         """As it is now; what comes later does not change it."""
