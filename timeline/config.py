@@ -44,6 +44,7 @@ _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _WILDCARDS = ("0.0.0.0", "::", "")
 _SWITCHES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _PASSWORD = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
 _SECRET_OPTION = re.compile(r"[?&][a-z0-9_-]*(password|passwd|secret|token)[a-z0-9_-]*=[^&]", re.IGNORECASE)
 MAX_URL_BYTES = 65_536
@@ -223,7 +224,7 @@ _EXAMPLES = {"store": "sqlite:///timeline.db", "sync": "local://", "journal": "f
 
 
 def _check_url(field: str, value: object) -> None:
-    if not isinstance(value, str) or not re.match(r"[a-z][a-z0-9+.-]*://", value):
+    if not isinstance(value, str) or not _URL.match(value):
         example = _EXAMPLES[field]
         near = _meant_url(value) if field == "store" and isinstance(value, str) else ""
         said = without_password(value) if isinstance(value, str) else value
@@ -291,10 +292,10 @@ def parse_url(value: object) -> str:
     if not value.startswith("@"):
         return value.strip()
     try:
-        url = read_file(value[1:], "file with a URL", MAX_URL_BYTES, once=True).decode().strip()
+        url = read_file(value[1:], "file with a URL", MAX_URL_BYTES, once=True).decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise Invalid(f"the file {value[1:]!r:.200} is not text in UTF-8") from None
-    if not url or url.startswith("@") or len(url.splitlines()) > 1:
+    if not _URL.match(url) or len(url.splitlines()) > 1:  # said without it: it may be a password alone
         raise Invalid(f"the file {value[1:]!r:.200} must have one line, a URL")
     return url
 

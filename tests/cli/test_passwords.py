@@ -66,13 +66,14 @@ def environment(store: str) -> dict[str, str]:
 
 def test_the_file_of_a_url_has_one_line(tmp_path: Path) -> None:
     file = tmp_path / "url"
-    for content in ("", "\n", "a://b\nc://d\n", "@other\n"):
+    for content in ("", "\n", "a://b\nc://d\n", "@other\n", f"{SECRET}\n"):
         file.write_text(content)
-        with pytest.raises(Invalid, match=r"--store: the file .* must have one line, a URL"):
+        with pytest.raises(Invalid, match=r"--store: the file .* must have one line, a URL") as refused:
             load({"store": f"@{file}"}, {})
+        assert SECRET not in str(refused.value)
     with pytest.raises(Invalid, match=r"TIMELINE_SYNC: the file with a URL .* cannot be read"):
         load({}, {"TIMELINE_SYNC": f"@{tmp_path}/none"})
-    file.write_text("memory://\n")
+    file.write_bytes(b"\xef\xbb\xbfmemory://\r\n")  # as editors of Windows write it
     (tmp_path / "serve.toml").write_text(f'store = "@{file}"\n')
     assert load({}, {}, tmp_path / "serve.toml").store == "memory://"
 
