@@ -162,8 +162,40 @@ def plain():
     for d in taken:
         d.ack_soon()
 
-plain() if how == "plain" else asyncio.run(main())
+def many():
+    global tl, consumers
+    tl = timeline.connect_sync(address)
+    consumers = [tl.consumer("t", credit=1) for _ in range(100)]
+    taken = [c.take() for c in consumers]
+    print("taken", flush=True)
+    sys.stdin.readline()
+    for d in taken:
+        d.ack_soon()
+
+asyncio.run(main()) if how == "asynchronous" else plain() if how == "plain" else many()
 """
+
+
+async def test_a_hundred_consumers_hold_up_the_end_no_longer_than_one(broker: Broker) -> None:
+    """One after the other, they would take longer than a test may."""
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        await tl.create_topic("t", lease="1h")
+        batch = [timeline.Message(b"", in_=0, id=f"m{n}") for n in range(100)]
+        (await tl.producer("t").produce_many(batch)).raise_failed()
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", GONE, broker.address, "many", stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    assert child.stdout is not None
+    try:
+        assert await child.stdout.readline() == b"taken\n"
+        await broker.stop()
+        _, errors = await child.communicate(b"\n")
+    finally:
+        if child.returncode is None:
+            child.kill()
+    assert child.returncode == 0 and b"Traceback" not in errors
+    assert errors.count(b"The program ended before 1 acks of t were answered.") == 100
 
 
 @pytest.mark.parametrize("how", ["asynchronous", "plain"])

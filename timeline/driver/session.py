@@ -51,6 +51,8 @@ PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
 LAST_MS = 2_000.0
 """What a program that ends without closing its client waits for the answers to its last acks."""
+HELD_UP_MS = 500.0
+"""What it waits besides for an event loop of another thread."""
 
 _started: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -134,26 +136,18 @@ class Session:
         self.desk.line.drop()
         self._warn_of_lost(self._hand.stats.settle_errors - failed)
 
-    def end_with_program(self) -> None:
-        """The program ends and nobody has closed the consumer. Sends what `ack_soon` left, in the loop that it is used
-        in, where that still exists; else nothing can be done but to say so. From the main thread."""
-        task, waiting = self._task, self.desk.unanswered
-        if task is None or task.done() or not waiting or self._pid != os.getpid():
-            return
-        loop, failed = task.get_loop(), self._hand.stats.settle_errors
-        if loop.is_closed():
-            self._warn_of_lost(waiting)
-            return
-        try:
-            if loop.is_running():
-                stopping = asyncio.run_coroutine_threadsafe(self.stop(LAST_MS), loop)
-                stopping.result(LAST_MS / 1000.0 + 0.5)
-            else:
-                loop.run_until_complete(self.stop(LAST_MS))
-        except TimeoutError:  # that loop is held up by something else
-            self._warn_of_lost(self.desk.unanswered)
-        else:
-            self._warn_of_lost(self._hand.stats.settle_errors - failed)
+    def left_behind(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of a consumer with unanswered acks that nobody has closed; else None."""
+        task = self._task
+        if task is None or task.done() or not self.desk.unanswered or self._pid != os.getpid():
+            return None
+        return task.get_loop()
+
+    async def _end(self, timeout_ms: float) -> None:
+        """Stop, as the program ends, and tell of the acks that were not taken."""
+        failed = self._hand.stats.settle_errors
+        await self.stop(timeout_ms)
+        self._warn_of_lost(self._hand.stats.settle_errors - failed)
 
     def _warn_of_lost(self, count: int) -> None:
         if count:
@@ -467,5 +461,36 @@ class Session:
 
 @atexit.register
 def _end_with_program() -> None:
+    """The program ends and nobody has closed these consumers. Sends what `ack_soon` left, in the loops that they are
+    used in, where those still exist; else nothing can be done but to say so. From the main thread, and for all at once:
+    a thousand consumers hold up the program no longer than one."""
+    left: dict[asyncio.AbstractEventLoop, list[Session]] = {}
     for session in list(_started):
-        session.end_with_program()
+        if (loop := session.left_behind()) is not None:
+            left.setdefault(loop, []).append(session)
+    if not left:
+        return
+    clock = next(iter(left.values()))[0]._link.clock
+    ends_ms = clock.monotonic_ms() + LAST_MS
+
+    async def end_all(sessions: list[Session]) -> None:
+        rest_ms = max(0.0, ends_ms - clock.monotonic_ms())
+        await asyncio.gather(*(session._end(rest_ms) for session in sessions))
+
+    elsewhere = [
+        (asyncio.run_coroutine_threadsafe(end_all(sessions), loop), sessions)
+        for loop, sessions in left.items()
+        if loop.is_running()
+    ]
+    for loop, sessions in left.items():
+        if loop.is_closed():
+            for session in sessions:
+                session._warn_of_lost(session.desk.unanswered)
+        elif not loop.is_running():
+            loop.run_until_complete(end_all(sessions))
+    for ending, sessions in elsewhere:
+        try:
+            ending.result(max(0.0, ends_ms - clock.monotonic_ms() + HELD_UP_MS) / 1000.0)
+        except TimeoutError:  # that loop is held up by something else
+            for session in sessions:
+                session._warn_of_lost(session.desk.unanswered)
