@@ -137,11 +137,11 @@ class ForgetsCalls(_Planted):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made = 1 << 40
+        self._numbered = 1 << 40
 
     def _fresh(self) -> int:
-        self._made += 1
-        return self._made
+        self._numbered += 1
+        return self._numbered
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         ops = np.array([self._fresh() for _ in range(len(mutations))], dtype=np.uint64)
