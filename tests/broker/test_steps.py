@@ -15,6 +15,7 @@ from tests.broker.machines import TOPIC, Town, town
 from tests.simulation.loop import Process, VirtualLoop
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
+from timeline.columns import Ragged
 from timeline.model import Operation
 from timeline.storage_plugins.contract import Leased
 from timeline.storage_plugins.memory import MemoryStore
@@ -240,6 +241,24 @@ def test_an_empty_credit_while_a_lease_is_under_way_is_not_forgotten(loop: Virtu
             while came < 26:
                 came += len((await pipe.down(Deliver)).birth)
             assert loop.time() == since_s
+
+    loop.run_until_complete(story())
+
+
+def test_heartbeats_do_not_look_again_for_what_is_larger_than_the_credit_left(loop: VirtualLoop) -> None:
+    async def story() -> None:
+        store = Counting()
+        async with broker(store, clock=Clock(loop.time, loop.time)) as link:
+            await link.put(["first"], payloads=Ragged.of([b"x" * 60]))
+            pipe = await link.consume(credit_bytes=100)
+            await pipe.down(Deliver)
+            await link.put(["second"], payloads=Ragged.of([b"x" * 60]))
+            before, since_s = store.leases, loop.time()
+            for _ in range(100):
+                link.beat(pipe)
+                await pipe.down(Beat)
+                await asyncio.sleep(0.001)
+            assert store.leases - before <= 2 + (loop.time() - since_s) / 0.1
 
     loop.run_until_complete(story())
 

@@ -99,9 +99,10 @@ class Dealer:
         self._wake.set()
 
     def ran_dry(self) -> None:
-        """A consumer may have nothing left to do."""
+        """A consumer may have nothing left to do. It has no more credit than before: what was larger still is."""
         self._dry = True
-        self.wake()
+        self._step_until_ms = 0.0
+        self._wake.set()
 
     def trickled(self) -> None:
         """There is a little more credit: what is due now goes out on it, a backlog waits until there is a step."""
