@@ -51,6 +51,7 @@ def test_an_incomplete_class_gets_a_sentence_for_each_method(check: Check) -> No
     ("plugin", "said"),
     [
         ("half_written:nothing", "returned None, not a Store"),
+        ("half_written:leaves", "made no store: SystemExit: 0. --debug"),
         ("half_written:mistaken", "made no store: KeyError: 'half://x'"),
         ("half_written:Absent", "cannot be imported: AttributeError"),
     ],
@@ -84,6 +85,13 @@ def test_a_store_that_does_not_open_is_told_once(check: Check) -> None:
     done = check("half_written:OpensNever", "--timeout", "200ms")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("timeline: the store cannot be opened: open did not return within 0.2 s")
+
+
+@pytest.mark.processes
+def test_a_plugin_that_ends_the_program_has_not_passed(check: Check) -> None:
+    done = check("half_written:Leaves")
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be opened: open raised SystemExit(0), which ends the program. --debug shows where." in done.err
 
 
 @pytest.mark.processes

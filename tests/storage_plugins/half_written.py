@@ -53,6 +53,13 @@ class OpensNever(_Whole):
         return await super().open()
 
 
+class Leaves(_Whole):
+    """It ends the program where a store cannot be opened."""
+
+    async def open(self) -> Opened:
+        raise SystemExit(0)
+
+
 class Raises(_Whole):
     """A mistake in a method."""
 
@@ -69,6 +76,11 @@ class Plain(_Whole):
 
 def nothing(url: str) -> None:
     """A factory that forgot to return."""
+
+
+def leaves(url: str) -> None:
+    """It ends the program instead of raising."""
+    raise SystemExit(0)
 
 
 def mistaken(url: str) -> Store:

@@ -91,8 +91,8 @@ class _Run:
             raise
         except Exception as error:  # whatever a stranger's plugin raises
             found = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
-            told = " ".join((found, *getattr(error, "__notes__", ())))
-            raise Failed(SOME_FAILED, f"the store cannot be opened: {told} --debug shows where.") from error
+            told = " ".join((found, *getattr(error, "__notes__", ()))).rstrip(".")
+            raise Failed(SOME_FAILED, f"the store cannot be opened: {told}. --debug shows where.") from error
         finally:
             self._progress.clear()
 

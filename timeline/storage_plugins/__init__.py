@@ -137,7 +137,7 @@ def _make_plain(url: str) -> Store:
             f"{scheme}:// needs a package that is not installed ({missing.name or missing}): "
             f"pip install 'timeline[{scheme}]'"
         ) from missing
-    except Exception as broken:  # a stranger's module, imported for the first time
+    except (Exception, SystemExit) as broken:  # a stranger's module, imported for the first time
         raise PluginRefused(_broken(scheme, known[scheme].value, "cannot be imported", broken)) from broken
     if inspect.isabstract(factory):
         raise PluginRefused(*_missing(factory))
@@ -145,14 +145,14 @@ def _make_plain(url: str) -> Store:
         store = factory(url)
     except TimelineError:
         raise
-    except Exception as broken:
+    except (Exception, SystemExit) as broken:
         raise PluginRefused(_broken(scheme, known[scheme].value, "made no store", broken)) from broken
     if not isinstance(store, Store):
         raise PluginRefused(f"the plugin of {scheme}:// ({known[scheme].value}) returned {store!r:.80}, not a Store.")
     return store
 
 
-def _broken(scheme: str, where: str, what: str, error: Exception) -> str:
+def _broken(scheme: str, where: str, what: str, error: BaseException) -> str:
     return f"the plugin of {scheme}:// ({where}) {what}: {type(error).__name__}: {error}. --debug shows where."
 
 

@@ -164,6 +164,8 @@ class _Bounded:
                 except Exception as error:
                     error.add_note(f"The plugin's {name} raised it.")
                     raise
+                except SystemExit as error:  # it would end the run, with the exit code of a success perhaps
+                    raise Violation(f"{name} raised {error!r:.80}, which ends the program") from error
 
         return bounded
 
