@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.pace import EMPTY_COUNTED, Rounds, rest
+from timeline.broker.pace import EMPTY_COUNTED, TopicRounds, rest
 from timeline.broker.standing import Depth
 from timeline.columns import Int64
 from timeline.model import MAX_TIME_MS, Topic
@@ -44,7 +44,7 @@ class Counting:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.rounds = Rounds(EMPTY_COUNTED)
+        self.rounds = TopicRounds(EMPTY_COUNTED)
         self._counted: dict[int, _Counted] = {}
         """What was counted of topics that are not empty."""
 

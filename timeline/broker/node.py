@@ -22,7 +22,7 @@ from timeline.broker.late import LateRing, Spans
 from timeline.broker.limits import Limits
 from timeline.broker.metered import MeteredStore
 from timeline.broker.neighbours import Neighbours
-from timeline.broker.pace import EMPTY_SWEPT, Rounds, rest
+from timeline.broker.pace import EMPTY_SWEPT, TopicRounds, rest
 from timeline.broker.parting import part, stand_back
 from timeline.broker.peers import PeerFactory
 from timeline.broker.quarantine import watched
@@ -94,7 +94,7 @@ class Node:
         self.clocks = watched(self, store)
         self.service = Gateway(self)
         self.counting = Counting(self)
-        self._to_sweep = Rounds(EMPTY_SWEPT)
+        self._to_sweep = TopicRounds(EMPTY_SWEPT)
         self.traces = Traces(name)
         self._random_bits = random_bits
         self._dealers: dict[int, Dealer] = {}

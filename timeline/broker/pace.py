@@ -26,7 +26,7 @@ async def rest(took_ms: float) -> None:
     await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
 
 
-class Rounds:
+class TopicRounds:
     """Topics, by uid, that a broker looks at again and again. Each round has those that may have messages, and
     `at_once` of the others in turn, which may have got messages through another broker. So ten thousand empty topics
     cost no more than fifty."""
