@@ -20,8 +20,8 @@ from tests.servers.postgresql import PostgresqlServer, program
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 from timeline.broker import producing
-from timeline.model import Status
-from timeline.storage_plugins.contract import Opened, StoreRefused
+from timeline.model import Answers, Status, Topic
+from timeline.storage_plugins.contract import Opened, Puts, StoreRefused
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, TopicAction, TransportError
 
@@ -40,6 +40,23 @@ class Changing(MemoryStore):
             raise StoreRefused(self.refuses)
         found = await super().inspect()
         return Opened(self.uid or found.cluster_uid, self.server or found.server, self.weak)
+
+
+class HalfGone(Changing):
+    """Loses its data while it puts: what comes second finds no topic."""
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        answers = await super().put(topic, now_ms, puts)
+        answers.status[1:] = Status.NOT_FOUND.code
+        self.uid = "9f" * 16
+        return answers
+
+
+async def test_a_put_that_finds_another_store_half_way_keeps_the_answers_before():
+    async with broker(HalfGone()) as link:
+        told = await producing.put(link.node, link.puts(["stored", "lost"], FAR_MS), "test")
+        assert told.status.tolist() == [Status.OK.code, Status.UNAVAILABLE.code]
+        assert "another" in told.details[1] and 0 not in told.details
 
 
 def warned(link: Link) -> float | None:

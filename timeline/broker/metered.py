@@ -219,11 +219,20 @@ class MeteredStore:
         finally:
             self._used(topic.uid)
         answers = self._checked(topic, answers, len(puts))
-        if NOT_FOUND in answers.status.tobytes():
-            await self.inspect()  # the topic was dropped, or this is another store
         if self.journal is not None:
             self.journal.put(topic, puts, answers)
+        if NOT_FOUND in answers.status.tobytes():
+            await self._dropped(answers)
         return answers
+
+    async def _dropped(self, answers: Answers) -> None:
+        """Some puts found no topic: it was dropped, or this is another store; then those are UNAVAILABLE."""
+        try:
+            await self.inspect()
+        except StoreUnavailable as trouble:
+            gone = answers.status == Status.NOT_FOUND.code
+            answers.status[gone] = Status.UNAVAILABLE.code
+            answers.details.update(dict.fromkeys(np.flatnonzero(gone).tolist(), trouble.reason))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""

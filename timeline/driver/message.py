@@ -33,11 +33,11 @@ def encode_id(id: object) -> bytes:
     """An id as bytes. Raises Invalid unless it is text of 1 to 255 bytes of UTF-8 without NUL."""
     if not isinstance(id, str):
         raise Invalid(f"an id is text, not {type(id).__name__}: {id!r:.80}")
-    with about(id):
-        encoded = _utf8(id, "an id")
-        if not 1 <= len(encoded) <= MAX_ID_BYTES or b"\0" in encoded:
-            raise Invalid(f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {id!r:.80}")
-        return encoded
+    encoded = _utf8(id, "an id", about=id)
+    if not 1 <= len(encoded) <= MAX_ID_BYTES or b"\0" in encoded:
+        said = f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {id!r:.80}"
+        raise Invalid(said, id=id)
+    return encoded
 
 
 class about:
@@ -82,11 +82,12 @@ def encode_text(text: object, name: str, most_bytes: int, least_bytes: int = 1) 
     return text
 
 
-def _utf8(text: str, name: str) -> bytes:
+def _utf8(text: str, name: str, about: str | None = None) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise Invalid(f"{name} holds half of a surrogate pair, which UTF-8 cannot carry: {text!a:.80}") from None
+        said = f"{name} holds half of a surrogate pair, which UTF-8 cannot carry: {text!a:.80}"
+        raise Invalid(said, id=about) from None
 
 
 def check_payload(payload: object) -> bytes:
