@@ -184,7 +184,7 @@ def explain(error: TimelineError) -> str:
         return f"{code}{said}".replace("\n", " ")
     known, _, todo = error.advice.partition(": ")
     # A reason may say the first half of the advice in the very same words.
-    return f"{code}{said}; {todo if todo and known in said else error.advice}".replace("\n", " ")
+    return f"{code}{said.removesuffix('.')}; {todo if todo and known in said else error.advice}".replace("\n", " ")
 
 
 def debugs() -> bool:
