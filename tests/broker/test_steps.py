@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.machines import TOPIC, Town, town
-from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.loop import Process, Timer, VirtualLoop
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
@@ -253,11 +253,12 @@ def test_heartbeats_do_not_look_again_for_what_is_larger_than_the_credit_left(lo
             pipe = await link.consume(credit_bytes=100)
             await pipe.down(Deliver)
             await link.put(["second"], payloads=Ragged.of([b"x" * 60]))
+            timer = Timer(loop)
             before, since_s = store.leases, loop.time()
             for _ in range(100):
                 link.beat(pipe)
                 await pipe.down(Beat)
-                await asyncio.sleep(0.001)
+                await timer.wait(0.001)
             assert store.leases - before <= 2 + (loop.time() - since_s) / 0.1
 
     loop.run_until_complete(story())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +25,7 @@ async def pair() -> AsyncIterator[tuple[Broker, Broker]]:
     first = Broker(name="b1")
     await first.start()
     assert first.store is not None
+    first.store.capabilities = dataclasses.replace(first.store.capabilities, shared=True)
     second = Broker(store=first.store, name="b2")
     await second.start()
     yield first, second

@@ -239,10 +239,15 @@ class TagMutation:
     leased: bool = False
     dry_run: bool = False
 
+    @property
+    def shifts(self) -> bool:
+        """Whether each message moves by a shift, from its own due."""
+        return self.operation is Operation.MOVE and self.by_ms != 0
+
     def meets(self, put_ms: int, asked_ms: int, last_op: int) -> bool:
         """Whether a message is one of those that it takes: put at `put_ms`, its due asked for at `asked_ms`."""
-        since = self.by_ms != 0 and asked_ms > self.started_ms and last_op != self.op
-        return put_ms <= self.started_ms and not since
+        asked_since = self.shifts and asked_ms > self.started_ms and last_op != self.op
+        return put_ms <= self.started_ms and not asked_since
 
 
 @dataclass(frozen=True, slots=True)

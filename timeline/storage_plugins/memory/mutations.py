@@ -100,7 +100,7 @@ def mutate_tag(
         & (rows.records["tag"][slots] == tag)
         & (rows.kinds[slots] != KEPT)
     )
-    if mutation.by_ms:
+    if mutation.shifts:
         asked_before = rows.records["asked_ms"][slots] <= mutation.started_ms
         there &= asked_before | (rows.records["last_op"][slots] == mutation.op)
     chosen = slots[there]

@@ -103,7 +103,7 @@ def change(
     moves = mutation.operation is Operation.MOVE
     to = (mutation.due_ms != 0, mutation.due_ms, mutation.by_ms) if moves else (True, 0, 0)
     op = signed_one(mutation.op)
-    place = (json.dumps(rows), key, mutation.tag, mutation.started_ms, mutation.by_ms, mutation.started_ms, op)
+    place = (json.dumps(rows), key, mutation.tag, mutation.started_ms, to[2], mutation.started_ms, op)
     asked = (mutation.group, op, now_ms, *to, *to, mutation.latest_ms, *to, *place)
     found = _AGREEING.read(transaction.connection, _AGREEING_SQL, asked)
     columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
