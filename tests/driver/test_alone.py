@@ -24,10 +24,10 @@ async def main():
                 assert d.payload == b"hello"
                 await d.ack()
                 break
-    with timeline.connect_sync(sys.argv[1], timeout="20s") as tl:
-        assert list(tl.scan("t")) == []
 
 asyncio.run(main())
+with timeline.connect_sync(sys.argv[1], timeout="20s") as tl:
+    assert list(tl.scan("t")) == []
 site = pathlib.Path(sysconfig.get_paths()["purelib"])
 assert site in pathlib.Path(timeline.__file__).parents, timeline.__file__
 used = set()
