@@ -52,12 +52,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Ids of processes that name `folder` in their command line."""
+    """Ids of processes that name `folder` in their command line, or in the environment, as the broker's store is."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes()
+                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             except OSError:
                 continue
             if str(folder).encode() in words:
