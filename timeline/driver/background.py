@@ -17,9 +17,11 @@ T = TypeVar("T")
 
 
 class Background:
-    """A thread with an event loop in it, made on first use, and made anew in a forked child."""
+    """A thread with an event loop in it, made on first use, and made anew in a forked child. `in_loop`: calls may block
+    the event loop of the thread that makes them, as those of a Spark job in a notebook do."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_loop: bool = False) -> None:
+        self._in_loop = in_loop
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -64,7 +66,8 @@ class Background:
             raise Closed("the client was closed: connect again")
         if threading.current_thread() is self._thread:
             raise Invalid("this is the client's own thread: use the asynchronous client here")
-        _check_no_loop()
+        if not self._in_loop:
+            _check_no_loop()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._work, args=(self._loop,), name="timeline", daemon=True)

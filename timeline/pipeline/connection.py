@@ -35,7 +35,7 @@ class Connection:
 
     def __init__(self, addresses: str, timeout_ms: int = 0) -> None:
         self.client = Timeline(addresses, f"{timeout_ms or ASK_MS}ms", credentials=identity())
-        self._background = Background()
+        self._background = Background(in_loop=True)
 
     def __enter__(self) -> Self:
         return self
