@@ -28,12 +28,12 @@ NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlit
 CORE = ("leases", "model.py", "columns.py", "errors.py", "broker", "wire")
 # The broker's shell: it meets the network, the process and the clock so that the rest need not.
 SHELL = {
-    "broker/service.py",
+    "broker/server/service.py",
     "broker/serve.py",
-    "broker/calls.py",
-    "broker/certificates.py",
-    "broker/health.py",
-    "broker/peer_channel.py",
+    "broker/server/calls.py",
+    "broker/server/certificates.py",
+    "broker/server/health.py",
+    "broker/server/peer_channel.py",
 }
 
 
@@ -157,7 +157,7 @@ def test_commands_print_through_what_makes_texts_printable() -> None:
     """`say`, `complain` and `Screen`: else what somebody else wrote gives a terminal orders."""
     raw = re.compile(r"\bclick\.s?echo\(|(?<![.\w])print\(|\bConsole\(|\bstdout\.write\(|\bstderr\.write\(")
     found = {_name(path) for path in _modules(PACKAGE / "cli") if raw.search(path.read_text(encoding="utf-8"))}
-    assert found <= {f"timeline/cli/{name}.py" for name in ("app", "completion", "output")}
+    assert found <= {f"timeline/cli/{name}.py" for name in ("app", "options/completion", "terminal/output")}
 
 
 def test_tests_do_not_sleep() -> None:

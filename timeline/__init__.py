@@ -53,24 +53,24 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from timeline.driver.backoff import Backoff, Bury, Retry
     from timeline.driver.batch import Batch
+    from timeline.driver.blocking.client import SyncConsumer, SyncTimeline, connect_sync
+    from timeline.driver.blocking.delivery import SyncDelivery, SyncDeliveryBatch
+    from timeline.driver.blocking.producer import SyncProducer
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
     from timeline.driver.late import Cause, LateDelivery, LateReport, Why
     from timeline.driver.message import Message, StoredMessage
-    from timeline.driver.mutation import TagProgress
+    from timeline.driver.mutations import TagProgress
     from timeline.driver.producer import Producer
-    from timeline.driver.reading import Counts, Outlook
+    from timeline.driver.queries import Counts, Outlook
     from timeline.driver.receipts import Receipt, Receipts
-    from timeline.driver.sync import SyncConsumer, SyncTimeline, connect_sync
-    from timeline.driver.sync_delivery import SyncDelivery, SyncDeliveryBatch
-    from timeline.driver.sync_producer import SyncProducer
     from timeline.driver.times import local
     from timeline.model import State, Status, Topic, TopicSettings
 
 # Before gRPC is imported by whom it may be, and unless the user says otherwise: its C library keeps its own log lines
 # from people's terminals (what matters reaches us as errors), and leaves forked children alone. Its handlers crash one
-# child in ten that was forked while a call was under way; ours does not use gRPC there (driver/relay.py).
+# child in ten that was forked while a call was under way; ours does not use gRPC there (driver/transport/relay.py).
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -82,14 +82,14 @@ _HOMES = {
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
     "timeline.driver.backoff": ("Backoff", "Bury", "Retry"),
     "timeline.driver.message": ("Message", "StoredMessage"),
-    "timeline.driver.mutation": ("TagProgress",),
+    "timeline.driver.mutations": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
     "timeline.driver.late": ("Cause", "LateDelivery", "LateReport", "Why"),
-    "timeline.driver.reading": ("Counts", "Outlook"),
+    "timeline.driver.queries": ("Counts", "Outlook"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
-    "timeline.driver.sync": ("SyncConsumer", "SyncTimeline", "connect_sync"),
-    "timeline.driver.sync_delivery": ("SyncDelivery", "SyncDeliveryBatch"),
-    "timeline.driver.sync_producer": ("SyncProducer",),
+    "timeline.driver.blocking.client": ("SyncConsumer", "SyncTimeline", "connect_sync"),
+    "timeline.driver.blocking.delivery": ("SyncDelivery", "SyncDeliveryBatch"),
+    "timeline.driver.blocking.producer": ("SyncProducer",),
     "timeline.driver.times": ("local",),
     "timeline.model": ("State", "Status", "Topic", "TopicSettings"),
 }

@@ -13,10 +13,10 @@ from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.bench import at_rest
 from timeline.bench.figures import Report
+from timeline.bench.scenarios import at_rest
 from timeline.cli.app import run
-from timeline.cli.scenario import ended_in_order
+from timeline.cli.tools.scenario import ended_in_order
 
 SCENARIOS = (
     "cycle",

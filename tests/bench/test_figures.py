@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from timeline.bench import payload
 from timeline.bench.figures import Report, Target, latencies, machine, worst
-from timeline.bench.lateness import LATE_ASKED, told_causes
 from timeline.bench.processes import stalled_s
 from timeline.bench.profile import Hot, Profile, hottest
-from timeline.broker.limits import Limits
-from timeline.cli.scenario import tell
+from timeline.bench.scenarios import payload
+from timeline.bench.scenarios.lateness import LATE_ASKED, told_causes
+from timeline.broker.fairness.limits import Limits
+from timeline.cli.tools.scenario import tell
 from timeline.driver.late import Cause, LateDelivery, LateReport
 from timeline.storage_plugins.sqlite import writer
 

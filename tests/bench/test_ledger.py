@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from timeline.bench.beanstalkd import _Putter, _Worker
 from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import ID_BYTES, PENDING_FROM_MS, PENDING_SPREAD_MS, payloads_for, pending_dues, random_ids
+from timeline.bench.peers.beanstalkd import _Putter, _Worker
 from timeline.bench.processes import CannotMeasure, within
 from timeline.columns import Ragged
 from timeline.errors import Unavailable

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
-from timeline.bench.cycle import Cycle
-from timeline.bench.peers import PEERS, run_peer
+from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
+from timeline.bench.scenarios.cycle import Cycle
 
 SMALL = Cycle(messages=200, batch=50, warm_up=50)
 

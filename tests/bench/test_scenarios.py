@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.services import require_service
-from timeline.bench.bare import run_bare
-from timeline.bench.bare_push import run_bare_push
-from timeline.bench.beanstalkd import KINDS, run_beanstalkd
-from timeline.bench.burst import Burst, run_burst
-from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
-from timeline.bench.cycle import APIS, Cycle, run_cycle
 from timeline.bench.figures import Report
-from timeline.bench.lateness import Lateness, run_lateness
-from timeline.bench.loop import LOOPS, Loop, run_loop
-from timeline.bench.memory import Memory, run_memory
-from timeline.bench.payload import OPERATIONS, Payload, run_payload
+from timeline.bench.peers.bare import run_bare
+from timeline.bench.peers.bare_push import run_bare_push
+from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
-from timeline.bench.produce import Produce, run_produce
-from timeline.bench.restart import Restart, run_restart
-from timeline.bench.scale import OF, Scale, run_scale
+from timeline.bench.scenarios.burst import Burst, run_burst
+from timeline.bench.scenarios.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.scenarios.cycle import APIS, Cycle, run_cycle
+from timeline.bench.scenarios.lateness import Lateness, run_lateness
+from timeline.bench.scenarios.loop import LOOPS, Loop, run_loop
+from timeline.bench.scenarios.memory import Memory, run_memory
+from timeline.bench.scenarios.payload import OPERATIONS, Payload, run_payload
+from timeline.bench.scenarios.produce import Produce, run_produce
+from timeline.bench.scenarios.restart import Restart, run_restart
+from timeline.bench.scenarios.scale import OF, Scale, run_scale
 
 pytestmark = pytest.mark.processes
 

@@ -17,17 +17,18 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import Server
 from tests.servers.redis import RedisServer
-from timeline.bench import load, upkeep
-from timeline.bench.bare import run_bare
-from timeline.bench.burst import Burst, run_burst
-from timeline.bench.cancel_tag import CancelTag, run_cancel_tag
-from timeline.bench.cycle import Cycle, run_cycle
+from timeline.bench import load
 from timeline.bench.figures import Report
-from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import create_in
-from timeline.bench.loop import Loop, run_loop
+from timeline.bench.peers.bare import run_bare
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.restart import Restart, run_restart
+from timeline.bench.scenarios import upkeep
+from timeline.bench.scenarios.burst import Burst, run_burst
+from timeline.bench.scenarios.cancel_tag import CancelTag, run_cancel_tag
+from timeline.bench.scenarios.cycle import Cycle, run_cycle
+from timeline.bench.scenarios.lateness import Lateness, run_lateness
+from timeline.bench.scenarios.loop import Loop, run_loop
+from timeline.bench.scenarios.restart import Restart, run_restart
 from timeline.bench.suite import compare
 from timeline.storage_plugins import open_store
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from timeline.bench.cycle import Cycle
 from timeline.bench.figures import Report
 from timeline.bench.plots import Curves, cost_by_number, draw, lateness_by_pending, rate_by_batch
+from timeline.bench.scenarios.cycle import Cycle
 from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
-from timeline.cli.bench import run_suite
+from timeline.cli.tools.bench import run_suite
 
 
 def late(pending: int, p99_ms: float, in_zero: bool = False) -> Report:
@@ -59,7 +59,7 @@ def test_plots_are_not_begun_without_what_draws_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("timeline.cli.bench.rate_by_batch", None)  # nothing is measured
+    monkeypatch.setattr("timeline.cli.tools.bench.rate_by_batch", None)  # nothing is measured
     assert run(["bench", "plot", "--into", str(tmp_path)]) == 4
     assert "pip install 'timeline[plots]'" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from timeline.broker.parcel import Parcel
+from timeline.broker.dispatch.leased_batch import Parcel
 from timeline.columns import Ragged
 from timeline.model import ROW_DTYPES, Rows, payload_sums
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from timeline.broker.journal_files import FIELDS
+from timeline.broker.journal.files import FIELDS
 
 SERVE = (sys.executable, "-m", "timeline", "serve", "--listen", "127.0.0.1:0", "--metrics", "off")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.broker.ahead import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, Ahead, LeaseTimes
-from timeline.broker.limits import Limits
+from timeline.broker.dispatch.lease_ahead import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, Ahead, LeaseTimes
+from timeline.broker.fairness.limits import Limits
 from timeline.model import TopicSettings
 
 AUTO = TopicSettings()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from timeline.broker.begun import Begun
+from timeline.broker.server.begun import Begun
 
 
 async def test_it_begins_at_once_and_its_end_is_waited_for():

@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker import consuming
-from timeline.broker.limits import Limits
+from timeline.broker.api import consume
+from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.wire import Credit, Deliver, Fault, Hello, Stand, Standing, TransportError, Welcome, decode_as, encode
@@ -55,14 +55,14 @@ async def test_calls_under_way_are_bounded_in_bytes():
 @pytest.mark.slow
 async def test_what_a_consumer_said_it_has_in_hand_is_not_kept(monkeypatch: pytest.MonkeyPatch):
     seen: list[weakref.ref[Any]] = []
-    read = consuming.decode_as
+    read = consume.decode_as
 
     def watched(data: bytes, kind: type[Hello]) -> Hello:
         frame = read(data, kind)
         seen.append(weakref.ref(frame.birth))
         return frame
 
-    monkeypatch.setattr(consuming, "decode_as", watched)
+    monkeypatch.setattr(consume, "decode_as", watched)
     async with broker() as link:
         pipe = await link.consume()
         pipe.up(Credit(echo=1))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, Pipe, broker
-from timeline.broker.census import _look_at
-from timeline.broker.limits import Limits
+from timeline.broker.api.streams import Streams
+from timeline.broker.dispatch.roster import Roster
+from timeline.broker.fairness.cooperative import AT_ONCE, Pace
+from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.pace import AT_ONCE, Pace
-from timeline.broker.roster import Roster
-from timeline.broker.streams import Streams
+from timeline.broker.status.consumers import _look_at
 from timeline.metrics import Metrics
 from timeline.wire import TopicAction
 
@@ -28,7 +28,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     async def pause(_: Pace) -> None:
         await told.wait()
 
-    monkeypatch.setattr("timeline.broker.pace.AT_ONCE", 1)
+    monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 1)
     monkeypatch.setattr(Pace, "_pause", pause)
     return told
 
@@ -62,8 +62,8 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
         pieces.append(looked)
         looked = 0
 
-    monkeypatch.setattr("timeline.broker.pace.AT_ONCE", 4)
-    monkeypatch.setattr("timeline.broker.census.TOPIC", 1)
+    monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 4)
+    monkeypatch.setattr("timeline.broker.status.consumers.TOPIC", 1)
     monkeypatch.setattr(Roster, "recount", noted)
     monkeypatch.setattr(Pace, "_pause", pause)
     async with broker(limits=SELDOM) as link:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
-from timeline.broker.admission import take_settles
-from timeline.broker.roster import Consumer
+from timeline.broker.api.admission import take_settles
+from timeline.broker.dispatch.roster import Consumer
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreUnavailable, StoreUnknown

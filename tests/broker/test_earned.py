@@ -7,7 +7,7 @@ import pytest
 from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.test_newer import UNKNOWN
-from timeline.broker.turns import Turns
+from timeline.broker.fairness.loop_scheduler import Turns
 from timeline.model import MAX_REASON_BYTES, Operation, Status
 from timeline.wire import Beat, Deliver
 
@@ -80,7 +80,7 @@ async def test_what_was_settled_together_is_settled(aheads: list[bool]):
 
 
 async def test_a_stream_keeps_some_for_later_and_no_more(aheads: list[bool], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("timeline.broker.consuming.MOST_EARNED", 3)
+    monkeypatch.setattr("timeline.broker.api.consume.MOST_EARNED", 3)
     async with broker() as link:
         pipe = await link.consume()
         await link.put([f"m{at}" for at in range(8)])

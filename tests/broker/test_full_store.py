@@ -20,8 +20,8 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.broker import producing
-from timeline.broker.limits import Limits
+from timeline.broker.api import produce
+from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins.contract import StoreFull
@@ -101,7 +101,7 @@ async def fill(link: Link) -> set[bytes]:
     for number in range(10_000):
         ids = [f"fill-{number:05}-{at:02}" for at in range(BATCH)]
         payloads = Ragged.of([os.urandom(900) for _ in ids])
-        told = await producing.put(link.node, link.puts(ids, FAR_MS, payloads=payloads), "test")
+        told = await produce.put(link.node, link.puts(ids, FAR_MS, payloads=payloads), "test")
         stored.update(id.encode() for id, code in zip(ids, told.status.tolist(), strict=True) if code == Status.OK.code)
         if Status.UNAVAILABLE.code in told.status.tolist():
             return stored

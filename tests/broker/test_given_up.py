@@ -12,9 +12,9 @@ import pytest
 
 from tests.broker.link import Link, broker
 from tests.faults.hostile import hello
-from timeline.broker.calls import Handlers
-from timeline.broker.limits import Limits
-from timeline.broker.service import OPTIONS
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.server.calls import Handlers
+from timeline.broker.server.service import OPTIONS
 from timeline.columns import Ragged
 from timeline.wire import SERVICE, Scan, encode
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2
 
 from tests.broker.link import broker
 from tests.broker.slow import SlowStore
-from timeline.broker.service import _watch_health
+from timeline.broker.server.service import _watch_health
 from timeline.wire import SERVICE
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.broker.columns import make_parcel
 from tests.broker.test_parts import make_consumer
-from timeline.broker.parcel import JOINED_BYTES, JOINED_MESSAGES, Parcel
-from timeline.broker.roster import Consumer
+from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, Parcel
+from timeline.broker.dispatch.roster import Consumer
 from timeline.wire.frames import Beat
 
 

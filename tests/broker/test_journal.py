@@ -14,9 +14,9 @@ import pytest
 
 import timeline
 from tests.broker.journalled import SERVE, broker, events, wait_for
-from timeline.broker.journal import Journal, Kind, Part
-from timeline.broker.journal_files import Folder, folder_name, parts, split_url
-from timeline.broker.journal_process import encoded
+from timeline.broker.journal.events import Journal, Kind, Part
+from timeline.broker.journal.files import Folder, folder_name, parts, split_url
+from timeline.broker.journal.process import encoded
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Displaced, Status, Topic, TopicSettings

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 from tests.broker.journalled import Counts, broker, events, until
-from timeline.broker import journal_files, journal_pipe, journal_process
-from timeline.broker.journal import Kind, Part
-from timeline.broker.journal_files import NO_TOPIC, Folder, Writer
-from timeline.broker.journal_pipe import JournalPipe
-from timeline.broker.journal_process import JournalProcess
+from timeline.broker.journal import files, process
+from timeline.broker.journal import pipe as pipes
+from timeline.broker.journal.events import Kind, Part
+from timeline.broker.journal.files import NO_TOPIC, Folder, Writer
+from timeline.broker.journal.pipe import JournalPipe
+from timeline.broker.journal.process import JournalProcess
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 
@@ -40,7 +41,7 @@ def some(count: int, kind: Kind = Kind.PUT, time_ms: int = NOW_MS) -> Part:
 async def test_a_journal_that_falls_behind_drops_with_a_counter_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_pipe, "QUEUE_BYTES", 100_000)
+    monkeypatch.setattr(pipes, "QUEUE_BYTES", 100_000)
     pipe, counts = await started(f"file://{tmp_path}/j")
     os.kill(pipe.process.pid, signal.SIGSTOP)
     part = some(1_000)
@@ -84,7 +85,7 @@ def test_a_place_that_takes_nothing_for_long_costs_events_and_not_memory(tmp_pat
 async def test_a_process_that_dies_is_started_again_and_what_it_had_is_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_pipe, "AGAIN_S", 0.01)
+    monkeypatch.setattr(pipes, "AGAIN_S", 0.01)
     pipe, counts = await started(f"file://{tmp_path}/j?roll=1h&rows=1000", "_b")
     first = pipe.process
     assert b"file://" not in Path(f"/proc/{first.pid}/cmdline").read_bytes(), "what a URL may carry is nobody's to see"
@@ -111,7 +112,7 @@ async def test_a_process_that_dies_is_started_again_and_what_it_had_is_said_to_b
 async def test_a_process_that_cannot_be_started_again_is_tried_and_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal_pipe, "AGAIN_S", 0.001)
+    monkeypatch.setattr(pipes, "AGAIN_S", 0.001)
     start, tries = JournalProcess.start, Counter[int]()
 
     def refused(url: str, name: str, session: str, run: int, gone: Callable[[], None]) -> JournalProcess:
@@ -162,7 +163,7 @@ async def test_the_process_imports_nothing_from_the_folder_it_is_in(
 async def test_a_process_that_never_says_that_it_is_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_process, "START_S", 0.0)
+    monkeypatch.setattr(process, "START_S", 0.0)
     with pytest.raises(Invalid, match="said nothing for 0 s"):
         await started(f"file://{tmp_path}/j")
 
@@ -174,7 +175,7 @@ def test_a_system_that_lets_nobody_step_back_that_far_has_a_journal_too(monkeypa
     nice: list[int] = []
     monkeypatch.setattr(os, "sched_setscheduler", refused)
     monkeypatch.setattr(os, "nice", nice.append)
-    journal_files._step_back()
+    files._step_back()
     assert nice == [19]
 
 
@@ -243,6 +244,6 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
 
 
 async def test_what_a_journal_needs_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_process, "find_spec", lambda name: None if name == "pyarrow" else name)
+    monkeypatch.setattr(process, "find_spec", lambda name: None if name == "pyarrow" else name)
     with pytest.raises(Invalid, match=r"needs pyarrow, which is not installed: pip install 'timeline\[journal\]'"):
         await started("file:///x")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.late import Hindrances, Lateness, LateRing
-from timeline.broker.limits import Limits
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.status.late import Hindrances, Lateness, LateRing
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from timeline.broker import logs
+from timeline.broker.server import logs
 
 
 def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from timeline.broker import loop as broker_loop
-from timeline.broker.loop import new_loop
+from timeline.broker.server import loop as broker_loop
+from timeline.broker.server.loop import new_loop
 
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from timeline.broker.loop import MicrosecondSelector
+from timeline.broker.server.loop import MicrosecondSelector
 
 
 @pytest.fixture

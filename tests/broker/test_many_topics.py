@@ -16,7 +16,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import Timer, VirtualLoop
-from timeline.broker.pace import EMPTY_COUNTED
+from timeline.broker.fairness.cooperative import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.slow import SlowStore
-from timeline.broker.limits import Limits
+from timeline.broker.fairness.limits import Limits
 from timeline.model import State
 from timeline.wire import Deliver, Frame, Leaving, LeavingReason, TopicAction
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.held import Held
-from timeline.broker.late import Hindrances, LateRing
-from timeline.broker.limits import Limits
-from timeline.broker.logs import JsonLines, TextLines
-from timeline.broker.rate import Rate
-from timeline.broker.roster import Consumer, Health, Outboxes, Roster, grants_for
+from timeline.broker.dispatch.lease_ahead_buffer import Held
+from timeline.broker.dispatch.rate import Rate
+from timeline.broker.dispatch.roster import Consumer, Health, Outboxes, Roster, grants_for
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.server.logs import JsonLines, TextLines
+from timeline.broker.status.late import Hindrances, LateRing
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, NOT_ALWAYS_KNOWN, Metrics
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason

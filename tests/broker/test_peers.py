@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.broker.machines import Lasting, Register, Registered
-from timeline.broker.cluster import Cluster
-from timeline.broker.limits import Limits
-from timeline.broker.neighbours import Neighbours
+from timeline.broker.cluster.hints import Cluster
+from timeline.broker.cluster.membership_log import Neighbours
+from timeline.broker.cluster.peers import Peers
+from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.peers import Peers
 from timeline.broker.tasks import Tasks
 from timeline.clock import Clock
 from timeline.columns import Ragged

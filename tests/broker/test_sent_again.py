@@ -14,8 +14,8 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.access import ANYBODY, Caller
-from timeline.broker.mutating import Sendings
+from timeline.broker.api.access import ANYBODY, Caller
+from timeline.broker.api.mutate import Sendings
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation, Status

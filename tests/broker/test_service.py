@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from timeline.broker import service
 from timeline.broker.node import Node
+from timeline.broker.server import service
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.config import ServeConfig
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.storage_plugins.contract import Opened, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.local import LocalMembership

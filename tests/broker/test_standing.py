@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.link import Link, broker
-from timeline.broker.limits import Limits
+from timeline.broker.fairness.limits import Limits
 from timeline.model import MAX_TIME_MS, Operation
 from timeline.wire import Deliver, Health, Stand, Standing, TopicAction, decode_as, encode
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.broker.link import broker, statuses
-from timeline.broker import dealer
-from timeline.broker.limits import Limits
+from timeline.broker.dispatch import dealer
+from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.wire import Deliver

@@ -9,8 +9,8 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
 from tests.faults.hostile import hello
-from timeline.broker.limits import Limits
-from timeline.broker.roster import Health
+from timeline.broker.dispatch.roster import Health
+from timeline.broker.fairness.limits import Limits
 from timeline.model import Status
 from timeline.wire import Deliver, Fault, Leaving, LeavingReason, Scan, TransportError, Welcome, encode
 

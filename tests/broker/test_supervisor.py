@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from timeline.broker.supervisor import Started, Supervisor, _reserved
-from timeline.broker.worker import MOST_UNSENT_BYTES
+from timeline.broker.server.supervisor import Started, Supervisor, _reserved
+from timeline.broker.server.worker import MOST_UNSENT_BYTES
 from timeline.config import ServeConfig
 
 PATIENCE_S = 60.0

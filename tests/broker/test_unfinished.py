@@ -12,9 +12,9 @@ import pytest
 
 from tests.broker.link import broker
 from tests.faults.hostile import Plain, hello, opening, puts
-from timeline.broker.calls import Handlers
-from timeline.broker.service import OPTIONS
-from timeline.broker.unfinished import GROWN_BYTES, Unfinished
+from timeline.broker.server.calls import Handlers
+from timeline.broker.server.partial_frames import GROWN_BYTES, Unfinished
+from timeline.broker.server.service import OPTIONS
 from timeline.wire import MAX_FRAME_BYTES, SERVICE, Beat, Credit, Ping, Pong, Produced, Welcome, decode_as, encode
 
 PART_BYTES = 16_000

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.broker.link import broker, statuses
-from timeline.broker import producing
-from timeline.broker.limits import Limits
+from timeline.broker.api import produce
+from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Status
 from timeline.wire import (
@@ -64,14 +64,14 @@ def some_puts(request: int, count: int, payload: bytes) -> Produce:
 async def test_the_payloads_of_a_producer_that_does_not_read_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     """The payloads are too large for the topic, so that no store has a reason to keep them either."""
     seen: list[weakref.ref[Any]] = []
-    read = producing.decode_as
+    read = produce.decode_as
 
     def watched(data: bytes, kind: type[Produce]) -> Produce:
         frame = read(data, kind)
         seen.append(weakref.ref(frame.birth))
         return frame
 
-    monkeypatch.setattr(producing, "decode_as", watched)
+    monkeypatch.setattr(produce, "decode_as", watched)
     async with broker() as link:
         await link.topic(TopicAction.UPDATE, max_payload_bytes=10)
         pipe = link.open("Produce")

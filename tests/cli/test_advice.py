@@ -13,10 +13,10 @@ import timeline
 from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.cli.findings import Finding, Verdict, of_broker, of_store, of_topics
+from timeline.cli.look.findings import Finding, Verdict, of_broker, of_store, of_topics
+from timeline.driver.brokers import BrokerStanding, Connected, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
-from timeline.driver.reading import PingAnswer
-from timeline.driver.standing import BrokerStanding, Connected, Standings, TopicLoad
+from timeline.driver.queries import PingAnswer
 from timeline.errors import Unavailable
 from timeline.model import TopicSettings
 from timeline.storage_plugins import open_store
@@ -225,7 +225,7 @@ def test_doctor_goes_on_when_a_broker_goes_away_meanwhile(
     async def gone(*_: object) -> None:
         raise Unavailable("it has gone")
 
-    monkeypatch.setattr("timeline.cli.doctor._ping", gone)
+    monkeypatch.setattr("timeline.cli.look.doctor._ping", gone)
     done = tell("doctor", "--json")
     told = {row["about"]: row for row in done.json}
     assert done.code == 1 and told["broker"]["verdict"] == "bad" and "topics" in told
@@ -257,7 +257,7 @@ def test_findings_of_a_broker(
     change: dict[str, object], ping: dict[str, float], about: str, verdict: Verdict, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("timeline.cli.findings.__version__", "0")
+    monkeypatch.setattr("timeline.cli.look.findings.__version__", "0")
     found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
     (one,) = [one for one in found if one.about == about]
     assert one.verdict is verdict and said in one.found, one

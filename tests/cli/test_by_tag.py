@@ -12,7 +12,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, start
-from timeline.driver.sync import SyncTimeline
+from timeline.driver.blocking.client import SyncTimeline
 
 COUNT = 60_000
 START_MS = 1_900_000_000_000

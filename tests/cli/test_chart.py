@@ -7,10 +7,10 @@ from datetime import datetime
 
 import pytest
 
-from timeline.cli.chart import columns, nice_step_ms, widened
-from timeline.cli.forecast import Load, _axis, picture
-from timeline.cli.progress import Progress
-from timeline.cli.values import shown_bytes, zone_of
+from timeline.cli.look.forecast import Load, _axis, picture
+from timeline.cli.options.values import shown_bytes, zone_of
+from timeline.cli.terminal.chart import columns, nice_step_ms, widened
+from timeline.cli.terminal.progress import Progress
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms
 from timeline.wording import shown_lateness

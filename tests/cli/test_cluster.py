@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from tests.cli.conftest import Call
-from timeline.cli.cluster import DEALT_SAID, ClusterLook, picture, put_together
-from timeline.driver.reading import PingAnswer
-from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.cli.look.cluster import DEALT_SAID, ClusterLook, picture, put_together
+from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.driver.queries import PingAnswer
 from timeline.wire import Health
 
 NOW_MS = 1_774_767_600_000

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import TIMELINE, Call, start
-from timeline.cli.consume import Taker
-from timeline.cli.execution import is_gone, shown_ending
+from timeline.cli.messages.consume import Taker
+from timeline.cli.messages.execution import is_gone, shown_ending
 
 pytestmark = pytest.mark.processes
 
@@ -299,7 +299,7 @@ def test_the_second_signal_leaves_what_has_ended_done(
     """Whatever of its end has come through by then, its ack on its way included: it is acknowledged, and never given
     back to be done again."""
     broker.has_one("30s")
-    monkeypatch.setattr("timeline.cli.consume.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("timeline.cli.messages.consume.ANSWER_S", PATIENCE_S)
     real: Spawn = asyncio.create_subprocess_shell
 
     def tell_in(turns: int) -> None:

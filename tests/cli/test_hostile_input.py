@@ -18,9 +18,9 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, start
-from timeline.broker.logs import JsonLines, TextLines
+from timeline.broker.server.logs import JsonLines, TextLines
 from timeline.cli.app import cli, complain, say
-from timeline.cli.output import print_json
+from timeline.cli.terminal.output import print_json
 from timeline.model import Topic, TopicSettings
 from timeline.outbox import add
 from timeline.pipeline.audit import Audit

@@ -14,8 +14,8 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.follow import changes, follow
-from timeline.cli.read import LIMIT
+from timeline.cli.messages.follow import changes, follow
+from timeline.cli.messages.read import LIMIT
 from timeline.driver.late import ADVICE, HAPPENED, LEARNT, Cause
 from timeline.model import State
 

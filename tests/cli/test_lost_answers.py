@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tests.cli.conftest import Call
-from timeline.driver.transport import GrpcStream, GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcStream, GrpcTransport
 from timeline.wire import Fault, TransportError
 
 LOST = TransportError(Fault.BROKEN, "the connection was cut")

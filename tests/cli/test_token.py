@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from timeline.broker.tokens import digest, id_of, read_tokens
+from timeline.broker.server.tokens import digest, id_of, read_tokens
 from timeline.clock import Clock
 
 

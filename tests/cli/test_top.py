@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment
-from timeline.cli.glance import Glance, TopicGlance, Watcher, added_up
-from timeline.cli.panel import picture, seconds_ahead
-from timeline.cli.values import zone_of
+from timeline.cli.look.snapshot import Glance, TopicGlance, Watcher, added_up
+from timeline.cli.look.top_view import picture, seconds_ahead
+from timeline.cli.options.values import zone_of
+from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings, TopicLoad
 from timeline.driver.late import Cause, LateDelivery
-from timeline.driver.standing import BrokerStanding, Connected, Lateness, Standings, TopicLoad
 from timeline.wire import Health
 
 NOW_MS = 1_774_767_600_000

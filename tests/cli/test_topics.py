@@ -11,7 +11,7 @@ import pytest
 import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment
 from tests.storage_plugins.faulty_stores import MovesByReadingFirst
-from timeline.cli import dead
+from timeline.cli.messages import dead
 from timeline.errors import Unavailable
 from timeline.storage_plugins import memory
 

@@ -15,10 +15,10 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli import meant
 from timeline.cli.app import COMMANDS, cli
-from timeline.cli.asking import DEFAULT_ADDRESS
-from timeline.cli.values import DURATION
+from timeline.cli.options import suggestions
+from timeline.cli.options.client_options import DEFAULT_ADDRESS
+from timeline.cli.options.values import DURATION
 from timeline.config import ServeConfig
 from timeline.errors import Unavailable
 
@@ -259,8 +259,8 @@ def test_what_others_call_it_leads_to_words_that_there_are() -> None:
         assert command is not None
         options |= {name for option in command.params for name in option.opts}
     options |= {name for option in cli.params for name in option.opts}
-    assert {ours for several in meant.OPTIONS.values() for ours in several} <= options
-    assert {ours for several in meant.COMMANDS.values() for ours in several} <= names
+    assert {ours for several in suggestions.OPTIONS.values() for ours in several} <= options
+    assert {ours for several in suggestions.COMMANDS.values() for ours in several} <= names
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
@@ -321,7 +321,7 @@ def test_what_the_system_refuses(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("timeline.cli.completion.get_completion_class", refuse)
+    monkeypatch.setattr("timeline.cli.options.completion.get_completion_class", refuse)
     done = call("completion", "bash")
     assert (done.code, done.out) == (code, "") and said in done.err and len(done.err.splitlines()) == 1
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from timeline.broker.calls import Handlers
-from timeline.broker.limits import Limits
+from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.service import OPTIONS
+from timeline.broker.server.calls import Handlers
+from timeline.broker.server.service import OPTIONS
 from timeline.clock import Clock
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import Store

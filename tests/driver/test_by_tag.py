@@ -17,9 +17,9 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline.driver.batch import Batch
+from timeline.driver.blocking.client import SyncTimeline
 from timeline.driver.client import Timeline
-from timeline.driver.sync import SyncTimeline
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.model import Status
 from timeline.wire import Fault, MutateTag, TransportError, decode
 
@@ -50,7 +50,7 @@ class _Wire(GrpcTransport):
 @pytest.fixture
 async def walked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[timeline.Producer]:
     """A producer of 95 messages of a tag, ten of which are met by a chunk, on a wire that can lose answers."""
-    monkeypatch.setattr("timeline.broker.mutating.MAX_TAG_CHUNK", CHUNK)
+    monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)
     monkeypatch.setattr(_Wire, "changes", 0)
     monkeypatch.setattr(_Wire, "loses", set())
     monkeypatch.setattr(_Wire, "dead_from", 0)
@@ -222,7 +222,7 @@ async def test_a_topic_made_anew_is_another(walked: timeline.Producer) -> None:
 
 async def test_another_broker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same store, at another address."""
-    monkeypatch.setattr("timeline.broker.mutating.MAX_TAG_CHUNK", CHUNK)
+    monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)
     first, second = Broker(f"sqlite:///{tmp_path}/s.db"), Broker(f"sqlite:///{tmp_path}/s.db", name="b2")
     seen: list[timeline.TagProgress] = []
     await first.start()
@@ -241,7 +241,7 @@ async def test_another_broker_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_await(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timeline.broker.mutating.MAX_TAG_CHUNK", CHUNK)
+    monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)
     monkeypatch.setattr(_Wire, "changes", 0)
     monkeypatch.setattr(_Wire, "dead_from", 3)
     with SyncTimeline(served, "300ms", transport_factory=_Wire) as tl:

@@ -14,7 +14,7 @@ import timeline
 from tests.driver.broker import Broker
 from timeline.columns import Ragged
 from timeline.driver.client import Timeline
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Deliver, Stream, decode, encode
 
 

@@ -10,11 +10,11 @@ import pytest
 
 import timeline
 from timeline.clock import Clock
-from timeline.driver.addresses import parse_addresses
-from timeline.driver.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
 from timeline.driver.client import Timeline
 from timeline.driver.topics import settings_of
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.addresses import parse_addresses
+from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import Invalid
 from timeline.model import Answers
 from timeline.wire import Fault, Mutate, Mutated, MutateTag, TagMutated, TransportError, decode, encode

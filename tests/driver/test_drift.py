@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timeline.clock import WARN_MS
-from timeline.driver.offset import BrokerClock, Drift
+from timeline.driver.consume.broker_clock import BrokerClock, Drift
 
 START_MS = 1_700_000_000_000.0
 travels = st.floats(0.0, 3_000.0)

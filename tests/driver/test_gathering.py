@@ -15,9 +15,9 @@ from tests.driver.test_hand import _load
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.gathering import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, Gathering
-from timeline.driver.hand import HANDED, SETTLING, Hand, Load
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.consume.ack_batcher import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, Gathering
+from timeline.driver.consume.in_flight import HANDED, SETTLING, Hand, Load
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Settle, decode
 
 

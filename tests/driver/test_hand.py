@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from timeline.columns import Ragged
-from timeline.driver.credit import GIVEN, Places
-from timeline.driver.hand import DONE, HANDED, SETTLING, WAITING, Hand, Load
-from timeline.driver.offset import BrokerClock
+from timeline.driver.consume.broker_clock import BrokerClock
+from timeline.driver.consume.credit import GIVEN, Places
+from timeline.driver.consume.in_flight import DONE, HANDED, SETTLING, WAITING, Hand, Load
 from timeline.wire.frames import Deliver
 
 

@@ -16,7 +16,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline import Backoff, Batch, Bury, Retry
-from timeline.driver import handlers
+from timeline.driver.consume import handlers
 
 
 async def _run_until(c: timeline.Consumer, done: asyncio.Event, handler: object, **options: object) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 import timeline
 from timeline import Batch
+from timeline.driver.consume.settler import SettleDesk, _framed
 from timeline.driver.consumer import Consumer
-from timeline.driver.parcel import Parcel
-from timeline.driver.settling import SettleDesk, _framed
+from timeline.driver.produce.request_batch import Parcel
 from timeline.model import Operation
 
 HANDLERS = 300

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import timeline
 from tests.driver.broker import Broker
-from timeline.cli import asking
 from timeline.cli.app import UNREACHABLE, run
-from timeline.cli.asking import nobody_there
-from timeline.driver import handshake
-from timeline.driver.knock import Answer, knock
-from timeline.driver.transport import GrpcTransport
+from timeline.cli.options import client_options
+from timeline.cli.options.client_options import nobody_there
+from timeline.driver.transport import handshake
+from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.driver.transport.probe import Answer, knock
 from timeline.wire.transport import Fault, TransportError
 
 WAIT_S = 20.0
@@ -38,7 +38,7 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a slow machine may take."""
     monkeypatch.setattr(handshake, "KNOCK_S", WAIT_S)
-    monkeypatch.setattr(asking, "KNOCK_S", WAIT_S)
+    monkeypatch.setattr(client_options, "KNOCK_S", WAIT_S)
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline.driver.client import Timeline
-from timeline.driver.companion import all_of, beside, end
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.tasks import all_of, beside, end
+from timeline.driver.transport.grpc_transport import GrpcTransport
 
 
 class _Stumbling(GrpcTransport):
@@ -83,7 +83,7 @@ async def test_a_mistake_in_the_loop_of_changes_ends_them(
     stumbling: Timeline, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stumbling.producer("t") as p:
-        line = p._line(timeline.driver.mutation.Operation.MOVE)  # type: ignore[attr-defined]
+        line = p._line(timeline.driver.mutations.Operation.MOVE)  # type: ignore[attr-defined]
         follows = line.next
 
         def stumbles(form: bool = True) -> Any:
@@ -113,7 +113,7 @@ async def test_a_mistake_while_keeping_leases_ends_a_run(stumbling: Timeline, mo
     async def stumbles(self: object) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("timeline.driver.handlers._Crew.keep", stumbles)
+    monkeypatch.setattr("timeline.driver.consume.handlers._Crew.keep", stumbles)
     async with stumbling.consumer("t", id="w") as c:
         with pytest.raises(RuntimeError, match="a mistake"):
             await c.run(print)

@@ -14,18 +14,18 @@ import timeline
 from tests.driver.broker import Broker
 from tests.driver.test_hand import _load
 from tests.simulation.loop import Timer, VirtualLoop
-from timeline.broker.admission import take_settles
-from timeline.broker.limits import Limits
+from timeline.broker.api.admission import take_settles
+from timeline.broker.fairness.limits import Limits
 from timeline.clock import Clock
-from timeline.driver.channel import Channel
 from timeline.driver.client import Timeline
-from timeline.driver.hand import DONE, HANDED, Hand
-from timeline.driver.link import Link
-from timeline.driver.offset import BrokerClock
-from timeline.driver.session import QUIET_TIMEOUT_MS, Session
-from timeline.driver.settling import SettleDesk
-from timeline.driver.stream import Wish
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.consume.broker_clock import BrokerClock
+from timeline.driver.consume.in_flight import DONE, HANDED, Hand
+from timeline.driver.consume.session import QUIET_TIMEOUT_MS, Session
+from timeline.driver.consume.settler import SettleDesk
+from timeline.driver.consume.subscription import Wish
+from timeline.driver.transport.channel import Channel
+from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreUnavailable

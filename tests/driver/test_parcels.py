@@ -10,9 +10,9 @@ import pytest
 
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.driver.line import Line
-from timeline.driver.parcel import Many, Parcel, judge
-from timeline.driver.putting import build_puts, cuts_of
+from timeline.driver.produce.produce_stream import build_puts, cuts_of
+from timeline.driver.produce.request_batch import Many, Parcel, judge
+from timeline.driver.produce.request_queue import Line
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status
 from timeline.wire import PutFlag

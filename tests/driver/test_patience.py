@@ -11,7 +11,7 @@ import pytest
 import timeline
 from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
-from timeline.driver import session
+from timeline.driver.consume import session
 
 
 async def _away(tl: timeline.Timeline) -> None:

@@ -14,9 +14,9 @@ import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Status
 from timeline.clock import Clock
-from timeline.driver.channel import Channel
-from timeline.driver.outage import Outage
-from timeline.driver.stream import Wish
+from timeline.driver.consume.outage import Outage
+from timeline.driver.consume.subscription import Wish
+from timeline.driver.transport.channel import Channel
 
 
 @pytest.fixture

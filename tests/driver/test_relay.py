@@ -10,9 +10,9 @@ import pytest
 
 from tests.driver.broker import Broker
 from timeline.credentials import PLAIN
-from timeline.driver.relay import OPENING, Kind, RelayTransport, record
-from timeline.driver.relay_process import Relay
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.driver.transport.relay import OPENING, Kind, RelayTransport, record
+from timeline.driver.transport.relay_process import Relay
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline.driver.client import Timeline
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.storage_plugins.contract import StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
 

@@ -11,8 +11,8 @@ import pytest
 
 import timeline
 from timeline import Backoff, Batch
-from timeline.driver.hand import DONE
-from timeline.driver.handlers import _Crew, _Job
+from timeline.driver.consume.handlers import _Crew, _Job
+from timeline.driver.consume.in_flight import DONE
 
 
 @pytest.mark.parametrize("raises", [False, True])

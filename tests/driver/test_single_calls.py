@@ -14,9 +14,9 @@ import timeline
 from tests.driver.broker import Broker
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.hand import Load
-from timeline.driver.putting import GATHER_MS, SINGLES_ABOARD, WORTH_A_FRAME
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.consume.in_flight import Load
+from timeline.driver.produce.produce_stream import GATHER_MS, SINGLES_ABOARD, WORTH_A_FRAME
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Produce, decode
 
 

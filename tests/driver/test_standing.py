@@ -8,7 +8,7 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
-from timeline.driver.standing import Lateness
+from timeline.driver.brokers import Lateness
 from timeline.errors import Invalid, Unavailable
 from timeline.wire import Health
 

@@ -17,8 +17,8 @@ import pytest
 
 import timeline
 from timeline import Batch, Message, Status
-from timeline.driver.background import Background
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.blocking.background import Background
+from timeline.driver.transport.grpc_transport import GrpcTransport
 
 
 def test_a_message_goes_round_without_await(served: str) -> None:

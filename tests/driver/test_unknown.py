@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import timeline
-from timeline.driver.sync import SyncTimeline
+from timeline.driver.blocking.client import SyncTimeline
 
 PATIENCE = "400ms"
 LATER = 1_900_000_000_000

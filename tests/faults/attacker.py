@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from tests.faults.hostile import burials, hello, puts
 from tests.faults.machine import PATIENCE_S
-from timeline.driver.transport import GrpcStream, GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcStream, GrpcTransport
 from timeline.model import Status
 from timeline.wire import (
     Beat,

@@ -20,7 +20,7 @@ import timeline
 from tests.faults.hostile import Plain, Victim, broken_off, hello, opening, puts, unending, victim
 from tests.faults.machine import PATIENCE_S
 from timeline.columns import Ragged
-from timeline.driver.transport import GrpcStream, GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcStream, GrpcTransport
 from timeline.model import MAX_HEADERS_BYTES, MAX_ID_BYTES, MAX_TAG_BYTES, Status, encode_headers
 from timeline.wire import (
     Fault,

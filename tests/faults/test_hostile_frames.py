@@ -19,7 +19,7 @@ from tests.faults.hostile import hello, puts
 from tests.faults.machine import PATIENCE_S
 from tests.wire.mutants import MUTATIONS, good_frames
 from timeline.columns import Ragged
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.model import Operation, Status
 from timeline.wire import (
     MAX_COUNT,

@@ -20,7 +20,7 @@ import pytest
 
 import timeline
 from tests.services import require_service
-from timeline.broker.journal_files import FIELDS, NO_TOPIC, folder_name
+from timeline.broker.journal.files import FIELDS, NO_TOPIC, folder_name
 
 _numbers = itertools.count()
 LATER = datetime(2031, 5, 6, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import write_events
-from timeline.broker.journal import IDLE_MS
+from timeline.broker.journal.events import IDLE_MS
 from timeline.pipeline.audit import Audit, audit, silence
 from timeline.pipeline.audit_page import audit_page
 from timeline.pipeline.pending import Pending

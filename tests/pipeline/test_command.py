@@ -12,8 +12,8 @@ import pytest
 from tests.security.guarded import Tokens
 from tests.services import require_service
 from timeline.cli.app import run
-from timeline.cli.pipeline import pipeline
-from timeline.cli.spark import as_options, ours, pipeline_command
+from timeline.cli.data.pipeline import pipeline
+from timeline.cli.data.spark import as_options, ours, pipeline_command
 from timeline.pipeline.connection import IDENTITY, identity
 
 

@@ -15,7 +15,7 @@ Caused by: java.io.IOException: No space left on device
 \t... 26 more
 """
 RAISED = """[PYTHON_DATA_SOURCE_ERROR] Failed to initialize the writer: Traceback (most recent call last):
-  File "/site/timeline/driver/ids.py", line 7, in <module>
+  File "/site/timeline/driver/produce/ids.py", line 7, in <module>
     import numpy as np
 ModuleNotFoundError: No module named 'numpy'
  SQLSTATE: 38000

@@ -18,8 +18,8 @@ sys.meta_path.insert(0, Blocked())
 
 
 def test_the_package_its_command_line_and_its_broker_need_no_spark() -> None:
-    words = "import timeline, timeline.cli.pipeline, timeline.pipeline"
-    words += "\nimport timeline.broker.service, timeline.broker.journal_files"
+    words = "import timeline, timeline.cli.data.pipeline, timeline.pipeline"
+    words += "\nimport timeline.broker.server.service, timeline.broker.journal.files"
     subprocess.run([sys.executable, "-c", FREE + words + "\ntimeline.connect, timeline.Batch"], check=True)
 
 

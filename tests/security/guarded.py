@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-from timeline.broker.calls import Handlers
-from timeline.broker.certificates import Certificates
-from timeline.broker.gatekeeper import Gatekeeper
 from timeline.broker.node import Node
-from timeline.broker.service import OPTIONS
-from timeline.broker.tokens import Entry, change_tokens, digest, token_of
+from timeline.broker.server.calls import Handlers
+from timeline.broker.server.certificates import Certificates
+from timeline.broker.server.gatekeeper import Gatekeeper
+from timeline.broker.server.service import OPTIONS
+from timeline.broker.server.tokens import Entry, change_tokens, digest, token_of
 from timeline.clock import Clock
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from timeline.broker.access import ANYBODY, KNOWN_MOST, METHODS_OF_CLIENTS, RIGHTS, Caller, Deed, Identity, Right
+from timeline.broker.api.access import ANYBODY, KNOWN_MOST, METHODS_OF_CLIENTS, RIGHTS, Caller, Deed, Identity, Right
 from timeline.wire import METHODS
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import timeline
 from tests.security.guarded import Guarded, Tokens
-from timeline.broker import gateway as gateway_module
-from timeline.broker.peer_channel import GrpcPeerChannel
+from timeline.broker.api import gateway as gateway_module
+from timeline.broker.server.peer_channel import GrpcPeerChannel
 from timeline.columns import Ragged
 from timeline.credentials import Credentials
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import Forbidden, NotFound
 from timeline.wire import (
     METHODS,

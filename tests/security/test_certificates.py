@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.security.certificates import DAY, NOW, Authority, Pair, pem_of
 from tests.security.conftest import Papers
 from tests.security.guarded import Tokens
-from timeline.broker.certificates import Certificates, validity_ms
-from timeline.broker.gatekeeper import Gatekeeper
+from timeline.broker.server.certificates import Certificates, validity_ms
+from timeline.broker.server.gatekeeper import Gatekeeper
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
 

@@ -16,11 +16,11 @@ import pytest
 import timeline
 from tests.cli.conftest import start
 from tests.security.conftest import Papers
-from timeline.cli import asking
 from timeline.cli.app import run
-from timeline.cli.serve import exposure
+from timeline.cli.options import client_options
+from timeline.cli.run.serve import exposure
 from timeline.config import ServeConfig, load
-from timeline.driver import handshake
+from timeline.driver.transport import handshake
 from timeline.errors import STAYS, Forbidden, Invalid, Unknown
 
 CERTIFIED = {"tls_cert": "c.pem", "tls_key": "c.key"}
@@ -140,7 +140,7 @@ def test_tokens_created_and_revoked_while_it_runs(
         code, said = call("topic", "list", "--address", address, "--timeout", "1s")
         assert code == 3
         monkeypatch.setattr(handshake, "KNOCK_S", 20.0)
-        monkeypatch.setattr(asking, "KNOCK_S", 20.0)
+        monkeypatch.setattr(client_options, "KNOCK_S", 20.0)
         code, said = call("doctor", *ask)
         assert code == 1 and "→ give one: --token-file FILE, or TIMELINE_TOKEN" in said and "cannot be had" not in said
         code, said = call("doctor", "--address", address, "--timeout", "30s")

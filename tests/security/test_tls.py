@@ -15,11 +15,11 @@ import timeline
 from tests.security.certificates import DAY, NOW, Authority, Pair
 from tests.security.conftest import Papers
 from tests.security.guarded import Guarded
-from timeline.broker.certificates import Certificates
+from timeline.broker.server.certificates import Certificates
 from timeline.clock import Clock
 from timeline.credentials import Credentials, credentials_of
-from timeline.driver.relay import RelayTransport
-from timeline.driver.transport import GrpcTransport
+from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.driver.transport.relay import RelayTransport
 from timeline.errors import Invalid
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.security.guarded import Tokens
-from timeline.broker import gatekeeper
-from timeline.broker import tokens as module
-from timeline.broker.access import ANYBODY
-from timeline.broker.gatekeeper import Expelled, Gatekeeper
-from timeline.broker.logs import JsonLines, TextLines
-from timeline.broker.tokens import Entry, change_tokens, digest, id_of, parse_tokens, read_tokens, token_of
+from timeline.broker.api.access import ANYBODY
+from timeline.broker.server import gatekeeper
+from timeline.broker.server import tokens as module
+from timeline.broker.server.gatekeeper import Expelled, Gatekeeper
+from timeline.broker.server.logs import JsonLines, TextLines
+from timeline.broker.server.tokens import Entry, change_tokens, digest, id_of, parse_tokens, read_tokens, token_of
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError

@@ -10,17 +10,17 @@ from typing import Any
 
 from tests.simulation.gauges import ROOMY
 from tests.simulation.loop import Timer, VirtualLoop
-from timeline.broker import consuming
-from timeline.broker.ahead import Ahead
-from timeline.broker.dealer import Dealer
-from timeline.broker.intake import Intake
-from timeline.broker.metered import MeteredStore
+from timeline.broker.api import consume
+from timeline.broker.dispatch.dealer import Dealer
+from timeline.broker.dispatch.lease_ahead import Ahead
+from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.roster import Consumer, Roster
+from timeline.broker.fairness.fair_queue import Room
+from timeline.broker.lanes.intake import Intake
+from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.node import Node
-from timeline.broker.parcel import Parcel
-from timeline.broker.roster import Consumer, Roster
-from timeline.broker.shares import Room
-from timeline.driver.hand import Hand, Load
-from timeline.driver.offset import BrokerClock
+from timeline.driver.consume.broker_clock import BrokerClock
+from timeline.driver.consume.in_flight import Hand, Load
 from timeline.model import Answers, Rows, State, Topic
 from timeline.storage_plugins.contract import Leased, Puts, ScanFilter
 
@@ -112,7 +112,7 @@ def leaves_one_out() -> Any:
 
 def credit_anyway() -> Any:
     """The credit of a Settle counts whatever was answered."""
-    return instead(consuming, "credit_counts", lambda operation, status: True)
+    return instead(consume, "credit_counts", lambda operation, status: True)
 
 
 def always_idle() -> Any:
@@ -128,8 +128,8 @@ def endless_leases() -> Any:
 
 def lets_again() -> Any:
     """Whoever reconnects gets again what it has in hand."""
-    tokens = consuming._tokens
-    return instead(consuming, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())
+    tokens = consume._tokens
+    return instead(consume, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())
 
 
 def pushes_ahead() -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.planted_brokers import instead
-from timeline.broker.consuming import ConsumeStream, Token, _tokens
-from timeline.broker.dealer import Dealer
-from timeline.broker.parcel import Parcel
-from timeline.broker.peers import Peers
-from timeline.broker.roster import Consumer
+from timeline.broker.api.consume import ConsumeStream, Token, _tokens
+from timeline.broker.cluster.peers import Peers
+from timeline.broker.dispatch.dealer import Dealer
+from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.roster import Consumer
 from timeline.clock import Clock, Verdict
 from timeline.model import Rows, Topic
 from timeline.sync.view import View

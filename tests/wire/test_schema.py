@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from timeline import model
-from timeline.broker.calls import STATUS_OF
+from timeline.broker.server.calls import STATUS_OF
 from timeline.wire import frames
 from timeline.wire.generated import layout
 

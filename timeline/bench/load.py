@@ -12,7 +12,7 @@ import numpy as np
 import timeline
 from timeline.bench.figures import median
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.upkeep import FROM_MESSAGES, upkept
+from timeline.bench.scenarios.upkeep import FROM_MESSAGES, upkept
 from timeline.clock import Clock
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.driver.producer import Producer

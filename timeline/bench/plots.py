@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from timeline.bench.cycle import Cycle, run_cycle
 from timeline.bench.figures import machine
-from timeline.bench.lateness import Lateness, run_lateness
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scale import CONSUMERS, PENDING, TOPICS, Scale, run_scale
+from timeline.bench.scenarios.cycle import Cycle, run_cycle
+from timeline.bench.scenarios.lateness import Lateness, run_lateness
+from timeline.bench.scenarios.scale import CONSUMERS, PENDING, TOPICS, Scale, run_scale
 from timeline.bench.suite import SQLITE, fresh
 
 WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)

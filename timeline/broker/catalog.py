@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from timeline.broker.metered import MeteredStore
+from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name

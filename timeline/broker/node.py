@@ -10,28 +10,28 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from timeline.broker.api.gateway import Gateway
+from timeline.broker.api.traces import Traces
 from timeline.broker.catalog import Catalog
-from timeline.broker.census import look_over, show_nobody
-from timeline.broker.cluster import Cluster
-from timeline.broker.counting import Counting
-from timeline.broker.dealer import Dealer
-from timeline.broker.gateway import Gateway
-from timeline.broker.intake import Intake
-from timeline.broker.journal import Journal
-from timeline.broker.late import LateRing, Spans
-from timeline.broker.limits import Limits
-from timeline.broker.metered import MeteredStore
-from timeline.broker.neighbours import Neighbours
-from timeline.broker.pace import EMPTY_SWEPT, TopicRounds, rest
-from timeline.broker.parting import part, stand_back
-from timeline.broker.peers import PeerFactory
-from timeline.broker.quarantine import watched
-from timeline.broker.roster import Outboxes
-from timeline.broker.settling import Settling
-from timeline.broker.standing import Depth
+from timeline.broker.clocks.quarantine import watched
+from timeline.broker.cluster.hints import Cluster
+from timeline.broker.cluster.membership_log import Neighbours
+from timeline.broker.cluster.peers import PeerFactory
+from timeline.broker.dispatch.dealer import Dealer
+from timeline.broker.dispatch.roster import Outboxes
+from timeline.broker.drain import part, stand_back
+from timeline.broker.fairness.cooperative import EMPTY_SWEPT, TopicRounds, rest
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness.loop_scheduler import Turns
+from timeline.broker.journal.events import Journal
+from timeline.broker.lanes.intake import Intake
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes.settling import Settling
+from timeline.broker.status.broker_status import Depth
+from timeline.broker.status.consumers import look_over, show_nobody
+from timeline.broker.status.counts import Counting
+from timeline.broker.status.late import LateRing, Spans
 from timeline.broker.tasks import FINISH_S, Tasks
-from timeline.broker.traces import Traces
-from timeline.broker.turns import Turns
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics

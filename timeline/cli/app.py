@@ -16,8 +16,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from timeline import __version__
-from timeline.cli import meant
-from timeline.cli.standard_output import Unwritten, told_apart
+from timeline.cli.options import suggestions
+from timeline.cli.terminal.standard_output import Unwritten, told_apart
 from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wording import printable
 
@@ -26,30 +26,30 @@ INTERRUPTED = 130
 INTERRUPTED_SAID = "interrupted"
 
 COMMANDS = {
-    "serve": ("timeline.cli.serve", "Run a broker"),
+    "serve": ("timeline.cli.run.serve", "Run a broker"),
     "topic": ("timeline.cli.topic", "Create, change and list topics"),
-    "produce": ("timeline.cli.produce", "Put messages on a timeline"),
-    "consume": ("timeline.cli.consume", "Take messages when they come due"),
-    "move": ("timeline.cli.change", "Move messages to another time"),
-    "cancel": ("timeline.cli.change", "Take messages off the timeline"),
-    "show": ("timeline.cli.read", "One message with all that is known of it"),
-    "ls": ("timeline.cli.read", "A topic's messages"),
-    "forecast": ("timeline.cli.forecast", "Draw how much comes due, and when"),
-    "late": ("timeline.cli.late", "What was late, and why"),
-    "why": ("timeline.cli.why", "Why one message was late, or is not delivered yet"),
-    "dead": ("timeline.cli.dead", "Dead letters: list, revive, purge"),
-    "top": ("timeline.cli.top", "Watch brokers live: load, consumers, lateness"),
-    "cluster": ("timeline.cli.cluster", "All brokers on one screen: load, clocks, who deals what"),
-    "token": ("timeline.cli.token", "Who may do what: create, list and revoke tokens"),
-    "doctor": ("timeline.cli.doctor", "Is everything as it should be, and what to do where not"),
-    "outbox": ("timeline.cli.outbox", "Send what a transaction added, once it has committed"),
-    "check-store": ("timeline.cli.check_store", "Prove a store against the storage contract"),
-    "store": ("timeline.cli.store", "Bring a store's schema to this version, and leave the last one behind"),
-    "copy": ("timeline.cli.copy", "Move house: topics from one store into another"),
-    "bench": ("timeline.cli.bench", "Measure speed and lateness on this machine"),
-    "demo": ("timeline.cli.demo", "Watch a real day of departures go out on time"),
-    "pipeline": ("timeline.cli.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
-    "completion": ("timeline.cli.completion", "Completion for bash, zsh and fish"),
+    "produce": ("timeline.cli.messages.produce", "Put messages on a timeline"),
+    "consume": ("timeline.cli.messages.consume", "Take messages when they come due"),
+    "move": ("timeline.cli.messages.change", "Move messages to another time"),
+    "cancel": ("timeline.cli.messages.change", "Take messages off the timeline"),
+    "show": ("timeline.cli.messages.read", "One message with all that is known of it"),
+    "ls": ("timeline.cli.messages.read", "A topic's messages"),
+    "forecast": ("timeline.cli.look.forecast", "Draw how much comes due, and when"),
+    "late": ("timeline.cli.look.late", "What was late, and why"),
+    "why": ("timeline.cli.look.why", "Why one message was late, or is not delivered yet"),
+    "dead": ("timeline.cli.messages.dead", "Dead letters: list, revive, purge"),
+    "top": ("timeline.cli.look.top", "Watch brokers live: load, consumers, lateness"),
+    "cluster": ("timeline.cli.look.cluster", "All brokers on one screen: load, clocks, who deals what"),
+    "token": ("timeline.cli.run.token", "Who may do what: create, list and revoke tokens"),
+    "doctor": ("timeline.cli.look.doctor", "Is everything as it should be, and what to do where not"),
+    "outbox": ("timeline.cli.data.outbox", "Send what a transaction added, once it has committed"),
+    "check-store": ("timeline.cli.tools.check_store", "Prove a store against the storage contract"),
+    "store": ("timeline.cli.data.store", "Bring a store's schema to this version, and leave the last one behind"),
+    "copy": ("timeline.cli.data.copy", "Move house: topics from one store into another"),
+    "bench": ("timeline.cli.tools.bench", "Measure speed and lateness on this machine"),
+    "demo": ("timeline.cli.run.demo", "Watch a real day of departures go out on time"),
+    "pipeline": ("timeline.cli.data.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
+    "completion": ("timeline.cli.options.completion", "Completion for bash, zsh and fish"),
     "version": ("timeline.cli.app", "The version of this package"),
 }
 """Command name → (module that has it, one line). A command's module is imported when it is used."""
@@ -84,7 +84,10 @@ class Suggesting(click.Group):
         completing = context.resilient_parsing  # into the line that a person is typing nothing is said
         if self.get_command(context, name) is None and not name.startswith("-") and not completing:
             known = self.list_commands(context)
-            hint = meant.likeliest(name, [*known, "--help"], meant.COMMANDS) or f" There are: {', '.join(known)}."
+            hint = (
+                suggestions.likeliest(name, [*known, "--help"], suggestions.COMMANDS)
+                or f" There are: {', '.join(known)}."
+            )
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
 
@@ -276,8 +279,10 @@ def _usage(bad: click.ClickException) -> str:
     if isinstance(bad, click.NoSuchOption) and context is not None:
         known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         group = isinstance(context.command, click.Group)
-        hint = meant.instead(where, bad.option_name)
-        hint = hint or meant.likeliest(bad.option_name, [*known, "--help"], meant.OPTIONS, 0.7 if group else 0.5)
+        hint = suggestions.instead(where, bad.option_name)
+        hint = hint or suggestions.likeliest(
+            bad.option_name, [*known, "--help"], suggestions.OPTIONS, 0.7 if group else 0.5
+        )
         if not hint and group:
             hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
         said = f"there is no option {bad.option_name}.{hint}"

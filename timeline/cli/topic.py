@@ -11,14 +11,14 @@ import click
 
 import timeline
 from timeline.cli.app import Suggesting, awaited, complain, explain, say
-from timeline.cli.asking import check_topic, client_command, topic_names
-from timeline.cli.glance import added_up
-from timeline.cli.identity import connected
-from timeline.cli.output import confirm, print_fields, print_json, print_table
-from timeline.cli.values import DURATION, iso, shown_bytes
+from timeline.cli.look.snapshot import added_up
+from timeline.cli.options.client_options import check_topic, client_command, topic_names
+from timeline.cli.options.identity import connected
+from timeline.cli.options.values import DURATION, iso, shown_bytes
+from timeline.cli.terminal.output import confirm, print_fields, print_json, print_table
 from timeline.config import parse_bytes
-from timeline.driver.reading import Counts
-from timeline.driver.standing import TopicLoad
+from timeline.driver.brokers import TopicLoad
+from timeline.driver.queries import Counts
 from timeline.driver.times import duration_ms, shown_time
 from timeline.driver.topics import DURATIONS
 from timeline.errors import Invalid, Unavailable, Unknown

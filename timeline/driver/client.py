@@ -12,20 +12,20 @@ from typing import NoReturn, Self, TypeAlias
 
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
-from timeline.driver import relay
-from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
-from timeline.driver.channel import Channel, TransportFactory
-from timeline.driver.companion import all_of
+from timeline.driver.brokers import Overview
+from timeline.driver.consume.credit import check_credit
+from timeline.driver.consume.holding import Holding
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
-from timeline.driver.credit import check_credit
-from timeline.driver.holding import Holding
-from timeline.driver.ids import Randomness
-from timeline.driver.link import Link
 from timeline.driver.message import encode_text
+from timeline.driver.produce.ids import Randomness
 from timeline.driver.producer import Producer
-from timeline.driver.reading import Reading
-from timeline.driver.standing import Overview
+from timeline.driver.queries import Reading
+from timeline.driver.tasks import all_of
 from timeline.driver.times import Duration, duration_ms
+from timeline.driver.transport import relay
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
+from timeline.driver.transport.channel import Channel, TransportFactory
+from timeline.driver.transport.client_context import Link
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
 from timeline.wire import Transport
 
@@ -65,7 +65,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     if relay.needed():
         return relay.RelayTransport(address, credentials)
     # Imported on first use: `import timeline` stays quick, and a process that forks before it need not relay.
-    from timeline.driver.transport import GrpcTransport
+    from timeline.driver.transport.grpc_transport import GrpcTransport
 
     return GrpcTransport(address, credentials)
 

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 
 from timeline.columns import Indexes
-from timeline.driver.credit import check_credit
+from timeline.driver.consume.broker_clock import BrokerClock
+from timeline.driver.consume.credit import check_credit
+from timeline.driver.consume.in_flight import HANDED, Hand, Load, Stats
+from timeline.driver.consume.session import Session
+from timeline.driver.consume.settler import SettleDesk, bury_reason, release_reason, release_time, weakly
+from timeline.driver.consume.subscription import Wish
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
-from timeline.driver.hand import HANDED, Hand, Load, Stats
-from timeline.driver.ids import ConsumerId, Randomness
-from timeline.driver.link import FORKED, Link
 from timeline.driver.message import about
-from timeline.driver.offset import BrokerClock
-from timeline.driver.parcel import OK, Answer, error_of
+from timeline.driver.produce.ids import ConsumerId, Randomness
+from timeline.driver.produce.request_batch import OK, Answer, error_of
 from timeline.driver.receipts import Receipts
-from timeline.driver.session import Session
-from timeline.driver.settling import SettleDesk, bury_reason, release_reason, release_time, weakly
-from timeline.driver.stream import Wish
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.driver.transport.client_context import FORKED, Link
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_BATCH, Operation
 
 if TYPE_CHECKING:
     from timeline.driver.backoff import Backoff
-    from timeline.driver.handlers import Handler
+    from timeline.driver.consume.handlers import Handler
 
 log = logging.getLogger("timeline.driver")
 
@@ -297,7 +297,7 @@ class Consumer:
         no await; one that returns a coroutine has failed. When the lease is lost, `d.lost` is set and an async handler
         is cancelled. `timeout`: how long one call may take.
         """
-        from timeline.driver.handlers import run_handlers
+        from timeline.driver.consume.handlers import run_handlers
 
         await run_handlers(self, handler, concurrency, backoff, timeout, grace)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
-from timeline.driver.hand import DONE, Load
+from timeline.driver.consume.in_flight import DONE, Load
 from timeline.driver.message import Headers
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime

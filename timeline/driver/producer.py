@@ -13,14 +13,14 @@ import numpy as np
 from timeline import tracing
 from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
-from timeline.driver.given import Given
-from timeline.driver.link import Link
 from timeline.driver.message import Message, Payload, about, carried, move_flag
-from timeline.driver.mutation import Mutations
-from timeline.driver.parcel import Columns, Many, Parcel, sound
-from timeline.driver.putting import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
+from timeline.driver.mutations import Mutations
+from timeline.driver.produce.message_source import Given
+from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
+from timeline.driver.produce.request_batch import Columns, Many, Parcel, sound
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When
+from timeline.driver.transport.client_context import Link
 from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.parcel import DUPLICATE, OK, STORED_BEFORE, Answer, error_of, pick
+from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, Answer, error_of, pick
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status

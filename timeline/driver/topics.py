@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from timeline.driver.channel import Fate
-from timeline.driver.link import Link
 from timeline.driver.message import encode_text
-from timeline.driver.parcel import NOT_FOUND, OK, error_of
+from timeline.driver.produce.request_batch import NOT_FOUND, OK, error_of
 from timeline.driver.times import Duration, duration_ms
+from timeline.driver.transport.channel import Fate
+from timeline.driver.transport.client_context import Link
 from timeline.errors import Invalid
 from timeline.model import LEASE_AHEAD_AUTO, SETTING_RANGES, Topic, check_topic_name
 from timeline.wire import TopicAction, TopicList, Topics, decode_as, encode

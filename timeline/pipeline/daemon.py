@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyspark.daemon
 
-import timeline.driver.holding
+import timeline.driver.consume.holding
 import timeline.pipeline.source  # noqa: F401
 
 if __name__ == "__main__":

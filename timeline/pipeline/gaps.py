@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from timeline.broker.journal import IDLE_MS
+from timeline.broker.journal.events import IDLE_MS
 from timeline.pipeline.journal import is_kind, rows_of
 
 ROLL_MS = 60_000

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from timeline.driver.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.message import encode_tag, encode_text
 from timeline.driver.scope import STATES
 from timeline.driver.times import duration_ms
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.errors import Invalid
 from timeline.model import DEFAULT_GROUP, MAX_BUCKETS, MAX_GROUP_BYTES, State, check_topic_name
 

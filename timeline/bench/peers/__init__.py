@@ -1,0 +1,1 @@
+"""What stands beside Timeline in a measurement: other services, the bare store, bare gRPC."""

@@ -1,0 +1,106 @@
+"""The store alone: its own put, lease_due and settle in the shape of the cycle, without broker or wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import numpy as np
+
+from timeline.bench.figures import Report
+from timeline.bench.ledger import Ledger
+from timeline.bench.load import Told, batch_at, create_in, fill_open, puts_of, random_numbers
+from timeline.bench.processes import cpu_s
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle
+from timeline.bench.topic import own_topic
+from timeline.clock import Clock
+from timeline.columns import Ragged
+from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins import open_store
+from timeline.storage_plugins.contract import Grant, Leased, Settles, Store
+
+HOLDER = b"bare"
+LEASE_MS = 30_000
+
+
+async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
+    """The cycle's statements on a store opened in this process. Raises what the store raises."""
+    async with own_topic(asked.store, "bare") as own, opened(asked.store) as store:
+        topic = await create_in(store, own.name, buckets=asked.buckets)
+        if asked.pending:
+            await fill_open(store, topic, asked.pending, asked.payload_bytes, told)
+        if asked.warm_up:
+            await _turn(store, topic, asked, min(asked.warm_up, asked.messages))
+        clock = Clock()
+        cpu_before_s, start_ms = cpu_s(os.getpid()), clock.monotonic_ms()
+        ledger = await _turn(store, topic, asked, asked.messages)
+        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
+        figures = {
+            "rate_per_s": asked.messages / elapsed_s,
+            "elapsed_s": elapsed_s,
+            "cpu_us_per_message": (cpu_s(os.getpid()) - cpu_before_s) * 1e6 / asked.messages,
+        }
+        return Report("bare store", asdict(asked), figures, wrong=ledger.verdict(), store=own.store)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    """A store for the length of a measurement."""
+    store = await open_store(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _turn(store: Store, topic: Topic, asked: Cycle, messages: int) -> Ledger:
+    """So many messages through put, lease and ack: puts go on while what is there is leased and acknowledged."""
+    ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
+    stored = asyncio.Semaphore(0)
+    clock = Clock()
+
+    async def put() -> None:
+        left = messages
+        while left:
+            size = min(asked.batch, left)
+            left -= size
+            now_ms = clock.now_ms()
+            puts = puts_of(batch_at(size, now_ms, asked.payload_bytes), now_ms)
+            await ledger.admit(puts.ids.tolist())
+            answers = await store.put(topic, now_ms, puts)
+            if answers.status.any():
+                ledger.wrong.append("a put was refused")
+            stored.release()
+
+    async def consume() -> None:
+        while True:
+            await stored.acquire()
+            grant = Grant(HOLDER, asked.batch, LEASE_MS, 1 << 40)
+            now_ms = clock.now_ms()
+            leased = await store.lease_due(topic, None, now_ms, now_ms, [grant])
+            assert leased.rows.payloads is not None
+            ledger.met_with(leased.rows.ids, leased.rows.payloads)
+            answers = await store.settle(topic, clock.now_ms(), acks_of(leased))
+            ledger.settle(len(answers), int((answers.status != Status.OK.code).sum()))
+
+    await ledger.through(put(), consume())
+    return ledger
+
+
+def acks_of(leased: Leased) -> Settles:
+    """Acks of all that was leased."""
+    rows, count = leased.rows, len(leased.rows)
+    return Settles(
+        ids=rows.ids,
+        birth=rows.birth,
+        version=rows.version,
+        holders=Ragged.repeat(HOLDER, count),
+        operation=np.full(count, Operation.ACK.value, dtype=np.uint8),
+        time_ms=np.zeros(count, dtype=np.int64),
+        op=random_numbers(count),
+        unseen=np.zeros(count, dtype=np.bool_),
+        reasons=Ragged.repeat(b"", count),
+    )

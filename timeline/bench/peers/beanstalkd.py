@@ -1,0 +1,210 @@
+"""The peer: beanstalkd, its three commands of the same work (put without delay → reserve → delete), each pipelined.
+
+One connection puts, another reserves and deletes, both without waiting for an answer before the next command goes; the
+same payloads, each checked to come out once. What it does not do: due times finer than a second, ids of the producer's
+own, moving, cancelling by id or tag; without `-b` it keeps nothing, and with it, without `-f 0`, it answers before the
+disk has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from timeline.bench.figures import Report
+from timeline.bench.ledger import Ledger
+from timeline.bench.load import ID_BYTES, batch_at
+from timeline.bench.processes import CannotMeasure, Measured, free_port
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle, cpu_s_of_self
+from timeline.clock import Clock
+
+KINDS = {
+    "memory": "keeps nothing",
+    "binlog": "binlog, synced every 50 ms: a crash loses what it answered since",
+    "fsync": "binlog, synced before each answer",
+}
+"""How it is started → what that is worth."""
+SERVERS = ("/usr/bin/beanstalkd", "/usr/sbin/beanstalkd")
+RESERVES_AHEAD = 2_000
+SYNCED_MESSAGES = 5_000
+CONNECT_TRIES = 200
+
+
+def _flags(kind: str, folder: Path) -> list[str]:
+    if kind == "memory":
+        return []
+    binlog = folder / f"binlog-{kind}"
+    binlog.mkdir(exist_ok=True)
+    return ["-b", str(binlog), "-f", "0" if kind == "fsync" else "50"]
+
+
+@asynccontextmanager
+async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]]:
+    """beanstalkd for the length of a measurement: the process and its port."""
+    server = shutil.which("beanstalkd") or next((path for path in SERVERS if Path(path).exists()), None)
+    if server is None:
+        raise CannotMeasure("--peer beanstalkd needs the server: apt-get install beanstalkd")
+    port = free_port()
+    command = (server, "-l", "127.0.0.1", "-p", str(port), *_flags(kind, folder))
+    child = await Measured.start(f"beanstalkd-{kind}", folder, *command)
+    try:
+        await _listening(child, port)
+        yield child, port
+    finally:
+        await child.end()
+
+
+async def _listening(child: Measured, port: int) -> None:
+    for _ in range(CONNECT_TRIES):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            if child.process.returncode is not None:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            writer.close()
+            return
+    raise CannotMeasure(f"beanstalkd does not listen: {child.last_words()}")
+
+
+class _Connection(asyncio.Protocol):
+    """A connection that is needed until the end: `lost` fails when beanstalkd ends it."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(CannotMeasure(f"beanstalkd ended a connection: {error or 'it closed it'}"))
+
+
+class _Putter(_Connection):
+    """The connection that puts: counts the answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transport: asyncio.Transport | None = None
+        self.answered = asyncio.Event()
+        self.wrong: list[str] = []
+        self._missing = 0
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    async def put(self, payloads: list[bytes]) -> None:
+        """Puts all, without a delay; returns when all are answered."""
+        assert self.transport is not None
+        head = b"put 0 0 60 %d\r\n"
+        self.answered.clear()
+        self._missing += len(payloads)
+        self.transport.write(b"".join([head % len(payload) + payload + b"\r\n" for payload in payloads]))
+        await self.answered.wait()
+
+    def data_received(self, data: bytes) -> None:
+        lines = (self._rest + data).split(b"\r\n")
+        self._rest = lines.pop()
+        self._missing -= len(lines)
+        if not all(line.startswith(b"INSERTED") for line in lines):
+            self.wrong.append("a put was refused")
+        if self._missing <= 0:
+            self.answered.set()
+
+
+class _Worker(_Connection):
+    """The connection that reserves and deletes, up to RESERVES_AHEAD commands ahead of the answers: never more than
+    half of what the ledger lets be on its way, for what is to be deleted waits behind them until jobs have come."""
+
+    def __init__(self, ledger: Ledger, payload_bytes: int) -> None:
+        super().__init__()
+        self._ahead = max(1, min(RESERVES_AHEAD, ledger.window // 2))
+        self._ledger = ledger
+        self._answer = re.compile(rb"DELETED\r\n|RESERVED (\d+) %d\r\n(.{%d})\r\n" % ((payload_bytes,) * 2), re.DOTALL)
+        self._longest_bytes = payload_bytes + len(b"RESERVED 18446744073709551615 9999999\r\n\r\n")
+        self._rest = b""
+        self._to_reserve = ledger.total
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._reserves(self._ahead))
+
+    def _reserves(self, count: int) -> bytes:
+        count = min(count, self._to_reserve)
+        self._to_reserve -= count
+        return b"reserve\r\n" * count
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        end = deleted = 0
+        numbers: list[bytes] = []
+        ids: list[bytes] = []
+        while (match := self._answer.match(data, end)) is not None:
+            end = match.end()
+            if match[1] is None:
+                deleted += 1
+            else:
+                numbers.append(match[1])
+                ids.append(match[2][:ID_BYTES])
+        self._rest = data[end:]
+        if len(self._rest) > self._longest_bytes:
+            self._ledger.wrong.append(f"beanstalkd answered {self._rest[:40]!r}")
+            self._ledger.finished.set()
+        if numbers:
+            self._ledger.met(ids)
+            self._transport.write(b"".join([b"delete %b\r\n" % number for number in numbers]))
+            self._transport.write(self._reserves(len(numbers)))
+        if deleted:
+            self._ledger.settle(deleted)
+
+
+async def run_beanstalkd(asked: Cycle, kind: str, folder: Path) -> Report:
+    """The cycle's work done by beanstalkd, started as `kind` of KINDS. Raises CannotMeasure."""
+    if kind == "fsync":  # a sync each is so slow that fewer say as much
+        asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
+    async with running(kind, folder) as (child, port):
+        if asked.warm_up:
+            await _turn(asked, port, min(asked.warm_up, asked.messages))
+        clock = Clock()
+        own_cpu_s, server_cpu_s, start_ms = cpu_s_of_self(), child.cpu_s(), clock.monotonic_ms()
+        ledger = await _turn(asked, port, asked.messages)
+        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
+        figures = {
+            "rate_per_s": asked.messages / elapsed_s,
+            "elapsed_s": elapsed_s,
+            "server_cpu_us_per_message": (child.cpu_s() - server_cpu_s) * 1e6 / asked.messages,
+            "client_cpu_us_per_message": (cpu_s_of_self() - own_cpu_s) * 1e6 / asked.messages,
+        }
+    return Report(f"beanstalkd {kind}", asdict(asked), figures, wrong=ledger.verdict(), notes=[KINDS[kind]])
+
+
+async def _turn(asked: Cycle, port: int, messages: int) -> Ledger:
+    loop = asyncio.get_running_loop()
+    ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
+    putting, putter = await loop.create_connection(_Putter, "127.0.0.1", port)
+    working, worker = await loop.create_connection(lambda: _Worker(ledger, asked.payload_bytes), "127.0.0.1", port)
+
+    async def put() -> None:
+        left, clock = messages, Clock()
+        while left:
+            size = min(asked.batch, left)
+            left -= size
+            batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
+            assert batch.ids is not None
+            await ledger.admit(batch.ids.tolist())
+            await putter.put(batch.payloads.tolist())
+
+    try:
+        await ledger.through(put(), putter.lost, worker.lost)
+    finally:
+        putting.close()
+        working.close()
+    ledger.wrong += putter.wrong
+    return ledger

@@ -1,0 +1,93 @@
+"""Celery on Redis as its documentation says for short tasks: ETA tasks, acknowledged late, results ignored.
+
+`python -m timeline.bench.peers.celery_tasks work` is a worker (`worker_main`), `… put` publishes from several threads:
+no call publishes many. Both read `{"url": …, "name": …}` from standard input first; `name` prefixes every
+key. See `peers` for what is said between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.signals import worker_ready
+
+from timeline.bench.load import ID_BYTES
+from timeline.bench.peers.databases import DROP, DROPPED, LEFT, READY, STORED, telling
+from timeline.clock import Clock
+
+PREFETCHED = 128
+PUBLISHERS = 4
+POOL = "solo"
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR")
+
+
+def application(url: str, name: str, told: int) -> tuple[Celery, Any]:
+    """The application and its one task, which tells the id that it was given."""
+    app = Celery("timeline-bench", broker=url, set_as_current=False)
+    app.conf.update(
+        task_acks_late=True,
+        task_ignore_result=True,
+        task_default_queue=name,
+        worker_prefetch_multiplier=PREFETCHED,
+        worker_enable_remote_control=False,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"global_keyprefix": f"{name}:"},
+    )
+
+    @app.task(name="handed")  # type: ignore[untyped-decorator]
+    def handed(payload: str) -> None:
+        os.write(told, f"{payload[:ID_BYTES]}\n".encode())
+
+    return app, handed
+
+
+def work(url: str, name: str) -> None:
+    """Works off until SIGTERM."""
+    told = telling()
+    app, _ = application(url, name, told)
+
+    @worker_ready.connect(weak=False)  # type: ignore[untyped-decorator]
+    def ready(**_: object) -> None:
+        os.write(told, f"{READY}\n".encode())
+
+    app.worker_main(["worker", "--pool", POOL, "--concurrency", "1", *QUIET])
+
+
+def put(url: str, name: str) -> None:
+    """Publishes what it reads, says what is not acknowledged, and removes all at the end."""
+    _, handed = application(url, name, sys.stdout.fileno())
+    server = redis.Redis.from_url(url)
+    with ThreadPoolExecutor(PUBLISHERS) as publishers:
+        print(READY, flush=True)
+        for line in sys.stdin:
+            asked = line.strip()
+            if asked == LEFT:
+                print(server.hlen(f"{name}:unacked") + server.llen(f"{name}:{name}"), flush=True)
+            elif asked == DROP:
+                for key in server.scan_iter(match=f"{name}:*", count=10_000):
+                    server.delete(key)
+                print(DROPPED, flush=True)
+            else:
+                for answer in [
+                    publishers.submit(publish, handed, json.loads(asked)[at::PUBLISHERS]) for at in range(PUBLISHERS)
+                ]:
+                    answer.result()
+                print(STORED, flush=True)
+
+
+def publish(handed: Any, payloads: list[str]) -> None:
+    """One task a payload, due now."""
+    clock = Clock()
+    for payload in payloads:
+        handed.apply_async((payload,), eta=datetime.fromtimestamp(clock.now_ms() / 1000, UTC))
+
+
+if __name__ == "__main__":
+    {"work": work, "put": put}[sys.argv[1]](**json.loads(sys.stdin.readline()))

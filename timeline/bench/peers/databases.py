@@ -1,0 +1,159 @@
+"""Peers that live in a database beside Timeline's store: Celery on Redis and pgqueuer on PostgreSQL.
+
+Each does the cycle's work as its own documentation says, in two processes of its own: one puts (a batch a call, or from
+several threads where there is no such call), the other works off. What is put is due at once; the id in each payload is
+told by the worker's code as it gets it, and checked here; the turn ends when the database has nothing left of it, so
+that every acknowledgement counts, too. Everything lies under a name of its own and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from timeline.bench.figures import Report
+from timeline.bench.ledger import Ledger
+from timeline.bench.load import batch_at
+from timeline.bench.processes import CannotMeasure, Measured
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle
+from timeline.bench.topic import NAME_BYTES, scheme
+from timeline.clock import Clock
+
+READY, STORED, LEFT, DROP, DROPPED = "ready", "stored", "left", "drop", "dropped"
+LOOK_AGAIN_S = 0.005
+READ_BYTES = 1 << 16
+
+
+def telling() -> int:
+    """The file that a peer's process tells its ids to: what was its standard output. That is its standard error from
+    then on, for whatever the peer says by itself."""
+    told = os.dup(1)
+    os.dup2(2, 1)
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`module`: what its processes run. `store`: the kind of server that it needs. `packages`: what must be installed.
+    `less`: what it does not do."""
+
+    module: str
+    store: str
+    packages: tuple[str, ...]
+    less: str
+
+
+PEERS = {
+    "celery": Peer(
+        "timeline.bench.peers.celery_tasks",
+        "redis",
+        ("celery", "redis"),
+        "does not: keep due times in order in the store (the worker holds what is to come in its memory; beyond an "
+        "hour it may run twice), move, cancel in the store (a revoke is told to the workers that run then), refuse a "
+        "second task under an id; keeps what Redis keeps",
+    ),
+    "pgqueuer": Peer(
+        "timeline.bench.peers.pgqueuer_jobs",
+        "postgresql",
+        ("pgqueuer", "asyncpg"),
+        "does not: promise milliseconds (lateness is that of its polling), move, cancel by tag, fence a worker that "
+        "took too long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
+    ),
+}
+
+
+async def run_peer(asked: Cycle, name: str, folder: Path) -> Report:
+    """The cycle's work done by the peer of this name, on the server of `asked.store`. Raises CannotMeasure."""
+    peer = PEERS[name]
+    if scheme(asked.store) != peer.store:
+        raise CannotMeasure(f"--peer {name} runs on the server of --store: give a {peer.store}:// one")
+    missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: pip install 'timeline[peers]'")
+    async with _running(name, peer, asked.store, folder) as (putter, worker):
+        if asked.warm_up:
+            await _turn(asked, putter, worker, min(asked.warm_up, asked.messages))
+        clock = Clock()
+        before_s, start_ms = (putter.cpu_s(), worker.cpu_s()), clock.monotonic_ms()
+        ledger = await _turn(asked, putter, worker, asked.messages)
+        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
+        figures = {
+            "rate_per_s": asked.messages / elapsed_s,
+            "elapsed_s": elapsed_s,
+            "putter_cpu_us_per_message": (putter.cpu_s() - before_s[0]) * 1e6 / asked.messages,
+            "worker_cpu_us_per_message": (worker.cpu_s() - before_s[1]) * 1e6 / asked.messages,
+        }
+    return Report(name, asdict(asked), figures, wrong=ledger.verdict(), notes=[peer.less])
+
+
+@asynccontextmanager
+async def _running(name: str, peer: Peer, url: str, folder: Path) -> AsyncIterator[tuple[Measured, Measured]]:
+    """Its two processes: what puts (and makes and removes what it needs in the database), and what works off."""
+    own = f"bench_{name}_{os.urandom(NAME_BYTES).hex()}"
+    settings = json.dumps({"url": url.partition("?")[0], "name": own})  # by standard input: a URL may have a password
+    putter = await Measured.start(f"{name}-putter", folder, sys.executable, "-m", peer.module, "put")
+    try:
+        await putter.tell(settings)
+        await putter.line()
+        try:
+            worker = await Measured.start(f"{name}-worker", folder, sys.executable, "-m", peer.module, "work")
+            try:
+                await worker.tell(settings)
+                await worker.line()
+                yield putter, worker
+            finally:
+                await worker.end()
+        finally:
+            await putter.tell(DROP)
+            while await putter.line() != DROPPED:  # what it had not answered yet
+                pass
+    finally:
+        await putter.end()
+
+
+async def _turn(asked: Cycle, putter: Measured, worker: Measured, messages: int) -> Ledger:
+    ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
+
+    async def put() -> None:
+        left, clock = messages, Clock()
+        while left:
+            size = min(asked.batch, left)
+            left -= size
+            batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
+            assert batch.ids is not None
+            await ledger.admit(batch.ids.tolist())
+            await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
+            await putter.line()
+
+    await ledger.through(put(), _hear(worker, ledger))
+    if not ledger.verdict():
+        await _all_acknowledged(putter)
+    return ledger
+
+
+async def _hear(worker: Measured, ledger: Ledger) -> None:
+    """Notes the ids that the worker's code was given."""
+    assert worker.process.stdout is not None
+    rest = b""
+    while said := await worker.process.stdout.read(READ_BYTES):
+        *ids, rest = (rest + said).split(b"\n")
+        if ids:
+            ledger.met(ids)
+            ledger.settle(len(ids))
+    raise CannotMeasure(f"{worker.name} ended: {worker.last_words()}")
+
+
+async def _all_acknowledged(putter: Measured) -> None:
+    """Waits until the database has nothing left."""
+    while True:
+        await putter.tell(LEFT)
+        if int(await putter.line()) == 0:
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)

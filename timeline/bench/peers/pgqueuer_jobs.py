@@ -1,0 +1,78 @@
+"""pgqueuer on PostgreSQL as its documentation says: batches enqueued by one call, worked off in batches on uvloop, as
+`pgq run` does.
+
+`python -m timeline.bench.peers.pgqueuer_jobs work` is a worker, `… put` enqueues.
+Both read `{"url": …, "name": …}` from standard input first; `name` prefixes every table. See `peers` for what is said
+between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from datetime import timedelta
+
+import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
+from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+
+from timeline.bench.load import ID_BYTES
+from timeline.bench.peers.databases import DROP, DROPPED, LEFT, READY, STORED, telling
+
+ENTRYPOINT = "handed"
+BATCH = 1_000
+POLLED = timedelta(seconds=1)
+"""How long it waits for a notification before it looks by itself."""
+URL, PREFIX = "PGDSN", "PGQUEUER_PREFIX"
+
+
+async def work() -> None:
+    """Works off until SIGTERM: one entrypoint, which tells the id that it was given."""
+    told = telling()
+    queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(os.environ[URL])))
+
+    @queuer.entrypoint(ENTRYPOINT)
+    async def handed(job: Job) -> None:
+        assert job.payload is not None
+        os.write(told, job.payload[:ID_BYTES] + b"\n")
+
+    os.write(told, f"{READY}\n".encode())
+    await queuer.run(dequeue_timeout=POLLED, batch_size=BATCH)
+
+
+async def put() -> None:
+    """Makes the tables, enqueues what it reads, says what is not acknowledged, and removes all at the end."""
+    connection = await asyncpg.connect(os.environ[URL])
+    queries = Queries(AsyncpgDriver(connection))
+    await queries.install()
+    print(READY, flush=True)
+    while asked := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        if asked == LEFT:
+            print(await connection.fetchval(f"SELECT count(*) FROM {os.environ[PREFIX]}pgqueuer"), flush=True)
+        elif asked == DROP:
+            await queries.uninstall()
+            print(DROPPED, flush=True)
+        else:
+            payloads: list[bytes | None] = [payload.encode() for payload in json.loads(asked)]
+            count = len(payloads)
+            await queries.enqueue([ENTRYPOINT] * count, payloads, [0] * count, [timedelta(0)] * count)
+            print(STORED, flush=True)
+    await connection.close()
+
+
+def main(what: str, url: str, name: str) -> None:
+    """Puts or works off, until its standard input ends or SIGTERM."""
+    os.environ |= {URL: url, PREFIX: name}
+    if what == "put":
+        asyncio.run(put())
+    else:
+        uvloop.run(work())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], **json.loads(sys.stdin.readline()))

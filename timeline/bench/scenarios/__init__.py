@@ -1,0 +1,1 @@
+"""One scenario per module, each an async function of its settings."""

@@ -1,0 +1,1 @@
+"""A broker's side of the wire: frames in, frames out."""

@@ -1,0 +1,184 @@
+"""Mutate calls: moves, cancels, revivals and purges, by ids and by tag; a definite answer each.
+
+What is with the store cannot be called back. A driver that lost the answer sends the same operations again, and is
+told how things stand then: that must still hold once the first sending is over. So the same mutation, sent again to
+the same broker, waits for that; and what nobody waits for any more is not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline.broker.api.access import Caller
+from timeline.broker.api.admission import admit_mutations, beyond_horizon, forbidden, latest_ms, perhaps_done, refused
+from timeline.broker.api.cursors import Walk, opened, sealed
+from timeline.broker.api.operator_access import note_operator, owners
+from timeline.errors import Invalid
+from timeline.model import Answers, Operation, Status, Topic
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TagMutation
+from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, judge_mutate
+from timeline.wording import no_such_topic
+
+if TYPE_CHECKING:
+    from timeline.broker.node import Node
+
+MAX_TAG_CHUNK = 10_000
+MOST_AHEAD_MS = 1_000
+"""How far another broker's clock may be ahead, by which a walk began."""
+NOT_BEGUN = "the broker came to it after its caller's time was over: it was not begun"
+
+
+class Sendings:
+    """Mutations on their way, by operation id, so that one that was sent again is done after its earlier sendings."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, asyncio.Future[None]] = {}
+        """Of each operation the end of its newest sending, which comes after those of all before it."""
+
+    @asynccontextmanager
+    async def in_order(self, ops: Sequence[int]) -> AsyncIterator[None]:
+        """Entered once no earlier sending of any of `ops` is under way; later ones wait for its end. 0 is none. Not for
+        those who are cancelled: whoever comes after them would wait no longer for whoever came before."""
+        again = not self._last.keys().isdisjoint(ops)
+        before = {self._last[op] for op in ops if op in self._last} if again else set()
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last.update(dict.fromkeys(ops, over))
+        self._last.pop(0, None)
+        try:
+            if before:
+                await asyncio.wait(before)
+            yield
+        finally:
+            for op in ops:
+                if self._last.get(op) is over:
+                    del self._last[op]
+            over.set_result(None)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a peer. `came_ms`: when (monotonic). `begun`: its turn has come. `gone`: its caller waits no more."""
+
+    came_ms: float
+    begun: bool = False
+    gone: bool = False
+
+
+class Mutating:
+    """Mutate calls of one broker."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._sendings = Sendings()
+
+    async def by_ids(self, asked: Mutate, caller: Caller, call: Call) -> Mutated:
+        """What became of each message named. The frame's `timeout_ms` (here and below) counts from when the call came.
+        Raises StoreError."""
+        node, count = self._node, len(asked.op)
+        why = caller.change_refusal(asked.topic, asked.group)
+        if why:
+            denied = forbidden(count, judge_mutate(asked), why)
+            node.count(asked.operation, denied.status)
+            return Mutated(denied)
+        async with self._sendings.in_order(asked.op.tolist()):
+            if self._not_wanted(call, asked.timeout_ms):
+                answers = refused(count, Status.UNAVAILABLE, NOT_BEGUN)
+                node.count(asked.operation, answers.status)
+                return Mutated(answers, node.limits.throttle_ms)
+            topic = await node.topic(asked.topic)
+            if topic is None:
+                return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
+            return await self._mutate(asked, topic, caller)
+
+    async def _mutate(self, asked: Mutate, topic: Topic, caller: Caller) -> Mutated:
+        node = self._node
+        refusals, mutations = admit_mutations(asked, topic, node.clock.now())
+        if caller.as_operator:
+            mutations.groups = await owners(node, topic, mutations, caller)
+        answers: Answers | None = None
+        if len(mutations):
+            try:
+                answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
+            except StoreError as trouble:
+                nothing = isinstance(trouble, StoreUnavailable)
+                status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
+                answers = refused(len(mutations), status, str(trouble))
+            if asked.operation in (Operation.MOVE, Operation.REVIVE):
+                node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
+        whole = refusals.merge(answers)
+        node.count(asked.operation, whole.status)
+        waits = bool((whole.status == Status.UNAVAILABLE.code).any())
+        return Mutated(whole, node.limits.throttle_ms if waits else 0)
+
+    def _not_wanted(self, call: Call, timeout_ms: int) -> bool:
+        """Whether its caller has gone, or will not wait for it any more."""
+        late = timeout_ms > 0 and self._node.clock.monotonic_ms() >= call.came_ms + timeout_ms
+        return call.gone or late
+
+    async def by_tag(
+        self, asked: MutateTag, find: Callable[[], Awaitable[Topic]], caller: Caller, call: Call
+    ) -> TagMutated:
+        """A chunk of what a tag is asked, on the topic that `find` finds. Raises Invalid, StoreError, and as `find`."""
+        async with self._sendings.in_order([asked.op]):
+            if self._not_wanted(call, asked.timeout_ms):
+                raise StoreUnavailable(NOT_BEGUN)
+            topic = await find()
+            if caller.as_operator:
+                note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
+            return await self._walk(topic, self._tag_mutation(asked, topic), asked)
+
+    def _tag_mutation(self, asked: MutateTag, topic: Topic) -> TagMutation:
+        if not asked.tag:
+            raise Invalid("a tag must not be empty: an empty one would mean every message")
+        now = self._node.clock.now()
+        at_ms = asked.at_ms or (math.ceil(now) + asked.in_ms if asked.in_ms >= 0 else 0)
+        if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
+            raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
+        if asked.operation is Operation.MOVE and at_ms and asked.by_ms:
+            raise Invalid("a move by tag takes a time to move to or a shift, not both")
+        if asked.operation is Operation.MOVE and asked.by_ms <= -now:  # stored, it would be the first moment of 1970
+            raise Invalid("a shift back must be shorter than the time since 1970. Give the time to move to with at=")
+        if asked.operation is Operation.MOVE and not asked.op:
+            raise Invalid("an operation id must be 64 random bits, not 0")
+        last_ms = latest_ms(topic, now)
+        if at_ms > last_ms:
+            raise Invalid(beyond_horizon(topic))
+        return TagMutation(
+            operation=asked.operation,
+            tag=asked.tag,
+            group=asked.group.encode(),
+            started_ms=asked.started_ms or math.floor(now),
+            op=asked.op,
+            due_ms=at_ms,
+            by_ms=asked.by_ms,
+            latest_ms=last_ms,
+            leased=asked.leased,
+            dry_run=asked.dry_run,
+        )
+
+    async def _walk(self, topic: Topic, mutation: TagMutation, asked: MutateTag) -> TagMutated:
+        node = self._node
+        limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
+        cursor = opened(topic, Walk.TAG, asked.cursor)
+        now_ms = node.clock.now_ms()
+        if mutation.by_ms and not mutation.dry_run and now_ms <= mutation.started_ms:
+            # What it shifts must count as asked for after its start, or a repeat would shift it again.
+            await asyncio.sleep(min(mutation.started_ms + 1 - now_ms, MOST_AHEAD_MS) / 1000.0)
+            now_ms = node.clock.now_ms()
+        step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
+        if step.earliest_due_ms is not None:
+            node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)
+        if not mutation.dry_run:
+            for code, many in step.counts.items():
+                node.count(mutation.operation, np.full(many, code, dtype=np.uint8))
+            node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
+            if node.store.journal is not None:
+                node.store.journal.mutated_tag(topic, mutation, step)
+        return TagMutated(step.counts, sealed(topic, Walk.TAG, step.cursor), mutation.started_ms, mutation.due_ms)

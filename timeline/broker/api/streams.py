@@ -1,0 +1,113 @@
+"""The two-way streams of one broker: how many there may be, and the end of those that say nothing or take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from timeline.broker.fairness.cooperative import Pace
+from timeline.broker.fairness.fair_queue import host_of
+from timeline.broker.fairness.limits import Limits
+from timeline.metrics import Metrics
+from timeline.wire import Fault, Stream, TransportError
+
+S = TypeVar("S")
+
+
+class Served(Protocol):
+    """A stream that is being served. `sending_since_ms`: monotonic, since when its peer has not taken what is being
+    sent; None: nothing is."""
+
+    @property
+    def sending_since_ms(self) -> float | None: ...
+
+    def abort(self) -> None:
+        """Ends it at once, without a word."""
+
+
+class Streams:
+    """All that are open, whether or not a roster still knows them."""
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self._limits, self._metrics = limits, metrics
+        self._peers: Counter[str] = Counter()
+        self._served: dict[Served, None] = {}  # in order of arrival, so that a run can be repeated
+        self._ended = asyncio.Event()
+
+    def __len__(self) -> int:
+        return self._peers.total()
+
+    @contextmanager
+    def admit(self, peer: str) -> Iterator[None]:
+        """Counts one more stream of `peer` (scheme:host:port, or any name) as long as it is served. Raises
+        TransportError(OVERLOADED) where the broker or this peer's host has as many as it may."""
+        host = host_of(peer)
+        if len(self) >= self._limits.streams:
+            raise self._refused(f"this broker serves {self._limits.streams} streams, all it may (max_streams)")
+        if self._peers[host] >= self._limits.streams_per_peer:
+            raise self._refused(
+                f"{host} has {self._limits.streams_per_peer} streams here, all that one host may (max_streams_per_peer)"
+            )
+        with self.kept(peer):
+            yield
+
+    @contextmanager
+    def kept(self, peer: str) -> Iterator[None]:
+        """Counts what is left of a stream or scan of `peer` that was given up as a stream, past the bounds too: who
+        lets many hang gets no more."""
+        host = host_of(peer)
+        self._peers[host] += 1
+        try:
+            yield
+        finally:
+            self._peers[host] -= 1
+            if not self._peers[host]:
+                del self._peers[host]
+            self._ended.set()
+
+    def _refused(self, why: str) -> TransportError:
+        self._metrics.count("timeline_throttled_total", "streams")
+        return TransportError(Fault.OVERLOADED, f"{why}: close some, use another broker, or raise the limit")
+
+    @contextmanager
+    def serving(self, stream: Served) -> Iterator[None]:
+        """`stream` is served meanwhile."""
+        self._served[stream] = None
+        try:
+            yield
+        finally:
+            del self._served[stream]
+
+    async def abort_stalled(self, now_ms: float, pace: Pace) -> None:
+        """Ends those whose peers have not taken a frame for too long at monotonic `now_ms`."""
+        for some in pace.some(self._served):
+            for stream in some:
+                since_ms = stream.sending_since_ms
+                if since_ms is not None and now_ms - since_ms > self._limits.stall_ms and stream in self._served:
+                    stream.abort()
+            await pace.did(len(some))
+
+    def of(self, kind: type[S]) -> list[S]:
+        """Those of one kind that are served."""
+        return [stream for stream in self._served if isinstance(stream, kind)]
+
+    async def ended(self, within_s: float) -> None:
+        """Returns when a stream ends, or after `within_s`."""
+        self._ended.clear()
+        timer = asyncio.get_running_loop().call_later(within_s, self._ended.set)
+        try:
+            await self._ended.wait()
+        finally:
+            timer.cancel()
+
+
+async def first_frame(stream: Stream, hello_ms: int) -> bytes | None:
+    """What is said first on a stream. Raises TransportError(DEADLINE) where that is nothing for `hello_ms`."""
+    try:
+        async with asyncio.timeout(hello_ms / 1000.0):
+            return await stream.receive()
+    except TimeoutError:
+        raise TransportError(Fault.DEADLINE, f"nothing was said on this stream for {hello_ms} ms") from None

@@ -1,0 +1,1 @@
+"""Clocks: the broker's own held against its peers', the store's and its clients'."""

@@ -1,0 +1,1 @@
+"""A broker among others: hints to peers, and who joined or left."""

@@ -1,0 +1,154 @@
+"""A broker among others: it tells the membership which healthy consumers it hosts, and whoever deals a bucket what
+comes due there anew. All of that makes delivery fast; nothing is safe or unsafe by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from timeline.broker.cluster.peers import PeerFactory, Peers
+from timeline.columns import Bools, Int64, Ragged
+from timeline.model import Topic, buckets_of
+from timeline.sync import Membership
+from timeline.wire import Hint, Hinted
+
+if TYPE_CHECKING:
+    from timeline.broker.dispatch.dealer import Dealer
+    from timeline.broker.fairness.limits import Limits
+    from timeline.broker.tasks import Tasks
+    from timeline.metrics import Metrics
+
+
+class Cluster:
+    """What one broker knows of the others, and tells them. `wake(topic uid, due_ms, turn)` is told what comes due in
+    buckets that this broker deals."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        name: str,
+        make_peer: PeerFactory | None,
+        limits: Limits,
+        metrics: Metrics,
+        tasks: Tasks,
+        wake: Callable[[int, int, int], bool],
+    ) -> None:
+        self.membership, self.name = membership, name
+        self.peers = Peers(name, make_peer, limits, metrics, tasks)
+        self._metrics, self._wake, self._retell_ms = metrics, wake, limits.retell_ms
+        self._serving = True
+        self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}
+        """By topic's uid, the earliest due that was told of lately, and a while before."""
+        self._turned_ms = 0.0
+
+    # ── what it hosts ──
+
+    def host(self, topic: Topic, consumers: Collection[bytes]) -> None:
+        """These healthy consumers of the topic are connected here; a broker that does not serve hosts nobody."""
+        self.membership.host(topic.uid, topic.name, consumers if self._serving else ())
+
+    def stand(self, dealers: Iterable[Dealer], mono_ms: float, serving: bool) -> None:
+        """`serving`: whether this broker can deal at all. Where that has changed, all that it hosts is told anew."""
+        if mono_ms - self._turned_ms >= self._retell_ms:
+            self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
+        if serving != self._serving:
+            self._serving = serving
+            for dealer in dealers:
+                self.rehost(dealer)
+
+    def rehost(self, dealer: Dealer) -> None:
+        """Others of the topic's consumers are well than were: buckets may be ours because of it, or no more."""
+        self.host(dealer.topic, dealer.roster.well)
+        dealer.look()
+
+    def drop(self, topic: Topic) -> None:
+        """The topic is gone."""
+        self.membership.host(topic.uid, topic.name, ())
+
+    # ── what comes due ──
+
+    def scheduled(self, topic: Topic, ids: Ragged, due_ms: Int64, which: Bools, turn: int) -> None:
+        """Messages (those of the columns `which`) are, or may be, due anew: tells whoever deals their buckets."""
+        at = np.flatnonzero(which)
+        if not len(at):
+            return
+        soonest_ms = int(due_ms[at].min())
+        self._keep(topic.uid, soonest_ms)
+        if self._all_ours(topic):
+            self._wake(topic.uid, soonest_ms, turn)
+            return
+        many = topic.settings.buckets
+        buckets = buckets_of(ids.take(at), many)
+        earliest_ms: dict[int, int] = {}
+        for bucket, when_ms in zip(buckets.tolist(), due_ms[at].tolist(), strict=True):
+            known_ms = earliest_ms.get(bucket)
+            if known_ms is None or when_ms < known_ms:
+                earliest_ms[bucket] = when_ms
+        told: dict[str, int] = {}
+        for bucket, when_ms in earliest_ms.items():
+            owner = self.membership.owner(topic.uid, bucket, many)
+            if owner is not None and when_ms < told.get(owner.name, when_ms + 1):
+                told[owner.name] = when_ms
+        self._tell(topic, told, turn)
+
+    def scheduled_somewhere(self, topic: Topic, due_ms: int) -> None:
+        """Messages in any of the topic's buckets may be due at `due_ms`: tells all that host consumers of it."""
+        self._keep(topic.uid, due_ms)
+        self._tell(topic, dict.fromkeys([*self.membership.hosting(topic.uid), self.name], due_ms), 0)
+
+    def changed(self) -> None:
+        """Brokers, or what they host, are others than before: who deals a bucket now may have looked into the store
+        before a message was put that nobody, or somebody else, was told of. All that host consumers are told of what
+        was due lately."""
+        members = self.membership.members()
+        self.peers.keep(members)
+        for uid in {uid: None for dues in self._lately for uid in dues}:
+            due_ms = min(dues[uid] for dues in self._lately if uid in dues)
+            hosting = self.membership.hosting(uid)
+            for member in members:
+                if member.name != self.name and member.name in hosting:
+                    self.peers.tell(member, uid, due_ms)
+
+    def _keep(self, uid: int, due_ms: int) -> None:
+        known_ms = self._lately[0].get(uid)
+        if known_ms is None or due_ms < known_ms:
+            self._lately[0][uid] = due_ms
+
+    def alone(self) -> bool:
+        """Whether there is no other broker."""
+        return all(member.name == self.name for member in self.membership.members())
+
+    def _all_ours(self, topic: Topic) -> bool:
+        """Whether no other broker deals any of it."""
+        return all(name == self.name for name in self.membership.hosting(topic.uid))
+
+    def _tell(self, topic: Topic, told: dict[str, int], turn: int) -> None:
+        if self.name in told:
+            self._wake(topic.uid, told.pop(self.name), turn)
+        if told:
+            for member in self.membership.members():
+                if member.name in told:
+                    self.peers.tell(member, topic.uid, told[member.name])
+
+    def hinted(self, hint: Hint) -> Hinted:
+        """Another broker says what comes due here."""
+        self.peers.count("received", len(hint.topic_uid))
+        known = [
+            self._wake(uid, due_ms, 0)
+            for uid, due_ms in zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)
+        ]
+        return Hinted(sum(known))
+
+    # ── who is there ──
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where drivers find the brokers that are there."""
+        return tuple(member.address for member in self.membership.members() if member.address)
+
+    def shown(self) -> str:
+        """How this broker stands among the others, in words."""
+        state, members = self.membership.state, len(self.membership.members())
+        counted = f"{state.standing}, {members} broker{'' if members == 1 else 's'}"
+        return f"{counted}: {state.reason}" if state.reason else counted

@@ -1,0 +1,433 @@
+"""The dealer of one topic: sleeps until exactly the next due, leases what its consumers have credit for, pushes.
+
+One loop leases: `_obstacle` says what keeps it from dealing now, `_round` leases and deals once. What was leased ahead
+of its time has a timer of its own, so that no store call stands between a message and its due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from timeline.broker.dispatch.lease_ahead import Ahead
+from timeline.broker.dispatch.lease_ahead_buffer import Held
+from timeline.broker.dispatch.leased_batch import Parcel, ran_out, unsound_rows
+from timeline.broker.dispatch.next_due import NextDue
+from timeline.broker.dispatch.rate import Rate
+from timeline.broker.dispatch.release_unseen import HandBack
+from timeline.broker.dispatch.roster import Consumer, Outboxes, Roster, grants_for
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes.settling import Settling
+from timeline.broker.status.late import Hindrances, Lateness, LateRing, Spans
+from timeline.broker.tasks import Tasks, Underway
+from timeline.clock import Clock
+from timeline.columns import Bools
+from timeline.metrics import Metrics
+from timeline.model import DELIVERED_OUT, Topic
+from timeline.storage_plugins.contract import Grant, Leased, StoreError
+from timeline.wire.frames import Cause, LeavingReason
+
+log = logging.getLogger("timeline.broker")
+FIRST_RETRY_MS = 20.0
+LAST_RETRY_MS = 1_000.0
+FRUITLESS_MS = 100.0
+
+
+class Dealer:
+    """Deals one topic. `topic` is replaced when its record changes; `since_ms`: since when it is here, without a
+    consumer; `buckets` says which buckets are ours, `hosts` is told which consumers are here and well."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        *,
+        since_ms: int,
+        store: MeteredStore,
+        settling: Settling,
+        clock: Clock,
+        limits: Limits,
+        metrics: Metrics,
+        late: LateRing,
+        random_bits: Callable[[int], int],
+        tasks: Tasks,
+        buckets: Callable[[Topic], Sequence[int] | None],
+        hosts: Callable[[Topic, Collection[bytes]], None],
+        outboxes: Outboxes,
+        store_slow: Spans,
+    ) -> None:
+        self.topic = topic
+        self.roster = Roster(limits)
+        self._store, self._clock, self._limits = store, clock, limits
+        self._metrics = metrics
+        self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
+        self._held = Held()
+        self._rate = Rate()
+        self._ahead = Ahead(limits, store.store.capabilities.lease_ahead_ms)
+        self._wake = asyncio.Event()
+        self._next = NextDue()
+        self._never_ahead_ms: int | None = None
+        self._held_timer: asyncio.TimerHandle | None = None
+        self._retry_ms = self._retry_at_ms = 0.0
+        self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
+        self._swept = False
+        self._stranded_until_ms = self._fruitless_until_ms = 0.0
+        self._behind = False
+        """Whether the last round for what is ours left something that was due: there is more than credit."""
+        self._step_until_ms = 0.0
+        """Until then what was left waits for a step of credit."""
+        self._dry = False
+        """Whether a consumer has said since the last round began that it may have nothing left to do."""
+        self._stopped: Cause | None = None
+        self._hindrances = Hindrances(since_ms, store_slow)
+        self._hindrances.now(Cause.NO_CONSUMER, since_ms)
+        self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
+        self.task: asyncio.Task[None] | None = None
+        self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
+        self.coming_back = Underway()
+        """Consumers that are being given what they hold."""
+        self._between_rounds = asyncio.Event()
+        self._between_rounds.set()
+
+    def wake(self) -> None:
+        """There is more credit, or a consumer is well again."""
+        self._fruitless_until_ms = self._step_until_ms = 0.0
+        self._wake.set()
+
+    def ran_dry(self) -> None:
+        """A consumer may have nothing left to do. It has no more credit than before: what was larger still is."""
+        self._dry = True
+        self._step_until_ms = 0.0
+        self._wake.set()
+
+    def trickled(self) -> None:
+        """There is a little more credit: what is due now goes out on it, a backlog waits until there is a step."""
+        self._fruitless_until_ms = 0.0
+        if not self._behind or self._step_until_ms <= self._clock.monotonic_ms():
+            self._wake.set()
+
+    def hint(self, due_ms: int, turn: int = 0) -> None:
+        """A message was put, moved or released to `due_ms`, in the store's `turn` (0: it did not say)."""
+        if self._next.hint(due_ms, turn):
+            self._behind = False
+            self._wake.set()
+
+    def update(self, topic: Topic) -> None:
+        """The topic's record changed."""
+        before, self.topic = self.topic.settings, topic
+        if topic.settings.paused or topic.settings.lease_ahead_ms != before.lease_ahead_ms:
+            self._free_held()
+        self.look()
+
+    def look(self) -> None:
+        """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out."""
+        self._next.look()
+        self._behind = False
+        self._retry_at_ms = 0.0
+        self.wake()
+
+    def admit(self, consumer: Consumer) -> None:
+        """From now on `consumer` is dealt to, and buckets are ours because of it; unless another has its id by now."""
+        if not self.roster.knows(consumer):
+            return
+        consumer.deal()
+        self.roster.well.add(consumer.id)
+        self._hosts(self.topic, self.roster.well)
+        self.look()
+
+    async def run(self) -> None:
+        """Deals until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
+        try:
+            while True:
+                try:
+                    wait_ms = self._wait_ms()
+                    if wait_ms > 0:
+                        await self._sleep(wait_ms)
+                    else:
+                        await self._round()
+                except StoreError as trouble:
+                    self._back_off(trouble)
+                except Exception:
+                    log.exception("dealer of topic %r stumbled and goes on", self.topic.name)
+                    self._back_off(None)
+        finally:
+            if self._held_timer is not None:
+                self._held_timer.cancel()
+
+    def _back_off(self, trouble: StoreError | None) -> None:
+        self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
+        self._retry_at_ms = self._clock.monotonic_ms() + self._retry_ms
+        self._next.not_told(self._clock.now_ms())
+        self._hindrances.now(Cause.STORE_SLOW, self._clock.now_ms())
+        if trouble is not None:
+            log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
+
+    async def _sleep(self, wait_ms: float) -> None:
+        """Sleeps until something changes, but no longer than `wait_ms`."""
+        if wait_ms == math.inf:
+            await self._wake.wait()
+        elif not self._wake.is_set():
+            timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        self._wake.clear()
+
+    def _wait_ms(self) -> float:
+        """How long until there is something to lease; 0: now. Says on the way what hinders, for the late ring."""
+        mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
+        cause, wait_ms = self._obstacle(mono_ms)
+        until_step_ms = self._step_until_ms - mono_ms
+        if self._behind and until_step_ms > 0:
+            cause, wait_ms = cause or Cause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
+        self._hindrances.now(cause, int(now))
+        if wait_ms is not None:
+            return wait_ms
+        until_sweep_ms, due_ms = max(self._sweep_at_ms - mono_ms, until_step_ms), self._next.at_ms
+        if due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
+            return max(0.0, until_sweep_ms)
+        lead_ms = self._ahead.lead_ms(self.topic.settings, self._store.lease_lead_ms)
+        lead_ms = 0 if due_ms == self._never_ahead_ms else lead_ms
+        return min(until_sweep_ms, due_ms - lead_ms - now)
+
+    def _deals_nothing(self) -> bool:
+        """Whether all buckets are others'."""
+        mine = self._buckets(self.topic)
+        return mine is not None and not len(mine)
+
+    def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
+        """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
+        if self._stopped is not None or self.topic.settings.paused:
+            return self._stopped or Cause.PAUSED, float(self._limits.sweep_every_ms)
+        if mono_ms < self._retry_at_ms:
+            return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
+        if not self.roster.consumers:
+            return Cause.NO_CONSUMER, math.inf
+        if not self.roster.any_ready(mono_ms) or self._outboxes.full:
+            recovers_ms = self.roster.recovers_at_ms(mono_ms)
+            wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
+            cause = Cause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else Cause.NO_CONSUMER
+            return cause, max(1.0, float(wait_ms))
+        if mono_ms < self._fruitless_until_ms:
+            return Cause.NO_CREDIT, self._fruitless_until_ms - mono_ms
+        rate_wait_ms = self._rate.wait_ms(self.topic.settings.max_rate_per_s, mono_ms)
+        if rate_wait_ms > 0:
+            return Cause.RATE_LIMITED, rate_wait_ms
+        return None, None
+
+    async def _round(self) -> None:
+        """Leases once for whoever has credit, and deals what came."""
+        mono_ms = self._clock.monotonic_ms()
+        topic, consumers = self.topic, self.roster.ready(mono_ms)
+        most = self._ahead.most(self._next.at_ms, self._clock.now_ms())
+        most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
+        grants = grants_for(consumers, self._limits, most)
+        consumers = consumers[: len(grants)]
+        self._between_rounds.clear()
+        self._dry = False
+        try:
+            leased, done_ms, swept = await self._lease(topic, grants, mono_ms)
+            self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
+            self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
+            self._account(leased, mono_ms)
+            if len(leased.rows):
+                self._deal(leased, consumers, done_ms, swept)
+            self._await_step(swept and len(leased.rows) > 0)
+        finally:
+            self._between_rounds.set()
+        # A store that never waits must not keep others from their turn.
+        await asyncio.sleep(0)
+
+    def _await_step(self, stranded: bool) -> None:
+        """After a round: where more is there than credit, the next one waits for a step of it. Each ack of a consumer
+        that takes one message after the other would else lease one. `stranded`: what others deal was found."""
+        mono_ms = self._clock.monotonic_ms()
+        self._step_until_ms = 0.0
+        if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
+            self._step_until_ms = mono_ms + self._limits.step_wait_ms
+
+    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int, bool]:
+        """One call of the store, when it returned, and whether it was a sweep of what others deal. Notes what it says
+        of the next due."""
+        now_ms = self._clock.now_ms()
+        buckets, overdue_ms = self._buckets(topic), 0
+        self._swept = mono_ms >= self._sweep_at_ms and not self._swept
+        if self._swept:
+            self._sweep_at_ms = mono_ms + self._limits.sweep_every_ms
+            if buckets is not None:
+                # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
+                buckets, overdue_ms = None, self._limits.stranded_after_ms
+        self._next.ask()
+        until_ms = now_ms + self._ahead.window_ms(topic.settings, self._store.lease_lead_ms)
+        leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
+        done_ms = self._clock.now_ms()
+        self._retry_ms = 0.0
+        if not overdue_ms:
+            self._next.told(leased.next_due_ms, leased.turn)
+            self._behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
+            self._note_fruitless(leased, now_ms, until_ms, mono_ms)
+            return leased, done_ms, False
+        # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
+        self._next.told(now_ms, 0)
+        if len(leased.rows):
+            self._sweep_at_ms = mono_ms  # there may be more: again, after a round for what is ours
+            self._stranded_until_ms = mono_ms + self._limits.sweep_every_ms
+        elif mono_ms < self._stranded_until_ms and not all(grant.alone for grant in grants):
+            # There was more a moment ago, and what is next may be larger than the credit in bytes that was left.
+            self._sweep_at_ms = mono_ms + FRUITLESS_MS
+        return leased, done_ms, True
+
+    def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
+        """When a round leased nothing, another like it would not either: say until when not to ask again."""
+        self._never_ahead_ms = None
+        if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
+            return
+        if leased.next_due_ms <= now_ms:
+            # What is due is larger than anybody's credit in bytes: wait for more credit.
+            self._fruitless_until_ms = mono_ms + FRUITLESS_MS
+        elif leased.next_due_ms <= until_ms:
+            # It was asked for and not given: a lease that is about to run out, which nobody may have ahead of its time.
+            self._never_ahead_ms = leased.next_due_ms
+
+    def _account(self, leased: Leased, mono_ms: float) -> None:
+        """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
+        name = self._metrics.topic(self.topic.name)
+        self._store.expired(self.topic, leased.expired)
+        if len(leased.buried):
+            self._metrics.count("timeline_buried_total", name, DELIVERED_OUT.decode(), by=len(leased.buried))
+            log.warning(
+                "topic %r: %d messages delivered too often are dead letters", self.topic.name, len(leased.buried)
+            )
+        if leased.prior_holders.nbytes:
+            prior = zip(leased.prior_holders.tolist(), leased.was_due_ms.tolist(), strict=True)
+            ended = sorted((end_ms, holder) for holder, end_ms in prior if holder)
+            self._metrics.count("timeline_redeliveries_total", name, by=len(ended))
+            for holder, end_ms in {holder: end_ms for end_ms, holder in ended}.items():
+                if (consumer := self.roster.consumers.get(holder)) is not None:
+                    consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
+
+    def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int, swept: bool) -> None:
+        """Gives each consumer its rows: now if they are due, else when they are."""
+        whole = Parcel(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
+        sizes = whole.sizes
+        counts = np.bincount(leased.grant, minlength=len(consumers))
+        spent = np.bincount(leased.grant, weights=sizes, minlength=len(consumers))
+        for consumer, count, bytes_ in zip(consumers, counts.tolist(), spent.tolist(), strict=True):
+            consumer.spend(count, int(bytes_))
+        self.roster.dealt_last(consumers[int(leased.grant[-1])])
+        unsound = unsound_rows(leased.rows, leased.damaged)
+        for at, consumer in enumerate(consumers):
+            if counts[at]:
+                self._give_sound(consumer, whole, leased.grant == at, unsound)
+
+    def give_again(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Gives what its holder had before."""
+        consumer.spend(len(parcel), int(parcel.sizes.sum()))
+        self._give_sound(consumer, parcel, np.ones(len(parcel), dtype=np.bool_), unsound_rows(parcel.rows))
+
+    def _give_sound(self, consumer: Consumer, whole: Parcel, mine: Bools, unsound: dict[bytes, Bools]) -> None:
+        """Gives the rows that are `mine`, and buries those among them that cannot be delivered."""
+        for reason, rows in unsound.items():
+            if (mine & rows).any():
+                self._bury(consumer, whole.where(mine & rows), reason)
+            mine = mine & ~rows
+        if mine.any():
+            self.give(consumer, whole.where(mine))
+
+    def _bury(self, consumer: Consumer, parcel: Parcel, reason: bytes) -> None:
+        log.error("topic %r: %d messages with %s are dead letters", self.topic.name, len(parcel), reason.decode())
+        self._metrics.count(
+            "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
+        )
+        self.back.bury(parcel, reason)
+        consumer.refund(parcel)
+
+    def give(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone, or the topic was
+        stopped or paused since it was leased."""
+        if consumer.gone or self._stopped is not None or self.topic.settings.paused:
+            consumer.refund(parcel)
+            self.back.unseen([parcel])
+            return
+        ahead = parcel.was_due_ms > self._clock.now_ms()
+        if ahead.any():
+            self._held.add(consumer, parcel.where(ahead))
+            self._set_timer()
+            parcel = parcel.where(~ahead)
+        if len(parcel):
+            self._push(consumer, parcel)
+
+    def _set_timer(self) -> None:
+        """For the earliest of what is held."""
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        due_ms = self._held.next_due_ms()
+        if due_ms is not None:
+            wait_s = max(0.0, due_ms - self._clock.now()) / 1000.0
+            self._held_timer = asyncio.get_running_loop().call_later(wait_s, self._push_due)
+
+    def _push_due(self) -> None:
+        """Pushes what was leased ahead and is due now."""
+        try:
+            for consumer, parcel in self._held.due(self._clock.now_ms()):
+                self.give(consumer, parcel)
+        finally:
+            self._set_timer()
+
+    def _push(self, consumer: Consumer, parcel: Parcel) -> None:
+        """Queues `parcel`, which is due, for its consumer."""
+        for part in parcel.frames(self._limits.deliver_messages):
+            consumer.push(part)
+
+    def clock_jumped(self, before_ms: int, after_ms: int) -> None:
+        """The clock went from one to the other in no time."""
+        self._hindrances.jumped(before_ms, after_ms)
+        self._set_timer()
+        self.look()
+
+    async def quiet(self) -> None:
+        """Returns when no lease call is under way and what was to go back has gone back."""
+        await self._between_rounds.wait()
+        await self.coming_back.none.wait()
+        await self.back.settled.wait()
+
+    def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
+        """`consumer` goes: what was not sent to it goes back."""
+        self.roster.leave(consumer)
+        self._hosts(self.topic, self.roster.well)
+        self.back.unseen(self._held.of(consumer) + unsent)
+        self._wake.set()
+
+    def stop_leasing(self, cause: Cause = Cause.PAUSED) -> None:
+        """Leases no more and hands back what was leased ahead. `cause`: what is then to blame for lateness."""
+        self._stopped = self._stopped if self._stopped is Cause.PAUSED else cause  # a drain never ends
+        self._free_held()
+        self._wake.set()
+
+    def lease_again(self, cause: Cause) -> None:
+        """The end of `stop_leasing` for `cause`."""
+        if self._stopped is cause:
+            self._stopped = None
+            self.look()
+
+    def _free_held(self) -> None:
+        """What was leased ahead of its time goes back, and the credit that it took."""
+        for consumer, parcel in self._held.everything():
+            consumer.refund(parcel)
+            self.back.unseen([parcel])
+
+    def withdraw(self) -> None:
+        """Nothing more is pushed to any consumer of the topic: what was not pushed goes back."""
+        for consumer in list(self.roster.consumers.values()):
+            self.back.unseen(self._held.of(consumer) + consumer.withdraw())
+
+    def dismiss(self, reason: LeavingReason, text: str) -> None:
+        """Tells every consumer of the topic to leave and hands back what was not pushed."""
+        for consumer in list(self.roster.consumers.values()):
+            self.back.unseen(self._held.of(consumer) + consumer.leave(reason, text))
+        self._wake.set()

@@ -1,0 +1,112 @@
+"""Lease ahead: how long before its due a message may be leased, and how many a round takes that begins before.
+
+A round that begins ahead of the next due has no time to lose: what it leases must be back by then, and a store takes
+longer the more is asked for. So the first round of a hot instant takes few, which then go out on time, and while rounds
+come back full each one takes more, until they are as large as any. Where a lease takes long, little of that is for the
+messages in it: the more time a round has, the more it takes, else a slow store is asked for few again and again.
+
+A round that begins for one message takes along what comes due soon after it: at a steady rate there would else be one
+for each message, with a commit of its own. And as much as comes due while a round takes its time: the next one begins
+when this one is back, and is back as long after that.
+
+How long a store's leases take counts as messages meet it: one of 40 ms among a hundred of 2 ms holds up a sixth of
+them, not a hundredth. A lead of less would have all of those late.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+from timeline.broker.fairness.limits import Limits
+from timeline.model import LEASE_AHEAD_AUTO, TopicSettings
+
+ALONG_OF_ASKED = 4
+"""Where a topic says how far ahead, a round begins a quarter of that later than it might, and takes along what comes
+due in that quarter: at a steady rate there would else be a round for each message, or as many as the store can take."""
+GROWTH = 4
+"""How many times as much as a full round the next one takes."""
+SHORT_MS = 50
+USUAL = 4
+"""Further ahead than SHORT_MS only where the store's leases take long as a rule: at most so many times their mean. One
+that stood still once has not become slow, and what is leased cannot be moved."""
+REMEMBERED_MS = 10_000.0
+FEWEST, MOST = 128, 4_096
+"""So many leases at least are remembered, however long ago, and so many at most, however lately."""
+
+
+class LeaseTimes:
+    """How long the store's leases took lately: the last ten seconds of them."""
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[float, float]] = deque()  # when it was back, how long it took
+        self._ordered: list[float] = []  # kept in order: sorting at each lease cost a lone message 10 µs
+        self._sum_ms = 0.0
+        self.p99_ms: float | None = None
+        """99 of 100 messages meet a lease that takes no longer. None until one has been measured."""
+
+    @property
+    def lead_ms(self) -> float | None:
+        """How long a lease takes, as far as leasing ahead goes by it: the p99, within bounds. None until then."""
+        if self.p99_ms is None:
+            return None
+        return min(self.p99_ms, max(SHORT_MS, USUAL * self._sum_ms / len(self._ordered)))
+
+    def took(self, ms: float, mono_ms: float) -> None:
+        """A lease took so long and was back at `mono_ms`."""
+        self._taken.append((mono_ms, ms))
+        insort(self._ordered, ms)
+        self._sum_ms += ms
+        while len(self._taken) > FEWEST and (len(self._taken) > MOST or self._taken[0][0] < mono_ms - REMEMBERED_MS):
+            _, forgotten_ms = self._taken.popleft()
+            del self._ordered[bisect_left(self._ordered, forgotten_ms)]
+            self._sum_ms -= forgotten_ms
+        spare_ms = self._sum_ms * 0.01
+        at = len(self._ordered) - 1
+        while at > 0 and self._ordered[at] < spare_ms:
+            spare_ms -= self._ordered[at]
+            at -= 1
+        self.p99_ms = self._ordered[at]
+
+
+class Ahead:
+    """One topic's way of leasing ahead. `cap_ms`: how far at most where the topic says `auto`."""
+
+    def __init__(self, limits: Limits, cap_ms: int) -> None:
+        self._limits = limits
+        self._cap_ms = cap_ms
+        self._most = limits.ahead_messages
+
+    def lead_ms(self, settings: TopicSettings, lease_ms: float | None) -> int:
+        """How long before the next due a round begins; 0: at the due. `auto`: how long a lease takes, and the cap until
+        one has been measured (None); else three quarters of what was asked for. Capped so that a round still takes
+        something along: one would else follow on another, each for what came into the window during the one before."""
+        asked_ms = settings.lease_ahead_ms
+        if asked_ms != LEASE_AHEAD_AUTO:
+            return asked_ms - asked_ms // ALONG_OF_ASKED
+        cap_ms = self._auto_cap_ms(settings)
+        return cap_ms if lease_ms is None else min(max(cap_ms - self._limits.lease_along_ms, 0), math.ceil(lease_ms))
+
+    def window_ms(self, settings: TopicSettings, lease_ms: float | None) -> int:
+        """How far ahead of its due a message may be leased by a round that has begun; 0: not at all."""
+        if settings.lease_ahead_ms != LEASE_AHEAD_AUTO:
+            return settings.lease_ahead_ms
+        lead_ms = self.lead_ms(settings, lease_ms)
+        return min(self._auto_cap_ms(settings), lead_ms + max(lead_ms, self._limits.lease_along_ms))
+
+    def _auto_cap_ms(self, settings: TopicSettings) -> int:
+        # A rate counts what is leased: what was leased long before its due goes out beside what is leased then.
+        return min(self._cap_ms, SHORT_MS) if settings.max_rate_per_s else self._cap_ms
+
+    def most(self, next_due_ms: int | None, now_ms: int) -> int:
+        """How many messages a round may lease that begins at `now_ms`."""
+        if next_due_ms is None or next_due_ms <= now_ms:
+            self._most = self._limits.ahead_messages
+            return self._limits.lease_messages
+        in_time = self._limits.ahead_messages_per_ms * (next_due_ms - now_ms)
+        return min(max(self._most, in_time), self._limits.lease_messages)
+
+    def took(self, asked: int, leased: int) -> None:
+        """A round that might lease `asked` leased so many."""
+        self._most = max(self._limits.ahead_messages, asked * GROWTH if leased >= asked else 0)

@@ -1,0 +1,401 @@
+"""The roster: a topic's connected consumers, their credit and their health, and what waits to be pushed to them."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+
+from timeline.broker.clocks.drift import Offset
+from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.fairness.limits import Limits
+from timeline.storage_plugins.contract import Grant
+from timeline.wire.frames import Frame, Leaving, LeavingReason
+
+
+class Health(StrEnum):
+    """HEALTHY gets messages. SILENT: no heartbeat. STALLED: does not take what is pushed. SET_ASIDE: its leases ran out
+    one after another, so it gets none for a while. GONE: its stream is over."""
+
+    HEALTHY = "healthy"
+    SILENT = "silent"
+    STALLED = "stalled"
+    SET_ASIDE = "set_aside"
+    GONE = "gone"
+
+
+class Outboxes:
+    """What waits to be pushed, over all consumers of a broker. `freed` is called when there is room again."""
+
+    def __init__(self, limit_bytes: int, freed: Callable[[], None]) -> None:
+        self._limit_bytes, self._freed = limit_bytes, freed
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be leased for anybody."""
+        return self.bytes >= self._limit_bytes
+
+    def add(self, bytes_: int) -> None:
+        """So much more waits; negative: less."""
+        was_full = self.full
+        self.bytes += bytes_
+        if was_full and not self.full:
+            self._freed()
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
+    credit at that mark means nothing is in flight. `wake`: its dealer; `trickled`: the same, told of less credit than a
+    step. `changed`: its roster, told when it has credit, or has none any more, or is set aside. `dealing`: it may be
+    dealt to (what it held before was looked up). `clock`: how far its own is ahead of ours, as it says. `gone`: nothing
+    may be pushed to it any more."""
+
+    id: bytes
+    session: int
+    lease_ms: int
+    credit_messages: int
+    credit_bytes: int
+    limits: Limits
+    heartbeat_ms: int
+    heard_ms: float
+    wake: Callable[[], None]
+    outboxes: Outboxes
+    bearer: str = ""
+    """Whose token its stream came with: while it is here, nobody else takes its id."""
+    trickled: Callable[[], None] = lambda: None
+    changed: Callable[[Consumer], None] = lambda _: None
+    outbox: deque[Frame | Parcel] = field(default_factory=deque)
+    outbox_bytes: int = 0
+    room_bytes: int = 0
+    room_messages: int = 0
+    sending_since_ms: float | None = None
+    lapses: int = 0
+    _lapse_until_ms: int = 0
+    set_asides: int = 0
+    set_aside_until_ms: float = 0.0
+    dealing: bool = False
+    leaving: Leaving | None = None
+    clock: Offset | None = None
+    gone: bool = False
+    finished: bool = False
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.room_messages = max(self.room_messages, self.credit_messages)
+        self.room_bytes = max(self.room_bytes, self.credit_bytes)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing in flight: a message larger than its credit in bytes may then be sent alone."""
+        return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
+
+    @property
+    def has_step(self) -> bool:
+        """Whether so much of its credit is free, in messages and in bytes, that it is worth a round."""
+        share = self.limits.step_share
+        messages = min(self.limits.step_messages, self.room_messages // share)
+        return self.credit_messages >= messages and (self.credit_bytes >= self.room_bytes // share or self.idle)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in its hands or on their way."""
+        return max(0, self.room_messages - self.credit_messages)
+
+    def open_credit(self, now_ms: float) -> int:
+        """Messages that may be dealt to it at monotonic `now_ms`."""
+        return max(0, self.credit_messages) if self.health(now_ms) is Health.HEALTHY else 0
+
+    def health(self, now_ms: float) -> Health:
+        """Its health at monotonic `now_ms`."""
+        if self.gone:
+            return Health.GONE
+        if now_ms - self.heard_ms > self.heartbeat_ms * self.limits.heartbeats_missed:
+            return Health.SILENT
+        if self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms:
+            return Health.STALLED
+        return Health.SET_ASIDE if now_ms < self.set_aside_until_ms else Health.HEALTHY
+
+    def deal(self) -> None:
+        """From now on it is dealt to."""
+        self.dealing = True
+        self.changed(self)
+        self.wake()
+
+    def heard(self, now_ms: float) -> None:
+        """A frame of it arrived."""
+        before = self.health(now_ms)
+        self.heard_ms = now_ms
+        if before is Health.SILENT:
+            self.wake()
+
+    def sent(self, now_ms: float) -> None:
+        """It took what was sent."""
+        before = self.health(now_ms)
+        self.sending_since_ms = None
+        if before is Health.STALLED:
+            self.wake()
+
+    def add_credit(self, messages: int, bytes_: int) -> None:
+        """The consumer has room for more."""
+        had = self.credit_messages > 0
+        self.credit_messages += messages
+        self.credit_bytes += bytes_
+        if had != (self.credit_messages > 0):
+            self.changed(self)
+        self.room_messages = max(self.room_messages, self.credit_messages)
+        self.room_bytes = max(self.room_bytes, self.credit_bytes)
+        if messages or bytes_:
+            if self.has_step:
+                self.wake()
+            else:
+                self.trickled()
+
+    def spend(self, messages: int, bytes_: int) -> None:
+        """So much was leased for it."""
+        had = self.credit_messages > 0
+        self.credit_messages -= messages
+        self.credit_bytes -= bytes_
+        if had != (self.credit_messages > 0):
+            self.changed(self)
+
+    def refund(self, parcel: Parcel) -> None:
+        """What was leased for it does not reach it after all."""
+        self.add_credit(len(parcel), int(parcel.sizes.sum()))
+
+    def push(self, item: Frame | Parcel) -> None:
+        """Queues a frame, or a parcel to be made into one when its turn comes."""
+        self.outbox.append(item)
+        if isinstance(item, Parcel):
+            self._weigh(item.frame_bytes)
+        self._ready.set()
+
+    def _weigh(self, bytes_: int) -> None:
+        was_full = self.outbox_bytes >= self.limits.outbox_bytes
+        self.outbox_bytes += bytes_
+        self.outboxes.add(bytes_)
+        if was_full and self.outbox_bytes < self.limits.outbox_bytes:
+            self._room.set()
+            self.wake()
+
+    async def next(self) -> Frame | Parcel | None:
+        """What to send next; None once it is finished and all that was queued is sent. Parcels of one round that wait
+        behind each other go together: what is late already is not made later by a frame for each."""
+        while not self.outbox:
+            if self.finished:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        item = self.outbox.popleft()
+        if isinstance(item, Parcel):
+            item = self._joined(item)
+        if len(self.outbox) < self.limits.answers_waiting:
+            self._room.set()
+        return item
+
+    def _joined(self, first: Parcel) -> Parcel:
+        """`first`, which was taken from the outbox, with those behind it that go with it."""
+        parcels, messages, bytes_ = [first], len(first), first.frame_bytes
+        while self.outbox and isinstance(behind := self.outbox[0], Parcel) and behind.joins(first, messages, bytes_):
+            parcels.append(behind)
+            self.outbox.popleft()
+            messages, bytes_ = messages + len(behind), bytes_ + behind.frame_bytes
+        self._weigh(-bytes_)
+        return Parcel.concat(parcels)
+
+    async def room(self) -> None:
+        """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
+        not."""
+        while len(self.outbox) >= self.limits.answers_waiting:
+            self._room.clear()
+            await self._room.wait()
+
+    async def room_for_parcels(self) -> None:
+        """Returns when its outbox may take more parcels."""
+        while self.outbox_bytes >= self.limits.outbox_bytes and not self.gone:
+            self._room.clear()
+            await self._room.wait()
+
+    def withdraw(self) -> list[Parcel]:
+        """Nothing more is pushed to it; answers the parcels that were not sent. Answers it waits for stay queued."""
+        unsent = [item for item in self.outbox if isinstance(item, Parcel)]
+        kept = [item for item in self.outbox if not isinstance(item, Parcel)]
+        self.outbox.clear()
+        self.outbox.extend(kept)
+        self.gone = True
+        self._weigh(-self.outbox_bytes)
+        self._room.set()
+        return unsent
+
+    def leave(self, reason: LeavingReason, text: str) -> list[Parcel]:
+        """Tells it to leave; answers the parcels that were not sent, for handing back."""
+        unsent = self.withdraw()
+        if self.leaving is None:
+            self.leaving = Leaving(reason, text)
+            self.push(self.leaving)
+        return unsent
+
+    def finish(self) -> None:
+        """Its stream ends once all that is queued is sent."""
+        self.finished = True
+        self._ready.set()
+
+    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
+        """A dealing round at `wall_ms` found leases of it run out, the last one at `ended_ms`: too many moments in a
+        row set it aside, longer each time. Leases that end together count once, however many rounds find them."""
+        if ended_ms <= self._lapse_until_ms:
+            return
+        self._lapse_until_ms = wall_ms + min(self.lease_ms, self.limits.heartbeat_ms)
+        self.lapses += 1
+        if self.lapses >= self.limits.lapses_tolerated:
+            wait_ms = min(self.limits.set_aside_cap_ms, self.limits.set_aside_first_ms << min(self.set_asides, 16))
+            self.set_aside_until_ms = now_ms + wait_ms
+            self.set_asides += 1
+            self.changed(self)
+            self.lapses = self.limits.lapses_tolerated - 1  # on probation: one more lapse sets it aside again
+
+    def settled(self) -> None:
+        """It settled something: it is well."""
+        self.lapses = self.set_asides = 0
+        if self.set_aside_until_ms:
+            self.set_aside_until_ms = 0.0
+            self.wake()
+
+
+class Roster:
+    """A topic's consumers, by id. A round's work does not grow with those that have no credit."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.consumers: dict[bytes, Consumer] = {}
+        self._last: bytes = b""
+        self._credited: list[bytes] = []
+        """The ids of those that may be dealt to and have credit, in order."""
+        self._aside: set[bytes] = set()
+        self.well: set[bytes] = set()
+        """The ids of those that are dealt to and were healthy when last looked at."""
+
+    def join(self, consumer: Consumer) -> Consumer | None:
+        """Adds it; answers the one that had its id, which is now off the roster."""
+        before = self.consumers.pop(consumer.id, None)
+        self.consumers[consumer.id] = consumer
+        consumer.changed = self._changed
+        self._changed(consumer)
+        return before
+
+    def leave(self, consumer: Consumer) -> None:
+        """Takes it off, unless another has its place already."""
+        if self.knows(consumer):
+            del self.consumers[consumer.id]
+            self._aside.discard(consumer.id)
+            self.well.discard(consumer.id)
+            self._credit(consumer.id, False)
+
+    def recount(self, some: Iterable[bytes], now_ms: float, count: Callable[[Consumer, Health], None]) -> bool:
+        """Looks at the health of those with `some` ids, at monotonic `now_ms`, and counts whoever is here under them;
+        whether others are well than were before."""
+        changed = False
+        for id in some:
+            one = self.consumers.get(id)
+            if one is None:
+                continue
+            health = one.health(now_ms)
+            count(one, health)
+            if (one.dealing and health is Health.HEALTHY) != (id in self.well):
+                self.well ^= {id}
+                changed = True
+        return changed
+
+    def knows(self, consumer: Consumer) -> bool:
+        """Whether it is here, and no other has its id by now."""
+        return self.consumers.get(consumer.id) is consumer
+
+    def _changed(self, consumer: Consumer) -> None:
+        if self.knows(consumer):
+            self._credit(consumer.id, consumer.dealing and consumer.credit_messages > 0)
+            if consumer.set_aside_until_ms:
+                self._aside.add(consumer.id)
+
+    def _credit(self, id: bytes, has: bool) -> None:
+        at = bisect_left(self._credited, id)
+        known = at < len(self._credited) and self._credited[at] == id
+        if has and not known:
+            self._credited.insert(at, id)
+        elif known and not has:
+            del self._credited[at]
+
+    def _able(self, now_ms: float) -> Iterator[Consumer]:
+        """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
+        count, turn = len(self._credited), bisect_right(self._credited, self._last)
+        for step in range(count):
+            consumer = self.consumers[self._credited[(turn + step) % count]]
+            if (
+                (consumer.credit_bytes > 0 or consumer.idle)
+                and consumer.outbox_bytes < self.limits.outbox_bytes
+                and consumer.health(now_ms) is Health.HEALTHY
+            ):
+                yield consumer
+
+    def ready(self, now_ms: float) -> list[Consumer]:
+        """Those that are dealt to in a round that begins now, in dealing order: as many as a round may serve. The next
+        round goes on behind them."""
+        return list(islice(self._able(now_ms), self.limits.consumers_dealt))
+
+    def any_ready(self, now_ms: float) -> bool:
+        """Whether there is one."""
+        return next(self._able(now_ms), None) is not None
+
+    def any_step(self, now_ms: float) -> bool:
+        """Whether one of them has a step of credit."""
+        return any(consumer.has_step for consumer in self._able(now_ms))
+
+    def anybody(self, now_ms: float) -> bool:
+        """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""
+        there = (Health.HEALTHY, Health.STALLED)
+        return any(consumer.health(now_ms) in there for consumer in self.consumers.values())
+
+    def dealt_last(self, consumer: Consumer) -> None:
+        """Remembers whose turn it was."""
+        self._last = consumer.id
+
+    def recovers_at_ms(self, now_ms: float) -> float | None:
+        """When the next consumer that is set aside may get messages again; None when none is."""
+        times = {id: self.consumers[id].set_aside_until_ms for id in self._aside}
+        self._aside = {id for id, until_ms in times.items() if until_ms > now_ms}
+        return min((times[id] for id in self._aside), default=None)
+
+
+def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Grant]:
+    """What may be leased in one round: each one's credit, at most `most` and `limits.lease_bytes` over all. Answers a
+    grant for each of the first so many consumers; those behind them have none this time."""
+    share_bytes = max(1, limits.lease_bytes // max(1, len(consumers)))
+    counts = _shares([consumer.credit_messages for consumer in consumers], min(most, limits.lease_messages))
+    return [
+        Grant(
+            holder=consumer.id,
+            count=count,
+            lease_ms=consumer.lease_ms,
+            max_bytes=max(0, min(consumer.credit_bytes, share_bytes)),
+            alone=consumer.idle,
+        )
+        for consumer, count in zip(consumers, counts, strict=True)
+        if count
+    ]
+
+
+def _shares(credit: list[int], most: int) -> list[int]:
+    """`most` messages split as evenly as credit allows, at least one each; where there are fewer, to the first."""
+    if most < len(credit):
+        return [1] * most + [0] * (len(credit) - most)
+    shares = [0] * len(credit)
+    order = sorted(range(len(credit)), key=lambda at: (credit[at], -at))
+    for rank, at in enumerate(order):
+        shares[at] = max(0, min(credit[at], most // (len(order) - rank)))
+        most -= shares[at]
+    return shares

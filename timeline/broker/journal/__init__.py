@@ -1,0 +1,1 @@
+"""The event journal and the process that writes it."""

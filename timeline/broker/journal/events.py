@@ -1,0 +1,265 @@
+"""The event journal: what happened to each message, as the columns in which it happened.
+
+The broker's parts hand over columns that they have anyway; a few copies a batch, nothing a message, and nobody waits.
+What carries them off (`journal_pipe.py`) may refuse them: then they are counted as dropped, and a delivery is as fast
+as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.columns import Indexes, Int64, Ragged, UInt8
+from timeline.model import Answers, Operation, Rows, Status, Topic
+from timeline.storage_plugins.contract import Leased, Mutations, Puts, Settles, TagMutation, TagStep
+
+SCHEMA_VERSION = 1
+
+
+class Kind(StrEnum):
+    """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
+    unsettled, found when the message was leased again. RELET: its holder came back in another session. REPLACED:
+    another put took its place. TAG_…: by tag, `count` messages that are not named. TOPIC_DROPPED: whatever lay on it
+    went, too. UNKNOWN: the store did not say what became of a call; the message may have been changed by it.
+
+    STARTED, STOPPED, IDLE, DROPPED: of the journal itself. IDLE: nothing happened for long. DROPPED: `count` events are
+    missing between `due` and `time`; without a count nobody knows how many, for the broker was killed."""
+
+    PUT = "put"
+    DELIVERED = "delivered"
+    ACKED = "acked"
+    EXTENDED = "extended"
+    RELEASED = "released"
+    HANDED_BACK = "handed_back"
+    RAN_OUT = "ran_out"
+    RELET = "relet"
+    BURIED = "buried"
+    MOVED = "moved"
+    CANCELLED = "cancelled"
+    REVIVED = "revived"
+    PURGED = "purged"
+    REPLACED = "replaced"
+    EXPIRED = "expired"
+    TAG_MOVED = "tag_moved"
+    TAG_CANCELLED = "tag_cancelled"
+    TOPIC_DROPPED = "topic_dropped"
+    UNKNOWN = "unknown"
+    STARTED = "started"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    DROPPED = "dropped"
+
+
+Column: TypeAlias = Ragged | np.ndarray[Any, Any] | int | bytes
+"""A value for each event of a part, or one for all."""
+
+_OF_SETTLE = {
+    Operation.ACK: Kind.ACKED,
+    Operation.EXTEND: Kind.EXTENDED,
+    Operation.RELEASE: Kind.RELEASED,
+    Operation.BURY: Kind.BURIED,
+    Operation.RELET: Kind.RELET,
+}
+_OF_MUTATION = {
+    Operation.MOVE: Kind.MOVED,
+    Operation.CANCEL: Kind.CANCELLED,
+    Operation.REVIVE: Kind.REVIVED,
+    Operation.PURGE: Kind.PURGED,
+}
+_OK, _EXPIRED = Status.OK.code, Status.EXPIRED.code
+IDLE_MS = 600_000
+"""A broker to which nothing happens says so, so often: who reads the journal knows that it is there."""
+EVENT_BYTES = 80
+"""What an event takes beside its id, about."""
+
+
+@dataclass(slots=True)
+class Part:
+    """`count` events of one kind on one topic (empty: of the journal itself) at `time_ms`."""
+
+    kind: Kind
+    topic: str
+    time_ms: int
+    count: int
+    columns: dict[str, Column] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        ids = self.columns.get("id")
+        return self.count * EVENT_BYTES + (ids.nbytes if isinstance(ids, Ragged) else 0)
+
+
+class Journal:
+    """Turns what the broker's parts saw into parts of the journal, and hands them to `carry`, which never waits."""
+
+    def __init__(self, carry: Callable[[Part], None], now_ms: Callable[[], int]) -> None:
+        self._carry, self._now_ms = carry, now_ms
+
+    def put(self, topic: Topic, puts: Puts, answers: Answers) -> None:
+        """The store has answered a put."""
+        if answers.displaced:
+            self._displaced(topic, puts, answers)
+        stored = answers.status == _OK
+        if not stored.any():
+            return
+        at = _picks(stored & (answers.version == 1))
+        if at is not None:
+            self._tell(
+                Kind.PUT, topic, at, puts.ids, birth=puts.birth, version=answers.version, due=answers.due_ms,
+                group=puts.groups, tag=puts.tags, payload_bytes=puts.sizes, payload_sum=puts.payload_sum,
+                expires=puts.expires_ms,
+            )  # fmt: skip
+        at = _picks(stored & (answers.version > 1))  # if_exists="move": of another birth than the call's
+        if at is not None:
+            self._tell(Kind.MOVED, topic, at, puts.ids, version=answers.version, due=answers.due_ms, group=puts.groups)
+
+    def _displaced(self, topic: Topic, puts: Puts, answers: Answers) -> None:
+        for kind, expired in ((Kind.EXPIRED, True), (Kind.REPLACED, False)):
+            gone = {at: one for at, one in answers.displaced.items() if one.expired is expired}
+            if gone:
+                birth = np.array([one.birth for one in gone.values()], dtype=np.uint64)
+                version = np.array([one.version for one in gone.values()], dtype=np.int64)
+                ids = puts.ids.take(np.array(list(gone), dtype=np.intp))
+                self._tell(kind, topic, slice(None), ids, birth=birth, version=version)
+
+    def leased(self, topic: Topic, leased: Leased) -> None:
+        """The store has leased: which leases had run out, and what was buried or removed on the way."""
+        rows = leased.rows
+        if leased.prior_holders.nbytes:
+            at = _picks(leased.prior_holders.sizes > 0)
+            if at is not None:
+                self._tell(
+                    Kind.RAN_OUT, topic, at, rows.ids, birth=rows.birth, version=rows.version - 1,
+                    due=leased.was_due_ms, consumer=leased.prior_holders,
+                )  # fmt: skip
+        if len(leased.buried):
+            self._buried(topic, leased.buried)
+        self.expired(topic, leased.expired)
+
+    def _buried(self, topic: Topic, rows: Rows) -> None:
+        self._tell(Kind.BURIED, topic, slice(None), rows.ids, birth=rows.birth, version=rows.version, cause=rows.dead)
+
+    def expired(self, topic: Topic, count: int) -> None:
+        """So many messages were met that had expired, and removed; which, the store does not say."""
+        if count:
+            self._carry(Part(Kind.EXPIRED, topic.name, self._now_ms(), 1, {"count": count}))
+
+    def delivered(
+        self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int, late_ms: Int64, late: Indexes, causes: UInt8
+    ) -> None:
+        """A parcel is on the wire to `consumer`; those at `late` are so for the `causes`."""
+        rows, count = parcel.rows, len(late_ms)
+        if not count:
+            return
+        columns: dict[str, Column] = {
+            "id": rows.ids.compact(),
+            "birth": rows.birth,
+            "version": _folded(rows.version),
+            "due": _folded(rows.scheduled_ms),
+            "until": _folded(rows.due_ms),
+            "deliveries": _folded(rows.deliveries),
+            "lateness": _folded(late_ms),
+            "again": _folded(parcel.again),
+            "consumer": consumer,
+        }
+        if len(late):
+            cause = np.full(count, 255, dtype=np.uint8)
+            cause[late] = causes
+            columns["late_cause"] = cause
+        self._carry(Part(Kind.DELIVERED, topic.name, sent_ms, count, columns))
+
+    def unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
+        """The store has not said what became of it."""
+        births = {} if isinstance(asked, Mutations) else {"birth": asked.birth}
+        self._tell(Kind.UNKNOWN, topic, slice(None), asked.ids, **births)
+
+    def settled(self, topic: Topic, settles: Settles, answers: Answers) -> None:
+        """The store has answered settles."""
+        status = answers.status
+        for operation, kind in _OF_SETTLE.items():
+            which = (status == _OK) & (settles.operation == operation)
+            if not which.any():
+                continue
+            if kind is Kind.RELEASED and settles.unseen.any():
+                self._settle(Kind.HANDED_BACK, topic, which & settles.unseen, settles, answers)
+                which = which & ~settles.unseen
+            self._settle(kind, topic, which, settles, answers)
+        self._settle(Kind.EXPIRED, topic, status == _EXPIRED, settles, answers)
+
+    def _settle(
+        self, kind: Kind, topic: Topic, which: np.ndarray[Any, Any], settles: Settles, answers: Answers
+    ) -> None:
+        at = _picks(which)
+        if at is not None:
+            self._tell(
+                kind, topic, at, settles.ids, birth=settles.birth, version=settles.version, due=answers.due_ms,
+                again=answers.late, consumer=settles.holders, cause=settles.reasons,
+            )  # fmt: skip
+
+    def mutated(self, topic: Topic, mutations: Mutations, answers: Answers) -> None:
+        """The store has answered moves, cancels, revives or purges."""
+        kinds = ((_OF_MUTATION[mutations.operation], _OK), (Kind.EXPIRED, _EXPIRED))
+        for kind, code in kinds:
+            at = _picks(answers.status == code)
+            if at is not None:
+                self._tell(
+                    kind, topic, at, mutations.ids, version=answers.version, due=answers.due_ms, group=mutations.groups
+                )
+
+    def mutated_tag(self, topic: Topic, mutation: TagMutation, step: TagStep) -> None:
+        """A chunk of an operation by tag is done."""
+        moved = mutation.operation is Operation.MOVE
+        count = step.counts.get(_OK, 0)
+        if count and not mutation.dry_run:
+            kind = Kind.TAG_MOVED if moved else Kind.TAG_CANCELLED
+            columns: dict[str, Column] = {"count": count, "tag": mutation.tag, "due": mutation.due_ms}
+            self._carry(Part(kind, topic.name, self._now_ms(), 1, columns))
+
+    def dropped(self, topic: Topic) -> None:
+        """The topic is dropped, with all that lay on it."""
+        self._carry(Part(Kind.TOPIC_DROPPED, topic.name, self._now_ms(), 1))
+
+    def _tell(
+        self, kind: Kind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
+    ) -> None:
+        """Columns at `at`, cut loose from the frames they came in."""
+        kept: dict[str, Column] = {"id": _cut(ids, at)}
+        for name, column in columns.items():
+            if isinstance(column, Ragged):
+                if column.nbytes:
+                    kept[name] = _same_text(column) or _cut(column, at)
+            elif len(column):
+                kept[name] = _folded(column[at])
+        count = len(ids) if isinstance(at, slice) else len(at)
+        self._carry(Part(kind, topic.name, self._now_ms(), count, kept))
+
+
+def _folded(column: np.ndarray[Any, Any]) -> Column:
+    """A copy, or the one number that it says all over: the fewer bytes go off, the less it costs the broker."""
+    first = column[0]
+    return int(first.astype(np.int64)) if (column == first).all() else column.copy()
+
+
+def _same_text(column: Ragged) -> bytes:
+    """The one text that a column says all over, as that of a frame's group or holder does; empty where there are
+    several."""
+    count, first = len(column), column[0]
+    return first if column.nbytes == count * len(first) and column.compact().data == first * count else b""
+
+
+def _cut(column: Ragged, at: Indexes | slice) -> Ragged:
+    return column.compact() if isinstance(at, slice) else column.take(at)
+
+
+def _picks(which: np.ndarray[Any, Any]) -> Indexes | slice | None:
+    """Where `which` says True: all, some, or None for nowhere."""
+    if which.all():
+        return slice(None) if len(which) else None
+    at: Indexes = np.flatnonzero(which)
+    return at if len(at) else None

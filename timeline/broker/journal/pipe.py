@@ -1,0 +1,232 @@
+"""What carries the journal off: a bounded queue, a thread that does nothing but write to a pipe, and behind it a
+process of the lowest priority that makes the files (`journal_process.py`). Compressing takes neither the broker's
+interpreter nor, while the machine is busy, its processor; the broker's end costs a copy.
+
+When the queue is full, parts are dropped and counted, and how many were lost between when and when stands in the
+journal. So it is with what a process had in hand that ended before it should: another one is started, after a pause
+that grows while that does not help. When the broker is killed the process writes what it has, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from timeline.broker.journal.events import IDLE_MS, Kind, Part
+from timeline.broker.journal.process import JournalProcess
+from timeline.errors import Invalid
+
+log = logging.getLogger("timeline.broker")
+QUEUE_BYTES = 64 * 1024 * 1024
+GATHER_S = 0.02
+"""Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""Before a process is started again; twice as long each time that it ends with nothing written."""
+T = TypeVar("T")
+
+
+class Counted(Protocol):
+    """Told of the journal, in the broker's thread."""
+
+    def events(self, dropped: bool, count: int) -> None:
+        """So many events were handed on, or are missing in the journal."""
+
+    def restarted(self) -> None:
+        """Its process had ended, and another one is there."""
+
+
+class JournalPipe:
+    """Carries parts to the process that writes them. Made by `start`, in the broker's thread, as are all its calls;
+    `carry` never waits."""
+
+    process: JournalProcess
+    """The one that writes now."""
+    _thread: threading.Thread
+
+    def __init__(
+        self,
+        start: Callable[[int, Callable[[], None]], JournalProcess],
+        now_ms: Callable[[], int],
+        counted: Counted,
+    ) -> None:
+        self._start, self._now_ms, self._counted = start, now_ms, counted
+        self._loop = asyncio.get_running_loop()
+        self._parts: deque[Part] = deque()
+        self._queued_bytes = 0
+        self._something, self._hurry = threading.Event(), threading.Event()
+        self._closing = False
+        self._lost = 0
+        self._lost_since_ms = 0
+        self._runs = 0
+        self._dropped = 0
+        """By the process that writes now, as far as that is counted."""
+        self._lock = threading.Lock()
+
+    @classmethod
+    async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted) -> JournalPipe:
+        """Starts the process; returns once it can write. Raises Invalid with why it cannot."""
+        pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, counted)
+        pipe.process = await _aside(pipe._started)
+        pipe._thread = threading.Thread(target=pipe._work, name="timeline-journal", daemon=True)
+        pipe._thread.start()
+        return pipe
+
+    def _started(self) -> JournalProcess:
+        process = self._start(self._runs, self._something.set)
+        self._runs += 1
+        return process
+
+    def carry(self, part: Part) -> None:
+        """Takes a part, or drops it when the queue is full."""
+        nbytes = part.nbytes
+        with self._lock:
+            full = self._closing or self._queued_bytes + nbytes > QUEUE_BYTES
+            if full:
+                self._lost_since_ms = self._lost_since_ms or part.time_ms
+                self._lost += part.count
+            else:
+                self._parts.append(part)
+                self._queued_bytes += nbytes
+        self._counted.events(full, part.count)
+        if not full:
+            self._something.set()
+
+    def _work(self) -> None:
+        """Hands parts on until it is closing and all are."""
+        pause_s = AGAIN_S
+        while not self._handed_on():
+            lost, since_ms = self.process.unwritten
+            log.error(
+                "the journal's process ended before it should, with %d events that are in no file: they are missing in "
+                "the journal, which will say so", lost,
+            )  # fmt: skip
+            if lost:
+                with self._lock:
+                    self._lost_since_ms = min(since_ms, self._lost_since_ms or since_ms)
+                    self._lost += lost
+                self._tell(self._counted.events, True, lost - self.process.unsaid)
+            pause_s = AGAIN_S if self.process.wrote else pause_s
+            while not self._restarted(pause_s):
+                if self._closing:
+                    log.error("the journal ends without what its broker did last, and cannot say so")
+                    return
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)
+            pause_s = min(2 * pause_s, AGAIN_MOST_S)
+        code = self.process.end()
+        self._count_dropped()
+        if code:
+            log.error("the journal's process could not write all that it had: its own words say how much")
+
+    def _handed_on(self) -> bool:
+        """Hands parts to the process; False once that has ended, True once it is closing and it has them all."""
+        while (part := self._next()) is not None:
+            if self.process.ended:
+                if part.kind is not Kind.IDLE:
+                    self._put_back(part)
+                break
+            try:
+                self.process.hand(part)
+            except OSError:
+                break
+        else:
+            if not self.process.ended:
+                return True
+        self.process.end()
+        self._count_dropped()
+        return False
+
+    def _count_dropped(self) -> None:
+        """What the process had to drop counts as dropped, too."""
+        more, self._dropped = self.process.dropped - self._dropped, self.process.dropped
+        if more > 0:
+            self._tell(self._counted.events, True, more)
+
+    def _restarted(self, pause_s: float) -> bool:
+        """Whether another process is there, after a pause (none while closing)."""
+        self._hurry.wait(pause_s)
+        try:
+            self.process, self._dropped = self._started(), 0
+        except (Invalid, OSError) as cannot:
+            log.error("the journal's process cannot be started again: %s", cannot)
+            return False
+        self._tell(self._counted.restarted)
+        return True
+
+    def _tell(self, told: Callable[..., None], *about: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(told, *about)
+        except RuntimeError:
+            pass  # the broker's loop has ended: nobody reads its counters any more
+
+    def _put_back(self, part: Part) -> None:
+        with self._lock:
+            self._parts.appendleft(part)
+            self._queued_bytes += part.nbytes
+
+    def _next(self) -> Part | None:
+        """The next part, None when it is closing and all are written. What was dropped is told before what came
+        later."""
+        while True:
+            with self._lock:
+                if self._lost and self._queued_bytes < QUEUE_BYTES // 2:
+                    lost, since_ms, self._lost, self._lost_since_ms = self._lost, self._lost_since_ms, 0, 0
+                    return Part(Kind.DROPPED, "", self._now_ms(), 1, {"count": lost, "due": since_ms})
+                if self._parts:
+                    part = self._parts.popleft()
+                    self._queued_bytes -= part.nbytes
+                    return part
+                if self._closing:
+                    return None
+                self._something.clear()
+            self._count_dropped()
+            if self.process.ended or not self._something.wait(IDLE_MS / 1000):
+                return Part(Kind.IDLE, "", self._now_ms(), 1)
+            self._hurry.wait(GATHER_S)
+
+    async def close(self, timeout_s: float) -> None:
+        """Writes what is queued and ends the process; after `timeout_s` it is left to end by itself."""
+        with self._lock:
+            stopped = Part(Kind.STOPPED, "", self._now_ms(), 1)
+            self._parts.append(stopped)
+            self._queued_bytes += stopped.nbytes
+            self._closing = True
+        self._hurry.set()
+        self._something.set()
+        try:
+            await asyncio.wait_for(_aside(self._thread.join), timeout_s)
+        except TimeoutError:
+            log.warning("the journal is still writing after %g s: it goes on by itself", timeout_s)
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """What `work` answers, done in a thread that nobody waits for when this process ends, as those of a pool are: a
+    file system that stalls must not keep a broker from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(answer: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(answer)  # type: ignore[arg-type]
+
+    def run() -> None:
+        answer: T | None = None
+        error: BaseException | None = None
+        try:
+            answer = work()
+        except Exception as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(finish, answer, error)
+        except RuntimeError:
+            pass  # the loop has ended meanwhile
+
+    threading.Thread(target=run, name="timeline-journal-aside", daemon=True).start()
+    return await done

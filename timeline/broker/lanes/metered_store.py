@@ -1,0 +1,335 @@
+"""The store as the broker uses it: each call timed and counted, trouble turned into one of two definite errors, and the
+store's health known from what calls answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from timeline.broker.dispatch.lease_ahead import LeaseTimes
+from timeline.broker.journal.events import Journal
+from timeline.metrics import Metrics
+from timeline.model import Answers, Operation, Rows, Status, Topic
+from timeline.storage_plugins.contract import (
+    Grant,
+    Leased,
+    Mutations,
+    Opened,
+    Puts,
+    Settles,
+    Store,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnknown,
+)
+
+log = logging.getLogger("timeline.broker")
+T = TypeVar("T")
+HELD_PAGE = 500
+EXPIRED = bytes([Status.EXPIRED.code])
+NOT_FOUND = bytes([Status.NOT_FOUND.code])
+ASIDE = frozenset({"count_due", "inspect", "room"})
+"""Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
+any call, and nothing that happens to a message waits for it."""
+OPEN_AGAIN = "Bring the old one back, and this broker goes on by itself. To accept what is there, restart every broker."
+ENDS = {
+    2 * Operation.ACK: "acked",
+    2 * Operation.ACK + 1: "acked",
+    2 * Operation.RELEASE: "released",
+    2 * Operation.RELEASE + 1: "unseen",
+    2 * Operation.BURY: "buried",
+    2 * Operation.BURY + 1: "buried",
+}
+"""How a settle ends a lease, by twice its operation, and one more where nobody saw the message."""
+
+
+class MeteredStore:
+    """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
+    it: on a full disk reads and settles go on, and would call the store well between two puts that fail.
+    `used(uid)` is told of each topic that a call may have changed messages of, once the call is over.
+    `journal`: who is told what happened to messages, None: nobody.
+    `refused`: why what is there now must not be used: it is not what was opened, or loses messages by its settings. It
+    is asked nothing then, but whether that has changed; empty while it may be used.
+    `full`: whether nothing but room is missing. `warnings`: sentences on settings that weaken it, as last found."""
+
+    def __init__(
+        self,
+        store: Store,
+        monotonic_ms: Callable[[], float],
+        metrics: Metrics,
+        took: Callable[[float], None],
+        changed: Callable[[], None],
+        used: Callable[[int], object],
+        journal: Journal | None = None,
+    ) -> None:
+        self.store = store
+        self.journal = journal
+        self._down = self.refused = ""
+        self.full = False
+        self.warnings: tuple[str, ...] = ()
+        self._opened: Opened | None = None
+        self._server = ""
+        self._took, self._changed, self._used = took, changed, used
+        self._monotonic_ms = monotonic_ms
+        self._metrics = metrics
+        self._lease_times = LeaseTimes()
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    @property
+    def lease_p99_ms(self) -> float | None:
+        """How long the store's leases take, 99 of 100 as messages meet them; None until one has been measured."""
+        return self._lease_times.p99_ms
+
+    @property
+    def lease_lead_ms(self) -> float | None:
+        """The same, as far as leasing ahead goes by it."""
+        return self._lease_times.lead_ms
+
+    @property
+    def down(self) -> str:
+        """Why the store cannot be used, empty while it can."""
+        return self.refused or self._down
+
+    @down.setter
+    def down(self, why: str) -> None:
+        self._down = why
+        self._changed()
+
+    async def open(self) -> Opened:
+        """Open the store. Raises StoreRefused or StoreUnavailable."""
+        self._opened = await self.store.open()
+        self._found(self._opened.server, self._opened.warnings)
+        return self._opened
+
+    async def inspect(self) -> None:
+        """Ask the store what `open` asked: whether it is the one that was opened, and its server's settings. Raises
+        StoreUnavailable when it does not answer, or must not be used."""
+        opened = self._opened
+        assert opened is not None, "the store was not opened yet"
+        try:
+            found = await self.call("inspect", self.store.inspect())
+        except StoreRefused as weak:
+            self._found("", (weak.reason,))
+            self._refuse(weak.reason)
+        else:
+            self._found(found.server, found.warnings)
+            self._refuse("" if found.cluster_uid == opened.cluster_uid else _another(opened, found))
+        if self.refused:
+            raise StoreUnavailable(self.refused)
+
+    def _found(self, server: str, warnings: tuple[str, ...]) -> None:
+        """Log the warnings that are new, and set the gauges."""
+        for warning in warnings:
+            if warning not in self.warnings:
+                log.warning("store: %s", warning)
+        for warning in self.warnings:
+            if warning not in warnings:
+                log.info("store: this is over: %s", warning)
+        self.warnings = warnings
+        self._metrics.gauge("timeline_store_warnings", len(warnings))
+        if server and server != self._server:
+            if self._server:
+                self._metrics.forget("timeline_store_info", self._server)
+            self._metrics.gauge("timeline_store_info", 1, server)
+            self._server = server
+
+    def _refuse(self, why: str) -> None:
+        if why != self.refused:
+            if why:
+                log.error("the store is not used any more: %s", why)
+            self.refused = why
+            self._changed()
+
+    async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
+        an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened. Whoever waits
+        may be cancelled; a store's call that has begun runs to its end."""
+        task = asyncio.get_running_loop().create_task(self._measured(name, work))
+        self._under_way.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        """Takes note of what became of it: where whoever waited was cancelled, nobody else does."""
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _measured(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        if self.refused and name != "inspect":
+            work.close()
+            raise StoreUnavailable(self.refused)
+        started_ms = self._monotonic_ms()
+        outcome = "OK"
+        try:
+            answer = await work
+        except StoreError as refused:
+            outcome = refused.code
+            if isinstance(refused, StoreUnavailable) and name not in ASIDE:
+                why = refused.reason or refused.code
+                self.full = isinstance(refused, StoreFull)
+                if not self._down:
+                    what = "takes no puts" if self.full else "is down"
+                    log.warning("the store %s, and asked again until it is back: %s", what, why)
+                self.down = why
+            raise
+        except Exception as broken:
+            # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else.
+            outcome = "UNKNOWN"
+            log.exception("the storage plugin raised what its contract does not allow, in %s", name)
+            raise StoreUnknown(f"{type(broken).__name__}: {broken}") from broken
+        finally:
+            self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
+        if name == "check" and self._down:
+            self.full = False
+            self.down = ""
+        return answer
+
+    async def _timed(self, call: Coroutine[Any, Any, T]) -> T:
+        """A call that messages wait for on their way: `took(ms)` is told how long it was."""
+        started_ms = self._monotonic_ms()
+        try:
+            return await call
+        finally:
+            self._took(self._monotonic_ms() - started_ms)
+
+    @property
+    def in_turn(self) -> bool:
+        """As of the store."""
+        return self.store.in_turn
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the store is a part of this process, so that all wait for what one asks of it."""
+        return not self.store.capabilities.shared
+
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+        """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
+        try:
+            answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+        except StoreUnknown:
+            self._unknown(topic, puts)
+            raise
+        finally:
+            self._used(topic.uid)
+        answers = self._checked(topic, answers, len(puts))
+        if self.journal is not None:
+            self.journal.put(topic, puts, answers)
+        if NOT_FOUND in answers.status.tobytes():
+            await self._dropped(answers)
+        return answers
+
+    async def _dropped(self, answers: Answers) -> None:
+        """Some puts found no topic: it was dropped, or this is another store; then those are UNAVAILABLE."""
+        try:
+            await self.inspect()
+        except StoreUnavailable as trouble:
+            gone = answers.status == Status.NOT_FOUND.code
+            answers.status[gone] = Status.UNAVAILABLE.code
+            answers.details.update(dict.fromkeys(np.flatnonzero(gone).tolist(), trouble.reason))
+
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+        """Likewise."""
+        try:
+            answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
+        except StoreUnknown:
+            self._unknown(topic, settles)
+            raise
+        finally:
+            self._used(topic.uid)
+        answers = self._checked(topic, answers, len(settles))
+        self._ended(topic, settles, answers)
+        if self.journal is not None:
+            self.journal.settled(topic, settles, answers)
+        return answers
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        try:
+            answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+        except StoreUnknown:
+            self._unknown(topic, mutations)
+            raise
+        finally:
+            self._used(topic.uid)
+        answers = self._checked(topic, answers, len(mutations))
+        if self.journal is not None:
+            self.journal.mutated(topic, mutations, answers)
+        return answers
+
+    def _unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
+        if self.journal is not None and len(asked):
+            self.journal.unknown(topic, asked)
+
+    def _checked(self, topic: Topic, answers: Answers, asked: int) -> Answers:
+        """An answer to each of so many, or nobody can say what happened. What answered EXPIRED was removed by that."""
+        if len(answers) != asked:
+            log.error("the storage plugin gave %d answers for %d messages", len(answers), asked)
+            raise StoreUnknown(f"the storage plugin gave {len(answers)} answers for {asked} messages")
+        by_puts = sum(gone.expired for gone in answers.displaced.values()) if answers.displaced else 0
+        self.expired(topic, answers.status.tobytes().count(EXPIRED) + by_puts)
+        return answers
+
+    def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:
+        """Counts the leases that these settles ended, each once."""
+        good = (answers.status == Status.OK.code) & (answers.repeat == 0)
+        kinds = settles.operation[good].astype(np.intp) * 2 + settles.unseen[good]
+        for kind, count in enumerate(np.bincount(kinds).tolist()):
+            if count and kind in ENDS:
+                self._metrics.count(
+                    "timeline_leases_ended_total", self._metrics.topic(topic.name), ENDS[kind], by=count
+                )
+
+    def expired(self, topic: Topic, count: int) -> None:
+        """So many messages were removed because they passed their expiry."""
+        if count:
+            self._metrics.count("timeline_expired_total", self._metrics.topic(topic.name), by=count)
+
+    async def lease_due(
+        self,
+        topic: Topic,
+        buckets: Sequence[int] | None,
+        now_ms: int,
+        due_before_ms: int,
+        grants: Sequence[Grant],
+        overdue_ms: int,
+    ) -> Leased:
+        started_ms = self._monotonic_ms()
+        call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        leased = await self._timed(self.call("lease_due", call))
+        if len(leased.rows):
+            self._used(topic.uid)
+            name = self._metrics.topic(topic.name)
+            if leased.prior_holders.nbytes:
+                ran_out = int(np.count_nonzero(leased.prior_holders.sizes))
+                self._metrics.count("timeline_leases_ended_total", name, "ran_out", by=ran_out)
+            if overdue_ms:
+                self._metrics.count("timeline_stranded_total", name, by=len(leased.rows))
+            back_ms = self._monotonic_ms()
+            self._lease_times.took(back_ms - started_ms, back_ms)
+        if self.journal is not None:
+            self.journal.leased(topic, leased)
+        return leased
+
+    async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:
+        """What `holder` holds, with payloads, page by page."""
+        cursor: bytes | None = b""
+        while cursor is not None:
+            page = await self.call("held_by", self.store.held_by(topic, now_ms, holder, cursor, HELD_PAGE))
+            cursor = page.cursor
+            if len(page.rows):
+                yield page.rows
+
+
+def _another(opened: Opened, found: Opened) -> str:
+    """Why what is there is not the store that was opened, and what to do."""
+    there = f"cluster {found.cluster_uid}" if found.cluster_uid else "no cluster"
+    return (
+        f"the store is another one, or has lost its data. This broker opened cluster {opened.cluster_uid}, and finds "
+        f"{there} there now. {OPEN_AGAIN}"
+    )

@@ -1,0 +1,191 @@
+"""The gatekeeper: who calls, by the token in the call's metadata, before anything else of the call is looked at.
+
+It reads the file of tokens again when that has changed, and has those leave whose token is gone, has expired, or means
+something else now. A file that cannot be read while the broker runs changes nothing: a slip of the pen must not lock
+everybody out, nor let anybody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from timeline.broker.api.access import ANYBODY, Caller
+from timeline.broker.server.tokens import NOBODY, Entry, id_of, read_tokens
+from timeline.credentials import AS_OPERATOR, AUTHORIZATION
+from timeline.errors import Invalid
+from timeline.files import stamp_of
+from timeline.metrics import Metrics
+from timeline.wire import Fault, TransportError
+
+log = logging.getLogger("timeline.broker")
+
+LOOK_EVERY_S = 0.5
+"""How often the file is looked at: a token that was revoked opens nothing more after it, and ends what it opened."""
+BEARER = "Bearer "
+NO_TOKEN = "this broker wants a token: connect with token=…, or TIMELINE_TOKEN_FILE on the command line"
+NOT_A_TOKEN = "what came as a token is none: it begins with timeline_ and is as long as when it was created"
+UNKNOWN_TOKEN = "this token is not known here: it was never created, or has been revoked"
+
+
+class Expelled(TransportError):
+    """A long call ends in its middle: what it asked last may have happened. Whoever comes back is judged anew."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Fault.BROKEN, reason)
+
+
+@dataclass(eq=False, slots=True)
+class _Guest:
+    """A long call that is being served, and why it has to end, once it has."""
+
+    caller: Caller
+    task: asyncio.Task[object]
+    why: str = ""
+
+
+class Gatekeeper:
+    """Identifies callers by the tokens in the file at `path`; an empty path lets everybody in as anybody. `now_ms`:
+    the time in ms UTC. Raises Invalid when the file cannot be read or is none."""
+
+    def __init__(self, path: str, now_ms: Callable[[], int], metrics: Metrics) -> None:
+        self._path = Path(path) if path else None
+        self._now_ms, self._metrics = now_ms, metrics
+        self._stamp: object = None
+        self._entries: dict[str, Entry] = {}
+        self._guests: set[_Guest] = set()
+        self._refused: dict[str, int] = {}
+        self._last_refused = ""
+        self._trouble = ""
+        if self._path is not None:
+            self._stamp = stamp_of(self._path)
+            self._entries = read_tokens(self._path)
+            self._callers = self._made()
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody is let in."""
+        return self._path is None
+
+    def _made(self) -> dict[tuple[str, bool], Caller]:
+        """A caller for each token, and one as an operator, so that a call makes nothing."""
+        return {
+            (entry.id, as_operator): Caller(entry.identity, as_operator)
+            for entry in self._entries.values()
+            for as_operator in (False, True)
+        }
+
+    def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
+        """Who makes a call of `method` with this metadata. Raises TransportError: UNAUTHENTICATED without a token that
+        is good now, FORBIDDEN when its bearer may not call this at all."""
+        authorization, as_operator = "", False
+        for key, value in metadata or ():
+            if key == AUTHORIZATION:
+                authorization = value if isinstance(value, str) else value.decode("ascii", "replace")
+            elif key == AS_OPERATOR:
+                as_operator = True
+        if self._path is None:
+            return Caller(ANYBODY.identity, True) if as_operator else ANYBODY
+        caller = self._callers[self._known(authorization), as_operator]
+        why = caller.call_refusal(method)
+        if why:
+            raise self._refusal("right", Fault.FORBIDDEN, why)
+        return caller
+
+    def _known(self, authorization: str) -> str:
+        """The id of the token in `authorization`."""
+        if not authorization.startswith(BEARER):
+            raise self._refusal("no token", Fault.UNAUTHENTICATED, NO_TOKEN)
+        token = authorization[len(BEARER) :]
+        id = id_of(token)
+        if not id:
+            raise self._refusal("no token", Fault.UNAUTHENTICATED, NOT_A_TOKEN)
+        entry = self._entries.get(id, NOBODY)
+        if not entry.is_shown(token):
+            raise self._refusal("unknown token", Fault.UNAUTHENTICATED, UNKNOWN_TOKEN)
+        if 0 < entry.expires_ms <= self._now_ms():
+            raise self._refusal("expired token", Fault.UNAUTHENTICATED, _expired(entry))
+        return entry.id
+
+    def _refusal(self, cause: str, fault: Fault, why: str) -> TransportError:
+        self._metrics.count("timeline_access_refused_total", cause)
+        self._refused[cause] = self._refused.get(cause, 0) + 1
+        return TransportError(fault, why)
+
+    def refused_to(self, peer: str) -> None:
+        """Who was refused last, for the log."""
+        self._last_refused = peer
+
+    @contextmanager
+    def serving(self, caller: Caller) -> Iterator[None]:
+        """The current task serves `caller` meanwhile. Raises Expelled in it when the caller has to leave."""
+        task = asyncio.current_task()
+        if caller.open or task is None:
+            yield
+            return
+        guest = _Guest(caller, task)
+        self._guests.add(guest)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not guest.why:
+                raise
+            task.uncancel()
+            raise Expelled(guest.why) from None
+        finally:
+            self._guests.discard(guest)
+
+    def look(self) -> None:
+        """Reads the file again if it has changed, has those leave who may not stay, and tells the log of refusals."""
+        if self._path is not None:
+            self._reread(self._path)
+            self._expel()
+        if self._refused:
+            causes = ", ".join(f"{count} with {cause}" for cause, count in sorted(self._refused.items()))
+            log.warning("calls were refused: %s; the last one from %s", causes, self._last_refused or "somewhere")
+            self._refused.clear()
+
+    def _reread(self, path: Path) -> None:
+        stamp = stamp_of(path)
+        if stamp == self._stamp:
+            return
+        try:
+            entries = read_tokens(path)
+        except Invalid as bad:
+            if bad.reason != self._trouble:
+                log.error("the tokens stay as they were: %s", bad.reason)
+            self._trouble = bad.reason
+            return
+        self._trouble, self._stamp = "", stamp
+        added, gone = entries.keys() - self._entries.keys(), self._entries.keys() - entries.keys()
+        self._entries = entries
+        self._callers = self._made()
+        log.info("the tokens were read again: %d, %d of them new, %d gone", len(entries), len(added), len(gone))
+
+    def _expel(self) -> None:
+        now_ms = self._now_ms()
+        for guest in self._guests:
+            if not guest.why and (why := self._leaves(guest.caller, now_ms)):
+                guest.why = why
+                guest.task.cancel()
+
+    def _leaves(self, caller: Caller, now_ms: int) -> str:
+        """Why `caller` has to leave; empty when not."""
+        entry = self._entries.get(caller.identity.token)
+        if entry is None:
+            self._metrics.count("timeline_access_refused_total", "revoked token")
+            return f"{caller.identity!s} has been revoked"
+        if 0 < entry.expires_ms <= now_ms:
+            self._metrics.count("timeline_access_refused_total", "expired token")
+            return _expired(entry)
+        if entry.identity != caller.identity:
+            return f"the rights of {caller.identity!s} have changed: connect again"
+        return ""
+
+
+def _expired(entry: Entry) -> str:
+    return f"token {entry.name!r} has expired: create another with 'timeline token create'"

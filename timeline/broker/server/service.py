@@ -1,0 +1,378 @@
+"""What `timeline serve` runs: a node behind gRPC, with health, metrics over HTTP, and an end on SIGTERM.
+
+The only module of the broker that knows gRPC, sockets, signals and randomness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import gc
+import logging
+import os
+import resource
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.journal.events import Journal
+from timeline.broker.journal.pipe import JournalPipe
+from timeline.broker.node import Node
+from timeline.broker.server import logs
+from timeline.broker.server.calls import Handlers
+from timeline.broker.server.certificates import Certificates
+from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
+from timeline.broker.server.health import Health
+from timeline.broker.server.metrics_port import Probes
+from timeline.broker.server.partial_frames import FDS, UNFINISHED_EVERY_S, Unfinished
+from timeline.broker.server.peer_channel import GrpcPeerChannel
+from timeline.broker.server.ports import check_free
+from timeline.broker.server.worker import Worker
+from timeline.clock import Clock
+from timeline.config import ServeConfig, joined, split_address
+from timeline.credentials import Credentials
+from timeline.errors import Invalid
+from timeline.metrics import Metrics
+from timeline.storage_plugins import make_store, shown
+from timeline.storage_plugins.contract import Opened, Store, StoreUnavailable
+from timeline.sync import make_membership
+from timeline.wire import MAX_FRAME_BYTES, SERVICE
+
+log = logging.getLogger("timeline.broker")
+
+REUSE = "grpc.so_reuseport"
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    (REUSE, 0),
+    # Who has said nothing for so long, in TLS or without, is hung up on; until then a connection is all that he has.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # A window that stays as it is: one that grows with what arrives let a flood of puts take hundreds of MiB unread.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2 * 1024 * 1024),
+    # Frames are not compressed: a thousandth of a frame's bytes would make the whole frame here, before anybody looks.
+    ("grpc.per_message_decompression", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+MOST_FILES = 1 << 20
+FILES_OF_OURS = 256
+"""Descriptors that connections never get: for the store, logs and metrics. Where there are few, half of them."""
+FEW_FILES = 1024
+UNARY_A_CONNECTION = 1000
+"""Calls besides streams that one connection may have open; what is more waits in its client."""
+RETRY_OPEN_S = 1.0
+CALLS_END_S = 1.0
+QUIET_TRIES = 30
+"""So many tries at most are without a word."""
+LOOK_AT_URL = "if it is up, look at host and port in --store"
+SWITCH_S = 0.0005
+"""After so long another thread may have the interpreter. A store's threads ask for it again after each statement:
+beside peers that keep the event loop busy they waited Python's 5 ms each time, and every lease with them."""
+JOIN_SOON_S = 2.0
+"""A broker that has not joined its cluster by then says so, and that its port is open."""
+
+
+def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
+    """gRPC's own bounds. It accepts connections as far as descriptors go, and hands every call on to be answered: by
+    itself it would break calls off, without a reason, where some thousands come at once."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    calls = config.max_streams + config.max_scans
+    connections = max(1, files - min(FILES_OF_OURS, files // 2))
+    if files < FEW_FILES:
+        log.warning(
+            "this process may open %d files, which leaves %d connections: allow it more (ulimit -Hn, LimitNOFILE=)",
+            files,
+            connections,
+        )
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server.max_pending_requests", calls),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * calls),
+        # A call costs some kB before anybody has looked at its token, and one that is broken off at once does, too. One
+        # connection has as many as one host may have streams, and some; the rest of a flood waits where it began.
+        ("grpc.max_concurrent_streams", config.max_streams_per_peer + UNARY_A_CONNECTION),
+    ]
+
+
+async def serve(
+    config: ServeConfig,
+    version: str,
+    announce: Callable[[str, str, bool], None] | None = None,
+    worker: Worker | None = None,
+) -> None:
+    """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
+    called with the addresses of gRPC and of metrics once the port is open, and whether the store is; where that is not,
+    it is called again once it is. `worker`: this process is one of several
+    behind the port, and has one of its own, too, which it advertises.
+
+    A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
+    cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
+    """
+    logs.set_up(config.log_level, config.log_format, config.name if worker is not None else "")
+    metrics = Metrics(config.metrics_topics)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = grpc.aio.server(options=_options(config, shared=worker is not None))
+    clock = Clock()
+    gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
+    certificates = None
+    if config.tls_cert:
+        certificates = Certificates(config.tls_cert, config.tls_key, config.client_ca, clock.now_ms)
+    peers = Credentials(
+        tls=bool(config.tls_cert),
+        ca=config.tls_ca,
+        cert=config.tls_cert,
+        key=config.tls_key,
+        token_file=config.token_file,
+    ).check()
+    config = _listening(server, config, certificates, shared=worker is not None)
+    membership = worker.membership if worker is not None else make_membership(config.sync)
+    store = _store_for(config)
+    pipe = await _journal(config, metrics, clock)
+    node = Node(
+        store=store,
+        clock=clock,
+        membership=membership,
+        random_bits=secrets.randbits,
+        name=config.name,
+        address=config.advertise,
+        version=version,
+        limits=Limits(
+            intake_bytes=config.max_inflight_bytes,
+            outboxes_bytes=config.max_outbox_bytes,
+            streams=config.max_streams,
+            streams_per_peer=config.max_streams_per_peer,
+            scans=config.max_scans,
+        ),
+        metrics=metrics,
+        store_shown=shown(config.store),
+        make_peer=partial(GrpcPeerChannel, credentials=peers),
+        journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
+    )
+    ports = {split_address(address)[1] for address in (config.listen, config.advertise)}
+    unfinished = Unfinished(ports, node.limits.unfinished_bytes) if FDS.exists() else None
+    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate, unfinished),))
+    servicer = Health()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    probes = Probes(config.metrics, node)
+    try:
+        if worker is not None:
+            await worker.start(stopping.set)
+        probes_at = probes.start()
+        ours = asyncio.all_tasks()
+        await server.start()
+
+        def opened(store_open: bool) -> None:
+            # What stands now stands to the end. Walking all of it, as each full collection would, stops every delivery
+            # for some 25 ms.
+            gc.collect()
+            gc.freeze()
+            sys.setswitchinterval(SWITCH_S)
+            if announce is not None:
+                announce(config.advertise if worker is not None else config.listen, probes_at, store_open)
+
+        watching = [
+            asyncio.ensure_future(_watch_health(servicer, node)),
+            asyncio.ensure_future(_watch_files(gate, certificates, metrics)),
+        ]
+        if unfinished is not None:
+            watching.append(asyncio.ensure_future(_watch_unfinished(unfinished, metrics)))
+        try:
+            if await _open(node, stopping, opened):
+                where = {"listen": config.listen, "metrics": probes_at, "broker": node.name}
+                log.info(node.not_ready or "ready", extra=where)
+                await stopping.wait()
+                log.info("draining", extra={"grace_ms": config.grace_ms})
+                await node.drain(config.grace_ms)
+        finally:
+            for task in watching:
+                task.cancel()
+            await server.stop(1.0)
+            await _calls_ended(ours)
+    finally:
+        probes.stop()
+        if worker is not None:
+            await worker.stop()
+        if pipe is not None:
+            await pipe.close(config.grace_ms / 1000.0)
+    log.info("stopped")
+
+
+async def _calls_ended(ours: set[asyncio.Task[Any]]) -> None:
+    """Returns when nothing runs but `ours`. Calls whose peer does not read have some turns of the loop to go once the
+    server has stopped; of each that its loop's end cuts off, gRPC would print a traceback."""
+    if calls := asyncio.all_tasks() - ours:
+        await asyncio.wait(calls, timeout=CALLS_END_S)
+
+
+def _store_for(config: ServeConfig) -> Store:
+    """The store, which several brokers can share where there may be several. Raises Invalid."""
+    store = make_store(config.store)
+    if not config.sync.startswith("local://") and not store.capabilities.shared:
+        raise Invalid(
+            f"{shown(config.store)} is a store of one broker, and {config.sync.partition('://')[0]}:// is for several: "
+            "choose a store that they can share (postgresql://, mysql://, redis://, cassandra://), or --sync local://"
+        )
+    return store
+
+
+async def _journal(config: ServeConfig, metrics: Metrics, clock: Clock) -> JournalPipe | None:
+    """What carries the journal off, where one is asked for. Raises Invalid when it cannot be written."""
+    if not config.journal:
+        return None
+
+    session, counted = f"{secrets.randbits(32):08x}", _Counted(metrics)
+    return await JournalPipe.start(config.journal, config.name, session, clock.now_ms, counted)
+
+
+class _Counted:
+    """The journal's counters."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def events(self, dropped: bool, count: int) -> None:
+        self._metrics.count("timeline_journal_dropped_total" if dropped else "timeline_journal_events_total", by=count)
+
+    def restarted(self) -> None:
+        self._metrics.count("timeline_journal_restarts_total")
+
+
+def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:
+    """gRPC's. `shared`: other processes listen on the same port."""
+    return [*(option for option in OPTIONS if option[0] != REUSE), (REUSE, int(shared)), *_bounds(config)]
+
+
+def _listening(server: Any, config: ServeConfig, certificates: Certificates | None, shared: bool) -> ServeConfig:
+    """Opens `listen`, and where that is shared a port of our own, too; the settings with the ports that we have. Raises
+    OSError with the system's reason and the address as its file name."""
+    if not shared:
+        check_free(config.listen)
+        return config.bound(_bind(server, config.listen, certificates))
+    config = config.bound(_bind(server, config.listen, certificates))
+    host, _ = split_address(config.listen)
+    reached, _ = split_address(config.advertise)
+    own = _bind(server, joined(host, 0), certificates)
+    return dataclasses.replace(config, advertise=joined(reached, own))
+
+
+def _bind(server: Any, listen: str, certificates: Certificates | None) -> int:
+    """The port. gRPC neither says why one cannot be had nor keeps its own words off standard error: so whoever needs it
+    alone asks before (`check_free`)."""
+    try:
+        if certificates is not None:
+            return int(server.add_secure_port(listen, certificates.credentials()))
+        return int(server.add_insecure_port(listen))
+    except RuntimeError as taken:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), listen) from taken
+
+
+async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
+    """Starts the node, trying again while the store is out of reach, waiting while its cluster is; False when told to
+    stop meanwhile. Announces once the first try is over, so that a broker that is refused never looks like one that
+    serves, and, if the store was not open then, once it is."""
+    said, tries, next_word = False, 0, 1
+    while not stopping.is_set():
+        try:
+            opened = await node.open()
+        except StoreUnavailable as trouble:
+            tries += 1
+            if tries >= next_word:  # the 1st, 2nd, 4th, 8th …: it is tried each second, and said ever more rarely
+                next_word = tries + min(tries, QUIET_TRIES)
+                why = trouble.reason or trouble.advice
+                hint = f"; {LOOK_AT_URL}" if node.store.store.capabilities.shared else ""
+                log.warning("not ready yet: the store cannot be used: %s. It is tried again%s", why, hint)
+            if not said:
+                said = True
+                announce(False)
+            node.store.down = trouble.reason
+            try:
+                await asyncio.wait_for(stopping.wait(), RETRY_OPEN_S)
+            except TimeoutError:
+                continue
+        else:
+            node.store.down = ""
+            if await _join(node, opened, stopping, announce):
+                return True
+            break
+    await node.stop()
+    return False
+
+
+async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
+    """Joins the cluster; False when told to stop meanwhile. Announces that the store is open."""
+    joining = asyncio.ensure_future(node.join(opened))
+    told = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({joining, told}, timeout=JOIN_SOON_S, return_when=asyncio.FIRST_COMPLETED)
+        if not (joining.done() or told.done()):
+            log.warning("not ready yet: %s", node.not_ready)
+            announce(True)
+            await asyncio.wait({joining, told}, return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                await joining
+            return joining.done()
+        if not joining.done():
+            return False
+        await joining
+        announce(True)
+        return True
+    finally:
+        told.cancel()
+        joining.cancel()
+        await asyncio.gather(told, joining, return_exceptions=True)
+
+
+async def _watch_health(servicer: Any, node: Node) -> None:
+    """Keeps the gRPC health service saying what the node says of itself."""
+    said: object = None
+    while True:
+        node.readiness.clear()
+        serving = health_pb2.HealthCheckResponse
+        now = serving.NOT_SERVING if node.not_ready else serving.SERVING
+        if now != said:
+            said = now
+            for name in ("", SERVICE):
+                await servicer.set(name, now)
+        await node.readiness.wait()
+
+
+async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metrics: Metrics) -> None:
+    """Looks whether the tokens or the certificate have changed, again and again."""
+    while True:
+        try:
+            gate.look()
+            if certificates is not None:
+                certificates.look()
+                expires_s = certificates.loaded.expires_ms / 1000.0
+                metrics.gauge("timeline_certificate_expires_timestamp_seconds", expires_s)
+        except Exception:
+            log.exception("the tokens or the certificate could not be looked at; once more soon")
+            metrics.count("timeline_task_crashes_total", "files")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _watch_unfinished(unfinished: Unfinished, metrics: Metrics) -> None:
+    """Looks at what connections hold of frames that are not whole, again and again."""
+    while True:
+        try:
+            metrics.count("timeline_hung_up_total", by=unfinished.look())
+        except Exception:
+            log.exception("what connections hold could not be looked at; once more soon")
+            metrics.count("timeline_task_crashes_total", "unfinished")
+        await asyncio.sleep(UNFINISHED_EVERY_S)

@@ -1,0 +1,282 @@
+"""`timeline serve --workers N`: N equal brokers as processes behind one port, kept running.
+
+Each accepts connections on the shared port (SO_REUSEPORT: the system spreads them) and on one of its own, which it
+advertises, and is a member of the cluster like any other broker. The supervisor carries no messages: it starts workers
+again when they end, tells them of each other where `local://` leaves nobody else to, and ends them when it is told to.
+Its own end they notice by their standard input, and drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from timeline.broker.server.ports import check_free
+from timeline.broker.server.worker import LINE_BYTES, MOST_UNSENT_BYTES, settings_line
+from timeline.child import send_signal
+from timeline.clock import Clock
+from timeline.config import ServeConfig, joined, split_address
+from timeline.sync.workers import TOPICS, Roll
+
+log = logging.getLogger("timeline.broker")
+
+COMMAND = (sys.executable, "-P", "-m", "timeline", "serve", "--worker")
+BACKOFF_FIRST_S = 0.1
+BACKOFF_CAP_S = 5.0
+WELL_AFTER_S = 30.0
+"""A worker that ran for so long is started again at once, as if it had never ended."""
+END_S = 10.0
+"""How much longer than the grace a worker may take to end before it is killed."""
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Started:
+    """A worker that serves."""
+
+    name: str
+    pid: int
+    listen: str
+    metrics: str
+    store_open: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the N. `process`: what runs in it now. `serves`: what it said once it served; `opened`: also that its
+    store is open. `behind`: it did not read what it was told, and has missed something."""
+
+    config: ServeConfig
+    process: asyncio.subprocess.Process | None = None
+    serves: Started | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    behind: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """A line to it, if it is there; lost, when it has not read much that came before."""
+        if self.process is None or self.process.stdin is None or self.process.stdin.is_closing():
+            return
+        if self.process.stdin.transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        else:
+            self.behind = True
+
+
+class Supervisor:
+    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them listen, and once more
+    when all have their store open, where that comes later."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        announce: Callable[[str, list[Started]], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._config, self._announce, self._command = config, announce, command
+        self._clock = Clock()
+        self._roll = Roll()
+        self._places: list[_Place] = []
+        self._stopping = asyncio.Event()
+        self._code = 0
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT; the exit code: 0, or that of a worker that could not serve at all. Raises OSError,
+        the address its `filename`, when the shared port cannot be had."""
+        with _reserved(self._config.listen) as listen:
+            config = dataclasses.replace(self._config, listen=listen)
+            self._places = [_Place(_config_of(config, at)) for at in range(config.workers)]
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stopping.set)
+            keeping: list[asyncio.Task[None]] = []
+            looking = loop.create_task(self._look())
+            try:
+                # The first by itself: what is wrong with the store or the settings is then said once.
+                for place in self._places:
+                    keeping.append(loop.create_task(self._keep(place)))
+                    if place is self._places[0]:
+                        await self._first_of(place.ready.wait(), self._stopping.wait())
+                await self._first_of(self._all("ready"), self._stopping.wait())
+                if not self._stopping.is_set():
+                    late = not self._tell_started(listen)
+                    await self._first_of(self._all("opened"), self._stopping.wait())
+                    if late and not self._stopping.is_set():
+                        self._tell_started(listen)
+                    await self._stopping.wait()
+            finally:
+                await self._end_all(keeping)
+                looking.cancel()
+        return self._code
+
+    def _tell_started(self, listen: str) -> bool:
+        """Announce the workers; whether all of them have their store open."""
+        started = [place.serves for place in self._places if place.serves is not None]
+        self._announce(listen, started)
+        return all(one.store_open for one in started)
+
+    async def _all(self, event: Literal["ready", "opened"]) -> None:
+        for place in self._places:
+            await (place.ready if event == "ready" else place.opened).wait()
+
+    @staticmethod
+    async def _first_of(*waits: Any) -> None:
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _keep(self, place: _Place) -> None:
+        """Has a worker run in `place`, one after the other, until all is to end."""
+        backoff_s = 0.0
+        while not self._stopping.is_set():
+            began_ms = self._clock.monotonic_ms()
+            try:
+                code = await self._run_one(place)
+            except OSError as cannot:
+                log.error("worker %s cannot be started: %s", place.name, cannot)
+                code = -1
+            if self._roll.gone(place.name):
+                self._tell_all()
+            if self._stopping.is_set():
+                return
+            if not place.ready.is_set() and code > 0:
+                # It never served, and has said why: the next one would say the same.
+                self._code = self._code or code
+                self._stopping.set()
+                return
+            ran_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
+            backoff_s = (
+                BACKOFF_FIRST_S if ran_s >= WELL_AFTER_S else min(BACKOFF_CAP_S, backoff_s * 2 or BACKOFF_FIRST_S)
+            )
+            log.error("worker %s ended with code %d: another begins in %.1f s", place.name, code, backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+
+    async def _run_one(self, place: _Place) -> int:
+        """One process from its start to its end; its exit code."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        pipe = asyncio.subprocess.PIPE
+        # In a session of its own: Ctrl-C in the terminal reaches us alone, who end it in order.
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, limit=LINE_BYTES
+        )
+        assert process.stdin is not None and process.stdout is not None
+        place.process, place.behind = process, False
+        try:
+            process.stdin.write(settings_line(place.config))
+            if self._stopping.is_set():  # it was told before this one was there
+                send_signal(process, signal.SIGTERM)
+            while line := await process.stdout.readline():
+                message = _message(line)
+                if message is None:
+                    log.warning("worker %s printed %r", place.name, line[:200])  # some package it uses did
+                else:
+                    self._hear(place, message)
+            return await process.wait()
+        finally:
+            place.process, place.serves = None, None
+            process.stdin.close()
+            if process.returncode is None:
+                send_signal(process, signal.SIGKILL)
+                await process.wait()
+
+    def _hear(self, place: _Place, message: dict[str, Any]) -> None:
+        if message["say"] == "serves":
+            assert place.process is not None
+            listen, metrics, store_open = message["listen"], message["metrics"], message["store_open"]
+            place.serves = Started(place.name, place.process.pid, listen, metrics, store_open)
+            place.ready.set()
+            if store_open:
+                place.opened.set()
+            return
+        told, news = self._roll.hear(place.name, message, self._clock.monotonic_ms())
+        if told is None and news:
+            self._tell_all()
+        elif told is not None:
+            for other in self._places if news else (place,):
+                if not news or other is not place:
+                    other.tell(told)
+        if place.behind:  # it speaks: so it reads, too
+            place.behind = False
+            place.tell(self._roll.state)
+            place.tell(TOPICS)
+
+    def _tell_all(self) -> None:
+        state = self._roll.state
+        for place in self._places:
+            place.tell(state)
+
+    async def _look(self) -> None:
+        """Notices workers that say nothing any more: what they would deal, others do."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            silent = self._roll.fall_silent(self._clock.monotonic_ms())
+            if silent:
+                log.warning("workers say nothing, and are dealt nothing until they do: %s", ", ".join(silent))
+                self._tell_all()
+
+    async def _end_all(self, keeping: list[asyncio.Task[None]]) -> None:
+        """Has every worker drain, and kills those that do not end."""
+        self._stopping.set()
+        for place in self._places:
+            if place.process is not None:
+                send_signal(place.process, signal.SIGTERM)
+        if keeping:
+            _, late = await asyncio.wait(keeping, timeout=self._config.grace_ms / 1000.0 + END_S)
+            for task in late:
+                log.error("a worker did not end in time: it is killed")
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """What a worker says; None for what is nothing of the kind."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and "say" in message else None
+
+
+def _config_of(config: ServeConfig, at: int) -> ServeConfig:
+    """The settings of the worker at `at`: a name of its own, and the port for metrics that comes next."""
+    metrics = config.metrics
+    if metrics != "off":
+        host, port = split_address(metrics)
+        metrics = joined(host, port + at if port else 0)
+    return dataclasses.replace(config, name=f"{config.name}-{at + 1}", metrics=metrics, workers=1)
+
+
+@contextlib.contextmanager
+def _reserved(listen: str) -> Any:
+    """The address with its port, which nobody but workers of ours can have meanwhile. Raises OSError."""
+    check_free(listen)
+    host, port = split_address(listen)
+    kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(kind, socket.SOCK_STREAM) as held:
+        # Bound and not listening: it keeps the port, and gets no connection.
+        # What a broker here had with its clients a moment ago may not be quite over, and is no reason to wait.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            held.bind(address)
+        except OSError as taken:
+            raise OSError(taken.errno, taken.strerror, listen) from taken
+        yield joined(host, held.getsockname()[1])

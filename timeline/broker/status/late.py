@@ -1,0 +1,239 @@
+"""Why a delivery was late: what hindered a topic's dealing and when, and the ring of late deliveries."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.journal.events import Journal
+from timeline.columns import Int64, Ragged, UInt8
+from timeline.metrics import Metrics
+from timeline.model import Topic
+from timeline.wire.frames import Cause, LateList
+
+SPANS_KEPT = 256
+FLICKER_MS = 20
+COMING_BACK_MS = 5_000
+"""A broker that was down has its consumers back within so long; what waits for them meanwhile waits for the broker."""
+_NO_CAUSES = np.zeros(0, dtype=np.uint8)
+
+
+class Spans:
+    """The latest times, each from and until, in which something hindered."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, int]] = deque(maxlen=SPANS_KEPT)
+
+    def add(self, since_ms: int, until_ms: int) -> None:
+        """One that is over. What only flickered counts as one, so that many do not push out the past."""
+        if until_ms <= since_ms:
+            return
+        if self._kept and since_ms - self._kept[-1][1] <= FLICKER_MS:
+            first_ms, last_ms = self._kept.pop()
+            since_ms, until_ms = min(first_ms, since_ms), max(last_ms, until_ms)
+        self._kept.append((since_ms, until_ms))
+
+    def __reversed__(self) -> Iterator[tuple[int, int]]:
+        return reversed(self._kept)
+
+
+class Hindrances:
+    """What kept a topic's dealer from dealing, and when: the latest spans of each cause. Those of two causes may
+    overlap. `store`: when the store was slow, which all topics of a broker share: a slow call of one holds up the
+    others, and of a thousand topics each must not have to tell all."""
+
+    def __init__(self, started_ms: int, store: Spans | None = None) -> None:
+        self._spans: dict[Cause, Spans] = {Cause.STORE_SLOW: Spans() if store is None else store}
+        self._cause: Cause | None = None
+        self._since_ms = started_ms
+        self._started_ms = started_ms
+        self._back_ms: int | None = None
+
+    def now(self, cause: Cause | None, now_ms: int) -> None:
+        """From now on dealing is hindered by `cause`; None: by nothing."""
+        if self._back_ms is None and cause is not Cause.NO_CONSUMER:
+            self._back_ms = min(now_ms, self._started_ms + COMING_BACK_MS)
+        if cause is self._cause:
+            return
+        if self._cause is not None:
+            self.span(self._cause, self._since_ms, now_ms)
+        self._cause, self._since_ms = cause, now_ms
+
+    def jumped(self, before_ms: int, after_ms: int) -> None:
+        """The clock went from `before_ms` to `after_ms` in no time: nothing else can have hindered in between."""
+        if self._cause is not None:
+            self.span(self._cause, self._since_ms, before_ms)
+        self._since_ms = after_ms
+        self.span(Cause.CLOCK, before_ms, after_ms)
+
+    def span(self, cause: Cause, since_ms: int, until_ms: int) -> None:
+        """A hindrance that is over."""
+        spans = self._spans.get(cause)
+        if spans is None:
+            spans = self._spans[cause] = Spans()
+        spans.add(since_ms, until_ms)
+
+    def _latest(self, cause: Cause, until_ms: int) -> Iterator[tuple[int, int]]:
+        """The spans of `cause` up to now, newest first."""
+        if cause is self._cause:
+            yield self._since_ms, until_ms
+        yield from reversed(self._spans.get(cause, ()))
+
+    def why(self, due_ms: Int64, pushed_ms: int) -> tuple[UInt8, Int64]:
+        """For each due, the cause that covered most of due..pushed, and how much; of two that covered as much, the
+        first in the order of `Cause`."""
+        causes = np.full(len(due_ms), Cause.UNEXPLAINED, dtype=np.uint8)
+        most = np.zeros(len(due_ms), dtype=np.int64)
+        first_ms = int(due_ms.min())
+        for cause in sorted({*self._spans, *([] if self._cause is None else [self._cause])}):
+            covered = np.zeros(len(due_ms), dtype=np.int64)
+            for since_ms, until_ms in self._latest(cause, pushed_ms):
+                if until_ms <= first_ms:
+                    break
+                covered += np.maximum(min(until_ms, pushed_ms) - np.maximum(due_ms, since_ms), 0)
+            causes[covered > most] = cause
+            most = np.maximum(most, covered)
+        if first_ms < self._started_ms:
+            back_ms = min(pushed_ms, self._started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
+            down = (due_ms < self._started_ms) & (back_ms - due_ms >= most)
+            causes[down], most[down] = Cause.BROKER_DOWN, back_ms - due_ms[down]
+        return causes, most
+
+    def still(self, due_ms: int, now_ms: int) -> Cause:
+        """What keeps a message that came due at `due_ms` and is not delivered yet: what hinders now, though something
+        else may have kept it for longer; else what did."""
+        back = due_ms >= self._started_ms or self._back_ms is not None or now_ms >= self._started_ms + COMING_BACK_MS
+        if back and self._cause is not None:
+            return self._cause
+        causes, _ = self.why(np.array([due_ms], dtype=np.int64), now_ms)
+        return Cause(int(causes[0]))
+
+
+class Lateness:
+    """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
+    since the topic is dealt here; `redelivered`: of these, leased again after a lease ran out."""
+
+    def __init__(
+        self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits, journal: Journal | None = None
+    ) -> None:
+        self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
+        self._journal = journal
+        self.delivered = self.redelivered = 0
+
+    def note(self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
+        """`parcel` is on the wire since `sent_ms`."""
+        rows, name = parcel.rows, self._metrics.topic(topic.name)
+        self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
+        # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
+        due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
+        late_ms = sent_ms - due_ms
+        first_ms = late_ms[~parcel.again]
+        self.delivered += len(late_ms)
+        self.redelivered += len(late_ms) - len(first_ms)
+        if len(first_ms):
+            self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
+        late, cause = np.flatnonzero(late_ms > self._limits.late_ms), _NO_CAUSES
+        if len(late):
+            cause = self._causes(parcel.take(late), due_ms[late], sent_ms)
+            self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
+        if self._journal is not None:
+            self._journal.delivered(topic, consumer, parcel, sent_ms, late_ms, late, cause)
+
+    def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
+        """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
+        late_ms = sent_ms - due_ms
+        cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
+        if parcel.stranded:  # what kept another broker from dealing it is not known here
+            cause[:] = Cause.NO_BROKER
+        held_up = (cause == Cause.STORE_SLOW) & (2 * covered_ms > late_ms)
+        # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
+        cause[2 * (sent_ms - np.maximum(parcel.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
+        # Asked for when its put was stored, which may have waited for the store.
+        cause[(2 * (parcel.rows.asked_ms - due_ms) > late_ms) & ~held_up] = Cause.PRODUCED_LATE
+        cause[parcel.again] = Cause.LEASE_RAN_OUT
+        return cause
+
+    def still(self, due_ms: int, now_ms: int) -> Cause:
+        """What keeps a message that came due at `due_ms` and is not delivered yet."""
+        return self._hindrances.still(due_ms, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class LateOne:
+    """One late delivery; with no consumer: a message that is due and not delivered by `delivered_ms`, which is now."""
+
+    topic: bytes
+    id: bytes
+    consumer: bytes
+    due_ms: int
+    delivered_ms: int
+    cause: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    topic_uid: int
+    consumer: bytes
+    ids: Ragged
+    due_ms: Int64
+    cause: UInt8
+    delivered_ms: int
+
+
+class LateRing:
+    """Late deliveries, newest last, at most `kept` of them; those forgotten are counted."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._batches: deque[_Batch] = deque()
+        self._held = 0
+        self.dropped = 0
+
+    def add(self, topic_uid: int, consumer: bytes, ids: Ragged, due_ms: Int64, cause: UInt8, delivered_ms: int) -> None:
+        """Remembers a batch of late deliveries pushed together to one consumer."""
+        over = len(ids) - self._kept
+        if over > 0:
+            self.dropped += over
+            ids, due_ms, cause = ids[over:], due_ms[over:], cause[over:]
+        self._batches.append(_Batch(topic_uid, consumer, ids.compact(), due_ms, cause, delivered_ms))
+        self._held += len(ids)
+        while self._held > self._kept:
+            gone = self._batches.popleft()
+            self._held -= len(gone.ids)
+            self.dropped += len(gone.ids)
+
+    def since(self, since_ms: int, topics: Mapping[int, str], id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
+        """The newest `limit` delivered at or after `since_ms` on `topics` (names by uid: what was dropped has none any
+        more, though another topic may have it now), and of `id` where given; newest last."""
+        chosen: list[LateOne] = []
+        for batch in reversed(self._batches):
+            if batch.delivered_ms < since_ms or len(chosen) >= limit:
+                break
+            if (topic := topics.get(batch.topic_uid)) is None:
+                continue
+            ids = batch.ids.tolist()
+            for at in range(len(ids) - 1, -1, -1):
+                if (not id or ids[at] == id) and len(chosen) < limit:
+                    due_ms, cause = int(batch.due_ms[at]), int(batch.cause[at])
+                    chosen.append(LateOne(topic.encode(), ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
+        chosen.reverse()
+        return chosen
+
+
+def late_list(late: list[LateOne], dropped: int, now_ms: int) -> LateList:
+    """The frame that tells of `late`."""
+    return LateList(
+        topics=Ragged.of([one.topic for one in late]),
+        ids=Ragged.of([one.id for one in late]),
+        consumers=Ragged.of([one.consumer for one in late]),
+        due_ms=np.array([one.due_ms for one in late], dtype=np.int64),
+        delivered_ms=np.array([one.delivered_ms for one in late], dtype=np.int64),
+        cause=np.array([one.cause for one in late], dtype=np.uint8),
+        dropped=dropped,
+        now_ms=now_ms,
+    )

@@ -1,0 +1,1 @@
+"""Commands that move data in and out."""

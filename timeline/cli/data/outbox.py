@@ -1,0 +1,305 @@
+"""`timeline outbox …`: the relay of an outbox, its table, and what was set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain, say
+from timeline.cli.options.identity import address_option, connected, credential_options
+from timeline.cli.options.values import DURATION, Url, iso
+from timeline.cli.terminal.output import confirm, print_json, print_table
+from timeline.cli.terminal.progress import Progress
+from timeline.driver.times import duration_ms, shown_time
+from timeline.errors import Invalid
+from timeline.model import Status
+from timeline.outbox import DIALECTS, TABLE, ddl
+
+if TYPE_CHECKING:
+    from timeline.outbox.database import Outbox
+    from timeline.outbox.figures import Figures
+    from timeline.outbox.rows import Row, Waiting
+
+NEEDED = ("sqlalchemy", "prometheus_client")
+URL_VARIABLE = "TIMELINE_OUTBOX"
+
+
+class _RelayUnlessNamed(Suggesting):
+    """`timeline outbox URL` is `timeline outbox relay URL`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        if not named and any("://" in word or word.startswith("@") for word in args):
+            args = ["relay", *args]
+        return super().parse_args(context, args)
+
+
+@click.group(cls=_RelayUnlessNamed)
+def outbox() -> None:
+    """Send what a transaction added to the outbox in its database, once it has committed.
+
+    'timeline outbox URL' is 'timeline outbox relay URL'.
+
+    \b
+    Example:
+      timeline outbox ddl --dialect postgresql | psql shop
+      timeline outbox postgresql://shop@localhost/shop
+    """
+
+
+def database_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every command that asks the database takes."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+        click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table."),
+        click.argument("url", envvar=URL_VARIABLE, type=Url(f", or set {URL_VARIABLE}")),
+    ):
+        function = option(function)
+    return function
+
+
+@outbox.command("ddl")
+@click.option("--dialect", required=True, type=click.Choice(DIALECTS), help="The database; mysql is MariaDB, too.")
+@click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table.")
+def print_ddl(dialect: str, table: str) -> int:
+    """Print the SQL that creates the outbox's table; for your migrations, or straight into the database.
+
+    \b
+    Example:
+      timeline outbox ddl --dialect sqlite | sqlite3 shop.db
+    """
+    for made in ddl(dialect, table):
+        say(*f"{made};".splitlines())
+    return DONE
+
+
+@outbox.command()
+@database_command
+@click.option("--every", default="200ms", show_default=True, type=DURATION, help="How often to look when idle.")
+@click.option("--batch", default=1_000, show_default=True, type=click.IntRange(1, 10_000), help="Rows taken at once.")
+@click.option("--once", is_flag=True, help="Send what waits now, then end; 1 when some were set aside.")
+@click.option("--metrics", default="off", show_default=True, metavar="HOST:PORT|off", help="/metrics for Prometheus.")
+@click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take.")
+@address_option
+@credential_options
+def relay(
+    url: str, table: str, as_json: bool, every: str, batch: int, once: bool, metrics: str, timeout: str, address: str
+) -> int:
+    """Relay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
+
+    Several relays may share a table of PostgreSQL or MySQL; of SQLite one at a time relays, the others wait for its
+    end. While the broker or the database is away, the relay waits and goes on. With --json: an object for each batch.
+
+    \b
+    Example:
+      timeline outbox postgresql://shop@localhost/shop --metrics 127.0.0.1:9002
+      timeline outbox sqlite:////var/lib/shop/shop.db --once
+    """
+    from timeline.cli.options.client_options import check_addresses
+
+    every_ms = duration_ms(every, "--every", least_ms=1)
+    timeout_s = duration_ms(timeout, "--timeout", least_ms=1) / 1000
+    check_addresses(address)
+    found = _opened(url, table, idle_s=60 + int(4 * timeout_s + every_ms / 1000))
+
+    async def work() -> int:
+        from timeline.outbox.figures import Figures
+        from timeline.outbox.relay import Relay
+
+        figures, close = Figures(), None
+        measured = "off"
+        if metrics != "off":
+            measured, close = figures.serve(metrics)
+        teller = _Teller(figures, as_json)
+        try:
+            async with connected(address, timeout) as tl:
+                made = Relay(found, tl, teller, every_ms, batch)
+                # Elsewhere nobody hears signals.
+                here = threading.current_thread() is threading.main_thread()
+                for number in (signal.SIGINT, signal.SIGTERM) if here else ():
+                    asyncio.get_running_loop().add_signal_handler(number, made.stop)
+                teller.begun(found, address, measured)
+                await made.run(once)
+        finally:
+            teller.ended()
+            if close is not None:
+                close()
+        return SOME_FAILED if once and teller.refusals else DONE
+
+    return awaited(work())
+
+
+@outbox.command("list")
+@database_command
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most so many.")
+def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
+    """What was set aside since it was refused, and why; and how much waits.
+
+    \b
+    Example:
+      timeline outbox list postgresql://shop@localhost/shop
+    """
+    found = _opened(url, table)
+    rows, count = _asked(found, lambda: (found.set_aside(limit), found.waiting()))
+    if as_json:
+        for row in rows:
+            told = {"seq": row.seq, "topic": row.topic, "group": row.group, "id": row.id, "due": iso(row.due_ms or 0)}
+            print_json(told | {"refused": iso(row.refused_ms), "refused_ms": row.refused_ms, "reason": row.reason})
+        return DONE
+    print_table(
+        ("SEQ", "TOPIC", "ID", "SET ASIDE", "REASON"),
+        [(row.seq, row.topic, row.id, shown_time(row.refused_ms), row.reason) for row in rows],
+        right=("SEQ",),
+        empty="nothing was set aside",
+    )
+    say(f"{count.waiting:,} waiting, {count.set_aside:,} set aside")
+    return DONE
+
+
+@outbox.command()
+@database_command
+@click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
+@click.option("--all", "everything", is_flag=True, help="All that were set aside.")
+def retry(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool) -> int:
+    """Have what was set aside wait again; the relay sends it.
+
+    \b
+    Example:
+      timeline outbox retry postgresql://shop@localhost/shop --all
+    """
+    return _changed(url, table, as_json, seqs, everything, "waits again", lambda found: found.retry)
+
+
+@outbox.command()
+@database_command
+@click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
+@click.option("--all", "everything", is_flag=True, help="All that were set aside.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool, yes: bool) -> int:
+    """Delete what was set aside, for good.
+
+    \b
+    Example:
+      timeline outbox purge postgresql://shop@localhost/shop 4711 --yes
+    """
+    if not yes and bool(seqs) != everything:
+        confirm(f"Delete {'all that was set aside' if everything else f'{len(seqs)} messages'} of {table} for good?")
+    return _changed(url, table, as_json, seqs, everything, "deleted", lambda found: found.purge)
+
+
+def _changed(
+    url: str,
+    table: str,
+    as_json: bool,
+    seqs: tuple[int, ...],
+    everything: bool,
+    done: str,
+    change: Callable[[Outbox], Callable[[list[int] | None], int]],
+) -> int:
+    if bool(seqs) == everything:
+        raise Invalid("give either one or more SEQs, as 'timeline outbox list' shows them, or --all, one of the two")
+    found = _opened(url, table)
+    count = _asked(found, lambda: change(found)(None if everything else list(seqs)))
+    asked = count if everything else len(set(seqs))
+    if as_json:
+        print_json({"asked": asked, "done": count})
+    else:
+        say(f"{count} of {asked} {done}")
+    return DONE if count == asked else SOME_FAILED
+
+
+def _opened(url: str, table: str, idle_s: int = 60) -> Outbox:
+    """The outbox at `url`, connected once to see that it is there. Raises Failed without the packages it needs."""
+    try:
+        from timeline.outbox.database import Outbox
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in NEEDED:
+            raise
+        raise Failed(
+            REFUSED, f"the outbox's relay needs {missing.name}, which is not installed: pip install 'timeline[outbox]'"
+        ) from missing
+    found = Outbox(url, table, idle_s)
+    try:
+        found.open()
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _asked(found: Outbox, ask: Callable[[], Any]) -> Any:
+    """What the database answers; its refusal as ours."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        return ask()
+    except DBAPIError as trouble:
+        raise found.explained(trouble) from trouble
+    finally:
+        found.close()
+
+
+class _Teller:
+    """Tells people, or machines, what the relay does; and its metrics."""
+
+    def __init__(self, figures: Figures, as_json: bool) -> None:
+        self._figures, self._as_json = figures, as_json
+        self._progress = Progress("relayed")
+        self._done: Counter[str] = Counter()
+        self.refusals = 0
+
+    def begun(self, found: Outbox, address: str, metrics: str) -> None:
+        if self._as_json:
+            told = {"outbox": found.shown, "table": found.table, "address": address, "metrics": metrics}
+            print_json(told | {"shares": found.shares})
+            return
+        measured = "" if metrics == "off" else f", metrics on {metrics}"
+        say(f"timeline relays {found.table} of {found.shown} to {address}{measured}")
+
+    def sent(self, topic: str, status: Status, count: int) -> None:
+        self._done[status] += count
+        self._figures.sent(topic, str(status), count)
+        self._progress.add(count)
+        if self._as_json:
+            print_json({"topic": topic, "status": str(status), "sent": count})
+
+    def refused(self, row: Row, status: Status, reason: str) -> None:
+        self.refusals += 1
+        self._figures.refused(row.topic, str(status))
+        if self._as_json:
+            told = {"topic": row.topic, "id": row.id, "seq": row.seq}
+            print_json(told | {"status": str(status), "refused": reason})
+        self._say(f"set aside: {row.topic} {row.id!r} (seq {row.seq}): {status}: {reason}")
+
+    def trouble(self, reason: str) -> None:
+        self._figures.trouble(bool(reason))
+        if self._as_json:
+            print_json({"trouble": reason})
+        self._say(f"waiting: {reason}" if reason else "going on")
+
+    def warned(self, sentence: str) -> None:
+        self._say(sentence)
+
+    def counted(self, waiting: Waiting, oldest_s: float) -> None:
+        self._figures.counted(waiting, oldest_s)
+
+    def ended(self) -> None:
+        self._progress.clear()
+        was_there = self._done[Status.DUPLICATE]
+        done = sum(self._done.values())
+        if self._as_json:
+            print_json({"done": done, "duplicates": was_there, "set_aside": self.refusals})
+            return
+        again = f", {was_there:,} of them were there before" if was_there else ""
+        aside = f"; {self.refusals:,} set aside, see 'timeline outbox list'" if self.refusals else ""
+        say(f"{done:,} relayed{again}{aside}")
+
+    def _say(self, sentence: str) -> None:
+        self._progress.clear()
+        complain(sentence)

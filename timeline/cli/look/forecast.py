@@ -1,0 +1,225 @@
+"""`timeline forecast`: how much comes due, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import click
+import numpy as np
+from rich.text import Text
+
+import timeline
+from timeline.cli.app import awaited
+from timeline.cli.options.client_options import client_command, topic_names
+from timeline.cli.options.identity import connected
+from timeline.cli.options.values import DURATION, iso, zone_of
+from timeline.cli.terminal.chart import NICE_STEPS_MS, columns, nice_step_ms, widened
+from timeline.cli.terminal.output import console, print_json
+from timeline.driver.queries import MAX_STEPS
+from timeline.driver.times import as_datetime, duration_ms
+from timeline.errors import Invalid
+from timeline.wording import shown_duration
+
+AT_ONCE = 64
+"""Topics that are asked for at once."""
+HEIGHT = 8
+MARGIN = 12
+WIDTH_UNSEEN = 100
+"""How wide the picture is where nobody sees it on a terminal."""
+PEAKS = 3
+DAY_MS = 86_400_000
+LABEL_GAP = 3
+LEAST_MARK_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What comes due per step, of one topic or of all. `edges_ms` is one longer than `counts`."""
+
+    edges_ms: list[int]
+    counts: list[int]
+    overdue: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+@click.command()
+@click.argument("topic", required=False, shell_complete=topic_names)
+@click.option("--window", default="1h", show_default=True, type=DURATION, help="How far to look ahead.")
+@click.option("--step", type=DURATION, help="How much a column covers.  [a round one that fits the terminal]")
+@click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
+@client_command
+def forecast(
+    topic: str | None, window: str, step: str | None, tz: str | None, address: str, timeout: str, as_json: bool
+) -> int:
+    """Draw how many messages come due in the time ahead, of TOPIC or of all topics.
+
+    Counted at the broker's store, so it is what stands now: messages that are put, moved or cancelled later change it,
+    and what a consumer has counts at its lease's end.
+
+    \b
+    Example:
+      timeline forecast departures --window 24h
+      timeline forecast --window 10m --step 1s --json
+    """
+    zone = zone_of(tz)
+    window_ms = duration_ms(window, "--window", least_ms=1)
+    width = (shutil.get_terminal_size().columns if console().is_terminal else WIDTH_UNSEEN) - MARGIN
+    step_ms = nice_step_ms(window_ms, max(10, width)) if step is None else duration_ms(step, "--step", least_ms=1)
+    if -(-window_ms // step_ms) > MAX_STEPS:
+        raise Invalid(f"--window has more than {MAX_STEPS} steps of --step {step}: make the step longer")
+
+    async def work() -> None:
+        async with connected(address, timeout) as tl:
+            load = await load_ahead(tl, topic, window_ms, step_ms)
+        if as_json:
+            print_json(_json(topic, load, step_ms))
+        else:
+            for line in picture(topic or "all topics", load, step_ms, width, zone):
+                console().print(line, soft_wrap=True)
+
+    return awaited(work())
+
+
+async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> Load:
+    """The load of `topic` (None: of all topics, added up)."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(name: str) -> timeline.Outlook | None:
+        async with room:
+            try:
+                return await tl.forecast(name, window_ms / 1000, step_ms / 1000)
+            except timeline.NotFound:
+                if topic is not None:
+                    raise
+                return None  # dropped meanwhile
+
+    names = [topic] if topic is not None else await _to_forecast(tl)
+    asked = await asyncio.gather(*map(ask, names))
+    outlooks = [outlook for outlook in asked if outlook is not None]
+    if not outlooks:
+        return Load([], [], 0, True)
+    counts = np.sum([outlook.counts for outlook in outlooks], axis=0).tolist()
+    overdue = sum(outlook.overdue for outlook in outlooks)
+    return Load(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
+
+
+async def _to_forecast(tl: timeline.Timeline) -> list[str]:
+    """The topics that may have messages: all but those that every broker counted as empty, of which one is kept, for
+    the steps. A broker that does not answer may know of any."""
+    names = [each.name for each in await tl.topics()]
+    told = await tl.standing()
+    if told.unreachable:
+        return names
+    empty: set[str] = set()
+    stocked: set[str] = set()
+    for load in (load for one in told.brokers for load in one.topics):
+        (stocked if load.next_due_ms or not load.counted_ms else empty).add(load.topic)
+    return [name for name in names if name in stocked or name not in empty] or names[:1]
+
+
+def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:
+    """The load drawn in columns, its peaks in words."""
+    about = "" if load.exact else "about "
+    head = Text.assemble((name, "bold"), f": {about}{load.total:,} to come")
+    if load.edges_ms:
+        head.append(f" until {_clock(load.edges_ms[-1], zone, load)}")
+    if load.overdue:
+        head.append(f", {load.overdue:,} due already", "yellow")
+    if not load.total:
+        return [head]
+    shown = widened(load.counts, width)
+    per_step = step_ms * max(1, -(-len(load.counts) // width))
+    top = max(shown)
+    lines = [head, Text("")]
+    # Half of a small odd number is no count.
+    half = f"{top / 2:,.0f}" if top % 2 == 0 or top >= 10 else ""
+    for at, bars in enumerate(columns(shown, HEIGHT)):
+        label = f"{top:,.0f}" if at == 0 else half if at == HEIGHT // 2 else ""
+        lines.append(
+            Text.assemble((f"{label:>9} ", "grey58"), ("│", "grey58"), (bars, "green" if at else "bold green"))
+        )
+    line, times = _axis(load, len(shown), zone)
+    lines.append(Text(f"{'0':>9} └{line}", "grey58"))
+    lines.append(Text(f"{'':11}{times}", "grey58"))
+    of_zone = zone.key if zone is not None else f"UTC{as_datetime(load.edges_ms[0]).astimezone().isoformat()[-6:]}"
+    said = f"a column is what comes due within {shown_duration(per_step)}; ┬ stands at the time below it, {of_zone}"
+    lines.append(Text(f"{'':11}{said}", "grey58"))
+    lines += [Text(""), *_peaks(load, step_ms, zone)]
+    return lines
+
+
+def _axis(load: Load, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
+    """The line under the columns, with a mark at each round time, and the times, each beginning at its mark."""
+    first_ms, last_ms = load.edges_ms[0], load.edges_ms[-1]
+    window_ms = max(1, last_ms - first_ms)
+    offset = as_datetime(first_ms).astimezone(zone).utcoffset()
+    offset_ms = int(offset.total_seconds() * 1000) if offset is not None else 0
+    for every_ms in (*NICE_STEPS_MS, window_ms):
+        form = _form(every_ms, window_ms)
+        room = len(as_datetime(first_ms).strftime(form)) + LABEL_GAP
+        if every_ms >= LEAST_MARK_MS and window_ms / every_ms <= max(1, width // room):
+            break
+    line, times = ["─"] * width, [" "] * (width + room)
+    at_ms = -(-(first_ms + offset_ms) // every_ms) * every_ms - offset_ms
+    while at_ms < last_ms:
+        column = (at_ms - first_ms) * width // window_ms
+        said = as_datetime(at_ms).astimezone(zone).strftime(form)
+        line[column], times[column : column + len(said)] = "┬", said
+        at_ms += every_ms
+    return "".join(line), "".join(times).rstrip()
+
+
+def _form(every_ms: int, window_ms: int) -> str:
+    """How a time is written that stands `every_ms` from the next: as short as leaves no doubt."""
+    if every_ms < 60_000:
+        return "%H:%M:%S"
+    if every_ms < DAY_MS:
+        return "%H:%M" if window_ms < DAY_MS else "%d %b %H:%M"
+    return "%d %b" if window_ms < 300 * DAY_MS else "%Y-%m-%d"
+
+
+def _clock(at_ms: int, zone: ZoneInfo | None, load: Load) -> str:
+    """A time as short as the window allows."""
+    when = as_datetime(at_ms).astimezone(zone)
+    window_ms = load.edges_ms[-1] - load.edges_ms[0]
+    if window_ms <= 600_000:
+        return when.strftime("%H:%M:%S")
+    return when.strftime(
+        "%H:%M" if window_ms < 86_400_000 else "%d %b %H:%M" if window_ms < 864_000_000 else "%Y-%m-%d"
+    )
+
+
+def _peaks(load: Load, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
+    """The fullest steps, fullest first."""
+    order = sorted(range(len(load.counts)), key=lambda at: (-load.counts[at], at))
+    lines = []
+    for at in [at for at in order if load.counts[at]][:PEAKS]:
+        count = load.counts[at]
+        when = as_datetime(load.edges_ms[at]).astimezone(zone).isoformat(sep=" ", timespec="seconds")
+        rate = count * 1000 / step_ms
+        said = "peak" if at == order[0] else "then"
+        lines.append(Text(f"{said}  {count:>9,} in the {shown_duration(step_ms)} from {when}  ({rate:,.3g}/s)"))
+    return lines
+
+
+def _json(topic: str | None, load: Load, step_ms: int) -> dict[str, Any]:
+    steps = [
+        {"start": iso(start_ms), "start_ms": start_ms, "end_ms": end_ms, "count": count}
+        for start_ms, end_ms, count in zip(load.edges_ms, load.edges_ms[1:], load.counts, strict=False)
+    ]
+    return {
+        "topic": topic,
+        "step_ms": step_ms,
+        "total": load.total,
+        "overdue": load.overdue,
+        "exact": load.exact,
+        "steps": steps,
+    }

@@ -1,0 +1,231 @@
+"""`timeline produce`: puts messages on a timeline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import stat
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import click
+
+import timeline
+from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain, say
+from timeline.cli.options.client_options import check_topic, client_command, topic_names
+from timeline.cli.options.identity import connected
+from timeline.cli.options.values import DURATION, Time, due_of, is_length, parse_headers, parse_time, with_unit
+from timeline.cli.terminal.output import print_json
+from timeline.cli.terminal.progress import Progress
+from timeline.cli.terminal.receipts import receipt_json, refusal, speaking, tell_receipts
+from timeline.clock import Clock
+from timeline.driver.times import duration_ms
+from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, TimelineError, TooLarge, Unknown
+from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
+
+READ_BYTES = 256 * 1024
+TAKEN: dict[str, str] = {
+    Status.EXISTS: "the id is taken by another message: choose another --id, or --if-exists replace to replace it"
+}
+
+
+@click.command()
+@click.argument("topic", shell_complete=topic_names)
+@click.argument("payload", required=False)
+@click.option("--at", metavar="TIME", help="When it is due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
+@click.option("--in", "in_", type=DURATION, help="How long from now: 250ms, 15m, 2h, 10d.")
+@click.option("--tz", metavar="ZONE", help="Time zone of a local --at, such as Europe/Berlin.")
+@click.option("--id", help="Its id, unique in the topic.  [a new UUIDv7]")
+@click.option("--tag", help="What bulk moves and cancels select by.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
+@click.option("--expires", metavar="TIME|DURATION", help="Not delivered at or after this time, or so long from now.")
+@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns it.")
+@click.option(
+    "--if-exists",
+    type=click.Choice(["move", "replace"]),
+    help="If a message has that id: move it (only its due time changes), or replace all of it.",
+)
+@click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
+@client_command
+def produce(
+    topic: str,
+    payload: str | None,
+    at: str | None,
+    in_: str | None,
+    tz: str | None,
+    id: str | None,
+    headers: tuple[str, ...],
+    expires: str | None,
+    group: str,
+    if_exists: str | None,
+    lines: bool,
+    address: str,
+    timeout: str,
+    as_json: bool,
+    tag: str | None,
+) -> int:
+    """Put PAYLOAD on TOPIC's timeline; - reads it from standard input.
+
+    \b
+    Example:
+      timeline produce departures "gate closes" --at 2026-03-29T09:00+02:00 --id UA1545
+      timeline produce reminders - --in 15m < reminder.json
+      cat jobs.jsonl | timeline produce jobs --lines --in 1h --tag nightly
+    """
+    due = due_of(at, in_, tz, ("--at", "--in"))
+    if lines and (payload is not None or id is not None):
+        raise Invalid("--lines takes payloads from standard input and makes the ids: give neither PAYLOAD nor --id")
+    if not lines and payload is None:
+        raise Invalid("give a PAYLOAD, - to read it from standard input, or --lines")
+    if (lines or payload == "-") and sys.stdin is None:
+        raise Invalid("standard input is closed: there is nothing to read")
+    shared: dict[str, Any] = {
+        "at": due.at,
+        "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
+        "headers": parse_headers(headers) or None,
+        "expires": _expires(expires, tz),
+    }
+
+    async def one(content: bytes) -> int:
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
+            with speaking(TAKEN):
+                receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
+        done = "moved: only its due time changed, its payload stays" if receipt.moved else "put"
+        code = tell_receipts([receipt], as_json, done)
+        _tell_past(due, at, receipt.ok)
+        return code
+
+    async def many() -> int:
+        failed = sent = 0
+        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
+            # Else each line would be refused by itself, with the same words.
+            await check_topic(tl, topic)
+            with Progress("put") as progress:
+                try:
+                    async for some, part in _stdin_lines():
+                        batch = timeline.Batch(payloads=some, tags=tag, **shared)
+                        sent += len(some)
+                        receipts = await producer.produce_many(batch, if_exists=if_exists)
+                        failed += _tell(receipts, topic, as_json, progress, progress.done + 1)
+                        progress.add(len(some), part)
+                except TimelineError as error:
+                    progress.clear()
+                    stored = f"{progress.done - failed:,} are known to be stored"
+                    complain(f"broke off after {progress.done:,} lines, of which {stored}")
+                    if isinstance(error, Unknown):
+                        error.advice = _in_doubt(progress.done + 1, sent, topic, tag)
+                    raise
+                rate = progress.rate_per_s
+        if not as_json:
+            say(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
+        _tell_past(due, at, failed < progress.done)
+        return SOME_FAILED if failed else DONE
+
+    if lines:
+        return awaited(many())
+    return awaited(one(_stdin_whole() if payload == "-" else os.fsencode(payload or "")))
+
+
+def _tell_past(due: Time, at: str | None, put: bool) -> None:
+    """Says of a time that is over what it means: a slip in a date is easily made."""
+    if put and at is not None and at.strip() != "now" and due.absolute_ms() < Clock().now_ms():
+        complain(f"--at {at} is past: it goes out at once")
+
+
+def _stdin_whole() -> bytes:
+    """Standard input as one payload. Raises TooLarge before it takes more memory than a payload may."""
+    content = sys.stdin.buffer.read(MAX_PAYLOAD_BYTES + 1)
+    if len(content) > MAX_PAYLOAD_BYTES:
+        raise TooLarge(
+            f"standard input has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes as one payload",
+            advice=FIXED_LIMIT,
+        )
+    return content
+
+
+def _expires(text: str | None, zone: str | None) -> Any:
+    """`--expires`: a time, or a duration from now."""
+    if text is None:
+        return None
+    if is_length(text):
+        return timedelta(milliseconds=duration_ms(with_unit(text.strip()), "--expires", least_ms=1))
+    when = parse_time(text, "--expires", zone)
+    if when.at is not None:
+        return when.at
+    if not when.in_ms or when.in_ms < 0:
+        raise Invalid(f"--expires {text!r:.60} is over already: the message would never be delivered")
+    return timedelta(milliseconds=when.in_ms)
+
+
+def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
+    """What to do about lines that nobody answered for. To repeat them would put them twice: their ids are made anew."""
+    lines = f"line {first:,} is" if first == last else f"lines {first:,} to {last:,} are"
+    of_tag = f" --tag {shlex.quote(tag)}" if tag else ""
+    return (
+        f"{lines} in doubt, no line after {last:,} was sent; before you put them again, look at what is there: "
+        f"timeline ls {shlex.quote(topic)}{of_tag} --all --payload"
+    )
+
+
+def _tell(receipts: timeline.Receipts, topic: str, as_json: bool, progress: Progress, first: int) -> int:
+    """Says of each line, counted from `first`, what became of it, to people only where it was refused; how many
+    were."""
+    failed = receipts.failed
+    if failed and not as_json:
+        progress.clear()
+    denied = ""
+    for line, receipt in enumerate(receipts if as_json or failed else (), first):
+        if as_json:
+            print_json(receipt_json(receipt))
+        elif not receipt.ok:
+            error = refusal(receipt, denied)
+            denied = error.reason if isinstance(error, Forbidden) else denied
+            if isinstance(error, Unknown):
+                error.advice = f"it may be stored or not, see: timeline show {shlex.quote(topic)} {receipt.id}"
+            else:
+                error.id = None  # made here, and nothing is stored under it
+            complain(f"line {line:,}: {explain(error)}")
+    return len(failed)
+
+
+async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
+    """The lines of standard input without their ends, as many as came at once; what does not end with a newline counts
+    too. With the part of the input that they end, where that is a file."""
+    source, read, ended = sys.stdin.fileno(), 0, 0
+    rest: list[bytes] = []  # pieces of a line whose end has not come
+    rest_bytes = 0
+    file = os.fstat(source)
+    size = file.st_size if stat.S_ISREG(file.st_mode) else 0
+    while data := await _read(source):
+        read += len(data)
+        first, *more = data.split(b"\n")
+        rest.append(first)
+        rest_bytes += len(first)
+        if rest_bytes > MAX_PAYLOAD_BYTES + len(b"\r"):
+            about = f"line {ended + 1:,} has more than {MAX_PAYLOAD_BYTES} bytes, which no topic takes"
+            raise TooLarge(about, advice=FIXED_LIMIT)
+        if more:
+            *whole, last = b"".join(rest), *more
+            rest, rest_bytes = [last], len(last)
+            ended += len(whole)
+            yield [line.removesuffix(b"\r") for line in whole], read / size if size else None
+    if rest_bytes:
+        yield [b"".join(rest)], 1.0
+
+
+async def _read(source: int) -> bytes:
+    """What there is to read, empty at the end. Neither a thread nor a blocking read, which Ctrl-C could not end."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(source, readable.set)
+    except PermissionError:
+        return os.read(source, READ_BYTES)  # a file on a disk: there is nothing to wait for
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(source)
+    return os.read(source, READ_BYTES)

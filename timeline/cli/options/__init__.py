@@ -1,0 +1,1 @@
+"""Options and values that people write on the command line."""

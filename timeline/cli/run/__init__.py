@@ -1,0 +1,1 @@
+"""Commands that run something, and the tokens that it accepts."""

@@ -1,0 +1,112 @@
+"""`timeline serve`: one broker in this process until SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from timeline import config
+from timeline.cli.app import REFUSED, Failed, complain
+from timeline.cli.options.values import Url, shown_bytes
+from timeline.wording import shown_duration
+
+PLAIN = config.ServeConfig()
+URL = Url.name
+
+
+def setting(option: str, takes: str, does: str, default: object) -> Callable[[Any], Any]:
+    """An option of serve, with its default in brackets."""
+    name = option.removeprefix("--")
+    kind = Url(f", or set TIMELINE_{name.upper()}, or {name} in a --config file") if takes == URL else None
+    return click.option(option, type=kind, metavar=takes, help=f"{does}  [{default}]")
+
+
+@click.command()
+@setting("--listen", "HOST:PORT", "Where drivers connect; port 0 takes a free one.", PLAIN.listen)
+@setting("--advertise", "HOST:PORT", "The address under which others reach it.", "from --listen")
+@setting("--name", "TEXT", "Its name in logs, metrics and the cluster.", "host-pid")
+@setting("--store", URL, "Where messages live.", PLAIN.store)
+@setting("--sync", URL, "How brokers find each other.", PLAIN.sync)
+@setting("--metrics", "HOST:PORT|off", "/metrics, /healthz and /readyz.", PLAIN.metrics)
+@setting("--grace", "DURATION", "How long the drain on SIGTERM may take.", shown_duration(PLAIN.grace_ms))
+@setting("--log-level", "|".join(config.LOG_LEVELS), "What is worth a line.", PLAIN.log_level)
+@setting("--log-format", "|".join(config.LOG_FORMATS), "Lines for people or machines.", PLAIN.log_format)
+@setting("--max-inflight-bytes", "SIZE", "Puts waiting for the store.", shown_bytes(PLAIN.max_inflight_bytes))
+@setting("--max-outbox-bytes", "SIZE", "Deliveries waiting for consumers.", shown_bytes(PLAIN.max_outbox_bytes))
+@setting("--max-streams", "COUNT", "Streams of producers and consumers at once.", PLAIN.max_streams)
+@setting("--max-streams-per-peer", "COUNT", "The same from one host.", PLAIN.max_streams_per_peer)
+@setting("--max-scans", "COUNT", "Scans under way at once.", PLAIN.max_scans)
+@setting("--metrics-topics", "COUNT", "Topics that metrics name; the rest are summed.", PLAIN.metrics_topics)
+@setting("--tls-cert", "FILE", "Certificate of this broker, PEM: the port speaks TLS.", "none")
+@setting("--tls-key", "FILE", "The certificate's key, PEM.", "none")
+@setting("--client-ca", "FILE", "Authorities whose clients are let in (mutual TLS).", "anybody's")
+@setting("--tokens", "FILE", "Tokens, one of which each caller has to show.", "none asked for")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without TLS or tokens.")
+@setting("--tls-ca", "FILE", "Authorities that signed other brokers' certificates.", "this machine's")
+@setting("--token-file", "FILE", "The token that this broker shows to others.", "none")
+@setting("--workers", "COUNT", "Equal brokers as processes behind one port.", PLAIN.workers)
+@setting("--journal", URL, "Where what happens to each message is kept.", "nowhere")
+@click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
+@click.option("--worker", "as_worker", is_flag=True, hidden=True)
+def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None) -> int:
+    """Run a broker until SIGTERM, then drain it and end.
+
+    Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
+    variables beat the file. Others can read a password on the command line: give it elsewhere, or as @FILE. Standard
+    output gets the addresses once the store is open, logs go to standard error. Ctrl-C drains too.
+
+    \b
+    Example:
+      timeline serve --store sqlite:////var/lib/timeline/timeline.db
+      timeline serve --listen 0.0.0.0:9000 --tls-cert broker.pem --tls-key broker.key --tokens tokens.json
+    """
+    settings = config.ServeConfig() if as_worker else config.load(flags, file=file)
+    exposed = exposure(settings)
+    if exposed:
+        raise Failed(REFUSED, exposed)
+    if not as_worker and (cut_off := stranded(settings)):
+        complain(cut_off)
+    try:
+        from timeline.cli.run.serving import run_alone, run_worker, run_workers
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("timeline"):
+            raise
+        raise Failed(
+            REFUSED, f"serving needs {missing.name}, which is not installed: pip install 'timeline[server]'"
+        ) from missing
+    if as_worker:
+        return run_worker()
+    return run_alone(settings, as_json) if settings.workers == 1 else run_workers(settings, as_json)
+
+
+def stranded(settings: config.ServeConfig) -> str:
+    """Return why others cannot reach this broker where it says that they can; empty when they can."""
+    host, port = config.split_address(settings.listen)
+    if not settings.advertise or not config.is_loopback(host):
+        return ""
+    advertised, _ = config.split_address(settings.advertise)
+    if config.is_loopback(advertised):
+        return ""
+    return (
+        f"other machines are told to come to {settings.advertise}, and cannot reach {settings.listen}. Listen on all "
+        f"addresses with --listen 0.0.0.0:{port}, unless a proxy on this machine forwards to it"
+    )
+
+
+def exposure(settings: config.ServeConfig) -> str:
+    """Why this broker would be open to whoever reaches it, with what mends that; empty when it is not, or shall be."""
+    host, _ = config.split_address(settings.listen)
+    missing = []
+    if not settings.tls_cert:
+        missing.append("TLS (--tls-cert, --tls-key)")
+    if not settings.tokens and not settings.client_ca:
+        missing.append("asking who calls (--tokens, or --client-ca)")
+    if settings.insecure or config.is_loopback(host) or not missing:
+        return ""
+    return (
+        f"other machines reach {settings.listen}, and there is no {' and no '.join(missing)}. Give what is missing, "
+        "listen on 127.0.0.1, or say --insecure where the network itself keeps strangers out."
+    )

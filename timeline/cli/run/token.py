@@ -1,0 +1,246 @@
+"""`timeline token`: who may do what, kept in a file of hashes that brokers read again when it changes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from timeline.broker.api.access import Right
+from timeline.broker.server.tokens import (
+    MAX_TOKEN_CHARACTERS,
+    Entry,
+    change_tokens,
+    digest,
+    id_of,
+    read_tokens,
+    token_of,
+    written_alone,
+)
+from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain, say
+from timeline.cli.options.values import DURATION, iso
+from timeline.cli.terminal.output import print_json, print_table
+from timeline.clock import Clock
+from timeline.driver.times import duration_ms, shown_time
+from timeline.errors import Invalid
+from timeline.wording import shown_duration
+
+FILE_VARIABLE = "TIMELINE_TOKENS"
+ROUND_MS = 86_400_000
+
+
+@click.group(cls=Suggesting)
+def token() -> None:
+    """Tokens: who may do what on brokers that serve with --tokens FILE.
+
+    \b
+    Example:
+      timeline token create --tokens tokens.json --name web --right produce --topic 'orders*' --group web
+      timeline token list --tokens tokens.json
+      timeline token revoke web --tokens tokens.json
+    """
+
+
+def file_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --tokens and --json."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+        click.option(
+            "--tokens",
+            "file",
+            envvar=FILE_VARIABLE,
+            required=True,
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help=f"The file of tokens; {FILE_VARIABLE}.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@token.command()
+@click.option(
+    "--name", required=True, help="Whose it is, in logs; a second one of the same name may replace the first."
+)
+@click.option(
+    "--right",
+    "rights",
+    multiple=True,
+    required=True,
+    type=click.Choice([right.value for right in Right]),
+    help="What it is for; may be given several times.",
+)
+@click.option("--topic", "topics", multiple=True, default=("*",), metavar="GLOB", help="Topics it is for. [*]")
+@click.option("--group", "groups", multiple=True, default=("*",), metavar="GLOB", help="Producer groups it is for. [*]")
+@click.option(
+    "--into", metavar="FILE", type=click.Path(path_type=Path), help="Write it there, mode 0600, instead of showing it."
+)
+@click.option("--expires", type=DURATION, help="How long it is good for, such as 90d; for ever without it.")
+@file_command
+def create(
+    name: str,
+    rights: tuple[str, ...],
+    topics: tuple[str, ...],
+    groups: tuple[str, ...],
+    expires: str | None,
+    into: Path | None,
+    file: Path,
+    as_json: bool,
+) -> int:
+    """Create a token, and print it this once.
+
+    FILE, of --tokens, is the one that brokers serve with. It keeps the token's hash alone; it is made if missing.
+
+    Rights: produce (put, and move, cancel, revive, purge what its groups own), consume (take messages, read payloads),
+    admin (create, change and drop topics), operator (act on whatever group's messages, --as-operator), broker (what
+    brokers ask each other). Brokers know it within a second.
+
+    \b
+    Example:
+      timeline token create --tokens tokens.json --name web --right produce --group web --into web.token
+      timeline token create --tokens tokens.json --name worker --right consume --topic 'orders*' --expires 90d
+    """
+    now_ms = Clock().now_ms()
+    expires_ms = now_ms + duration_ms(expires, "--expires", least_ms=1) if expires is not None else 0
+    made: list[tuple[Entry, str]] = []
+
+    def add(tokens: Mapping[str, Entry]) -> Iterable[Entry]:
+        id = secrets.token_hex(6)
+        while id in tokens:
+            id = secrets.token_hex(6)
+        text = token_of(id, secrets.token_hex(32))
+        entry = Entry(
+            id=id,
+            name=name,
+            sha256=digest(text),
+            rights=_once(rights),
+            topics=_once(topics),
+            groups=_once(groups),
+            created_ms=now_ms,
+            expires_ms=expires_ms,
+        ).check()
+        if into is not None:
+            _check_place(into, file)
+            # Before anybody knows it, since what cannot be written is not created; and in the place of what was there
+            # only afterwards, since that is good as long as this one is not known.
+            placing.enter_context(written_alone(into, f"{text}\n"))
+        made.append((entry, text))
+        return [*tokens.values(), entry]
+
+    with ExitStack() as placing:
+        change_tokens(file, add)
+    entry, text = made[-1]
+    if as_json:
+        print_json(_entry_json(entry) | {"token": text if into is None else None})
+    elif into is not None:
+        say(f"{entry.id} ({entry.name}) is in {into}, its hash in {file}")
+    else:
+        say(text)
+        complain(f"this is shown once; {file} keeps its hash as {entry.id} ({entry.name})")
+    return DONE
+
+
+@token.command("list")
+@file_command
+def listed(file: Path, as_json: bool) -> int:
+    """List tokens: what each is for, never the token itself.
+
+    \b
+    Example:
+      timeline token list --tokens tokens.json
+    """
+    entries = read_tokens(file).values()
+    if as_json:
+        for entry in entries:
+            print_json(_entry_json(entry))
+        return DONE
+    now_ms = Clock().now_ms()
+    columns = ("ID", "NAME", "RIGHTS", "TOPICS", "GROUPS", "CREATED", "EXPIRES")
+    rows = [
+        (
+            entry.id,
+            entry.name,
+            ", ".join(entry.rights),
+            ", ".join(entry.topics),
+            ", ".join(entry.groups),
+            shown_time(entry.created_ms),
+            _shown_expiry(entry.expires_ms, now_ms),
+        )
+        for entry in entries
+    ]
+    print_table(columns, rows, empty=f"{file} has no tokens")
+    return DONE
+
+
+@token.command()
+@click.argument("which", nargs=-1, required=True, metavar="ID|NAME…")
+@file_command
+def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
+    """Revoke tokens by id, or all of a name: within a second they open nothing more, and what they opened ends.
+
+    \b
+    Example:
+      timeline token revoke 5f0c4c2a9b1e --tokens tokens.json
+      timeline token revoke web --tokens tokens.json
+    """
+    gone: list[Entry] = []
+
+    def remove(tokens: Mapping[str, Entry]) -> Iterable[Entry]:
+        for each in which:
+            found = [entry for entry in tokens.values() if each in (entry.id, entry.name)]
+            if not found:
+                names = ", ".join(sorted({entry.name for entry in tokens.values()})) or "none"
+                raise Failed(REFUSED, f"there is no token {each!r} in {file}; there are: {names}")
+            gone.extend(entry for entry in found if entry not in gone)
+        return [entry for entry in tokens.values() if entry not in gone]
+
+    if not file.exists():
+        raise Invalid(f"there is no file {str(file)!r}")
+    change_tokens(file, remove)
+    for entry in gone:
+        if as_json:
+            print_json(_entry_json(entry))
+        else:
+            say(f"revoked {entry.id} ({entry.name})")
+    return DONE
+
+
+def _check_place(into: Path, file: Path) -> None:
+    """Raises Invalid where the token would take the place of something else."""
+    if os.path.realpath(into) == os.path.realpath(file):
+        raise Invalid("--into and --tokens are one file: the first gets the token itself, the second hashes of all")
+    if not into.is_file():
+        return
+    try:
+        with into.open("rb") as opened:
+            there = opened.read(MAX_TOKEN_CHARACTERS + 2)
+    except OSError as cannot:
+        raise Invalid(f"the file {str(into)!r} cannot be read: {cannot.strerror}") from cannot
+    if there.strip() and not id_of(there.decode("ascii", "replace").strip()):
+        raise Invalid(f"{str(into)!r} has something else than a token in it: name another file, or delete it")
+
+
+def _once(given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(given))
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    shown = asdict(entry) | {"created": iso(entry.created_ms), "expires": iso(entry.expires_ms)}
+    return {name: value for name, value in shown.items() if name != "sha256"}
+
+
+def _shown_expiry(expires_ms: int, now_ms: int) -> str:
+    if not expires_ms:
+        return "never"
+    left_ms = expires_ms - now_ms
+    if left_ms <= 0:
+        return f"expired {shown_time(expires_ms)}"
+    whole_ms = max(ROUND_MS, left_ms - left_ms % ROUND_MS) if left_ms >= ROUND_MS else left_ms - left_ms % 1_000
+    return f"{shown_time(expires_ms - expires_ms % 1_000)} (in {shown_duration(whole_ms)})"

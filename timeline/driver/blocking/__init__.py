@@ -1,0 +1,1 @@
+"""The client for plain threads: the same words without await."""

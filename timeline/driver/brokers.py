@@ -1,0 +1,191 @@
+"""How brokers stand: what each is bearing, how late it was, and who is connected to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from timeline.columns import Int64
+from timeline.driver.times import Duration
+from timeline.driver.transport.all_brokers import ask_all
+from timeline.driver.transport.client_context import Link
+from timeline.model import MAX_TIME_MS, check_topic_name
+from timeline.wire import (
+    Consumers,
+    Health,
+    LatenessCounts,
+    Stand,
+    Standing,
+    TopicLoads,
+    decode_as,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLoad:
+    """What a broker knows of a topic. `available`, `waiting`, `next_due_ms` (0: nothing is pending): as counted at
+    `counted_ms`, every few seconds; 0: not yet. `consumers`, `in_flight`, `credit`: of those connected to it.
+    `delivered`, `redelivered`: since it started. `buckets`: of the topic; `dealt`: how many of them it deals (both 0
+    where the broker is too old to say)."""
+
+    topic: str
+    available: int
+    waiting: int
+    next_due_ms: int
+    counted_ms: int
+    consumers: int
+    in_flight: int
+    credit: int
+    delivered: int
+    redelivered: int
+    buckets: int = 0
+    dealt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A consumer that is connected: its room for more, and what it has in hand."""
+
+    topic: str
+    id: str
+    health: Health
+    credit: int
+    credit_bytes: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late deliveries were. `counts[k]` were at most `up_to_ms[k]` late and later than the bound before; the last
+    has no bound (None)."""
+
+    up_to_ms: tuple[int | None, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Deliveries in all."""
+        return sum(self.counts)
+
+    def since(self, before: Lateness) -> Lateness:
+        """What came after `before`, an earlier answer of the same broker."""
+        if before.up_to_ms != self.up_to_ms or any(
+            now < then for now, then in zip(self.counts, before.counts, strict=True)
+        ):
+            return self  # it has started anew since
+        counts = (now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return Lateness(self.up_to_ms, tuple(counts))
+
+    def plus(self, other: Lateness) -> Lateness:
+        """Both together, of brokers that have the same bounds."""
+        counts = (one + more for one, more in zip(self.counts, other.counts, strict=True))
+        return Lateness(self.up_to_ms, tuple(counts))
+
+    def at_most(self, share: float) -> timedelta | None:
+        """The bound that `share` (0 to 1) of the deliveries kept; None without deliveries, timedelta.max when it lies
+        above all bounds."""
+        if not self.total:
+            return None
+        left = share * self.total
+        for bound_ms, count in zip(self.up_to_ms, self.counts, strict=True):
+            left -= count
+            if left <= 0:
+                return timedelta.max if bound_ms is None else timedelta(milliseconds=bound_ms)
+        return timedelta.max
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStanding:
+    """How one broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages;
+    `store_ms`: the p99 of its leases there, 0 when not known. `lateness`: by topic, since it started. `sync`: how it
+    stands among the brokers of its cluster. `warnings`: a sentence for each setting of the store's server that weakens
+    what it promises; none from a broker that is too old to say."""
+
+    address: str
+    broker: str
+    version: str
+    now_ms: int
+    started_ms: int
+    trouble: str
+    store: str
+    store_ms: float
+    topics: tuple[TopicLoad, ...]
+    lateness: dict[str, Lateness]
+    consumers: tuple[Connected, ...]
+    sync: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """How all known brokers stand. `unreachable`: those that did not answer, with the reason."""
+
+    brokers: tuple[BrokerStanding, ...]
+    unreachable: dict[str, str]
+
+
+class Overview:
+    """The part of a client that asks brokers how they stand. See `Timeline`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
+        """How each known broker stands, ready or not: its topics' load (of `topic` alone, when given), lateness, and at
+        most `consumers` of those connected to it.
+
+        Raises Invalid, Closed, Unavailable when no broker answered.
+        """
+        self._link.check()
+        frame = encode(Stand(check_topic_name(topic) if topic else "", consumers))
+        answers, unreachable = await ask_all(self._link.channel, "Stand", frame, self._link.deadline(timeout))
+        found = (_standing(address, decode_as(data, Standing)) for address, data in answers.items())
+        return Standings(tuple(found), unreachable)
+
+
+def _standing(address: str, told: Standing) -> BrokerStanding:
+    return BrokerStanding(
+        address=address,
+        broker=told.broker,
+        version=told.version,
+        now_ms=told.now_ms,
+        started_ms=told.started_ms,
+        trouble=told.trouble,
+        store=told.store,
+        store_ms=told.store_ms,
+        topics=_loads(told.topics),
+        lateness=_lateness(told.lateness),
+        consumers=_connected(told.consumers),
+        sync=told.sync,
+        warnings=told.warnings,
+    )
+
+
+def _loads(told: TopicLoads) -> tuple[TopicLoad, ...]:
+    columns: tuple[Int64, ...] = (
+        told.available, told.waiting, told.next_due_ms, told.counted_ms, told.consumers, told.in_flight, told.credit,
+        told.delivered, told.redelivered,
+    )  # fmt: skip
+    if told.buckets is not None and told.dealt is not None:
+        columns = (*columns, told.buckets, told.dealt)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(TopicLoad(name.decode(), *row) for name, row in zip(told.topics.tolist(), rows, strict=True))
+
+
+def _lateness(told: LatenessCounts) -> dict[str, Lateness]:
+    bounds: dict[str, list[int | None]] = {}
+    counts: dict[str, list[int]] = {}
+    for name, up_to_ms, count in zip(told.topics.tolist(), told.up_to_ms.tolist(), told.counts.tolist(), strict=True):
+        bounds.setdefault(name.decode(), []).append(None if up_to_ms == MAX_TIME_MS else up_to_ms)
+        counts.setdefault(name.decode(), []).append(count)
+    return {name: Lateness(tuple(bounds[name]), tuple(counts[name])) for name in bounds}
+
+
+def _connected(told: Consumers) -> tuple[Connected, ...]:
+    numbers = zip(told.credit_messages.tolist(), told.credit_bytes.tolist(), told.in_flight.tolist(), strict=True)
+    names = zip(told.topics.tolist(), told.consumers.tolist(), told.health.tolist(), strict=True)
+    return tuple(
+        Connected(topic.decode(), id.decode(), Health(health), *row)
+        for (topic, id, health), row in zip(names, numbers, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""How deliveries arrive, wait, are handled and are settled."""

@@ -1,0 +1,384 @@
+"""Handlers: a function called for each delivery, a few at once, with the lease kept alive meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from timeline import tracing
+from timeline.driver.backoff import Backoff, Bury, Retry
+from timeline.driver.blocking.delivery import SyncDelivery
+from timeline.driver.consume.threads import Threads, is_async
+from timeline.driver.delivery import Delivery
+from timeline.driver.times import Duration, duration_ms
+from timeline.errors import Invalid, TimelineError, Unknown
+from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
+from timeline.wording import shown_duration
+
+if TYPE_CHECKING:
+    from timeline.driver.consumer import Consumer
+
+log = logging.getLogger("timeline.driver")
+
+Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDelivery], object]
+"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await.
+One that returns a coroutine is neither, and fails: in a thread nobody runs it."""
+
+MAX_CONCURRENCY = 10_000
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread. `handling`: the
+    handler still works; afterwards its message is settled, which nothing interrupts. `given_back`: it was, when
+    a thread took too long; that goes on, and nothing becomes of what it does."""
+
+    delivery: Delivery
+    extend_at_ms: float
+    task: asyncio.Task[None] | None
+    handling: bool = True
+    cancelled: bool = False
+    given_back: bool = False
+
+
+class _GivenBack(TimeoutError):
+    """A plain handler has ended whose message its timeout had sent back before; says how long it may take."""
+
+
+class _Crew:
+    """The workers of one `run`."""
+
+    def __init__(
+        self, consumer: Consumer, handler: Handler, concurrency: int, backoff: Backoff, timeout_ms: int | None
+    ) -> None:
+        self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
+        self.concurrency = concurrency
+        self.jobs: set[_Job] = set()
+        self.threads = None if is_async(handler) else Threads(handler, concurrency)
+        self.ending = False
+        """Whether the workers are being cancelled."""
+        self._runner = asyncio.current_task()
+        self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
+        self._kept_ms = 0.0
+        """What leases last by which `keep` sleeps now."""
+        self._shorter = asyncio.Event()
+
+    async def work(self) -> None:
+        """One worker: takes and handles until nothing more comes."""
+        task = asyncio.current_task()
+        while (delivery := await self.consumer.take()) is not None:
+            lease_ms = self.consumer.lease_ms
+            if lease_ms < self._kept_ms:  # it was not connected yet, or to a broker that knew another lease
+                self._shorter.set()
+            job = _Job(delivery, self.consumer.extend_at_ms(delivery), task if self.threads is None else None)
+            self.jobs.add(job)
+            try:
+                await self._handle(job)
+            finally:
+                self.jobs.discard(job)
+
+    async def _handle(self, job: _Job) -> None:
+        delivery = job.delivery
+        try:
+            await self._call(job)
+        except asyncio.CancelledError as cancelled:
+            if self._ends(asyncio.current_task()):
+                if not job.given_back:
+                    await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
+                delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
+                raise
+            if job.cancelled:
+                log.warning("the lease of %r %s: its handler was cancelled", delivery.id, self._how_lost(delivery))
+                return
+            # What the handler waited for was cancelled by somebody else, or its own task by itself: it failed, and the
+            # others go on.
+            what = "its own task was cancelled" if _uncancelled(job.task) else "what it waited for was cancelled"
+            await self._failed(delivery, f"CancelledError: {what}", cancelled)
+        except _GivenBack as late:
+            if late.__cause__ is not None:
+                log.warning("the handler of %r ended at last: %s", delivery.id, _words(late.__cause__))
+        except Retry as again:
+            if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
+                await self._again(delivery, again)
+        except Bury as bury:
+            await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # they end the loop, or this call itself
+        except BaseException as error:  # a handler's own that is no Exception, too: it must not take a worker with it
+            await self._failed(delivery, _words(error), error)
+        else:
+            await self._settle(delivery, delivery.ack)
+
+    def _how_lost(self, delivery: Delivery) -> str:
+        ended = float(delivery._load.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
+        return "ended, since no broker extended it" if ended else "is lost (it was cancelled, or another has it)"
+
+    async def _again(self, delivery: Delivery, again: Retry) -> None:
+        """Back until when the handler said. A time that cannot be is a failure of the handler like any other: else the
+        message would lie there until its lease ends."""
+        if self._settled(delivery):
+            return
+        try:
+            patience_s = self.consumer.patience_s(delivery)
+            await delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason), timeout=patience_s)
+        except Invalid as bad:
+            await self._failed(delivery, f"Retry: {bad.reason}", bad)
+        except TimelineError as error:
+            self.consumer.settle_failed(delivery, error)
+
+    async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
+        """Once more after the backoff, where the topic permits another delivery, and the message is not settled yet."""
+        if self._settled(delivery):
+            log.warning("the handler of %r failed after it had settled it: %s", delivery.id, reason, exc_info=error)
+            return
+        if await self._buried(delivery, reason, error):
+            return
+        wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
+        log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
+        await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
+
+    async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
+        """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
+        all the same, but nobody would know the reason. False: there are more deliveries to come."""
+        most = delivery._load.frame.max_deliveries
+        if not 0 < most <= delivery.deliveries or self._settled(delivery):
+            return False
+        log.error(
+            "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
+        )
+        await self._settle(delivery, partial(delivery.bury, _short(f"{DELIVERED_OUT.decode()}: {reason}")))
+        return True
+
+    async def _call(self, job: _Job) -> None:
+        try:
+            if tracing.tracer() is None:
+                await self._call_plainly(job)
+            else:
+                with job.delivery.span(expected=(Retry, Bury)):
+                    await self._call_plainly(job)
+            if job.task is not None and job.task.cancelling():
+                await asyncio.sleep(0)  # it may have cancelled itself last: to be heard here, and not amid the ack
+        finally:
+            job.handling = False
+            if job.cancelled and job.task is not None:
+                job.task.uncancel()
+
+    async def _call_plainly(self, job: _Job) -> None:
+        if self.threads is None:
+            await self._call_async(job.delivery)
+        else:
+            await self._call_in_thread(self.threads, job)
+
+    async def _call_async(self, delivery: Delivery) -> None:
+        handler: Any = self.handler
+        if self.timeout_ms is None:
+            await handler(delivery)
+        else:
+            try:
+                async with asyncio.timeout(self.timeout_ms / 1000.0) as limit:
+                    await handler(delivery)
+            except TimeoutError as over:
+                if limit.expired():
+                    raise TimeoutError(self._too_long) from over
+                raise
+
+    async def _call_in_thread(self, threads: Threads, job: _Job) -> None:
+        delivery = job.delivery
+        future = threads.call(delivery)
+        if self.timeout_ms is not None:
+            done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
+            if not done and not self._settled(delivery):
+                # A thread cannot be stopped: its message goes back now, its next look tells it, and the worker waits.
+                job.given_back = True
+                await self._failed(delivery, self._too_long)
+                delivery._load.lost[delivery._index] = True
+                await asyncio.wait({future})
+                raise _GivenBack(self._too_long) from (None if future.cancelled() else future.exception())
+        await asyncio.shield(future)
+
+    async def _settle(self, delivery: Delivery, ask: Callable[..., Awaitable[None]], *, ends: bool = False) -> None:
+        """Settles what a handler left; when it settled the message itself, that stands. Where no broker is there, it
+        waits for one as long as the lease lasts, unless all `ends`: what was done is else done again."""
+        if self._settled(delivery):
+            return
+        try:
+            await ask(timeout=None if ends else self.consumer.patience_s(delivery))
+        except TimelineError as error:
+            self.consumer.settle_failed(delivery, error)
+        except asyncio.CancelledError:
+            self.consumer.settle_failed(
+                delivery, Unknown("the consumer ended before a broker answered", id=delivery.id)
+            )
+            raise
+
+    def _settled(self, delivery: Delivery) -> bool:
+        """Whether the handler did it itself."""
+        return not self.consumer.holds(delivery) and not delivery.lost
+
+    async def keep(self) -> None:
+        """Extends what handlers have at a third of the lease; cancels a handler whose lease is lost."""
+        while True:
+            self._kept_ms = self.consumer.lease_ms
+            await _pause(max(0.005, self._kept_ms / 12_000.0), self._shorter)
+            now_ms = self.consumer.monotonic_ms()
+            due: list[Delivery] = []
+            for job in list(self.jobs):
+                if job.delivery.lost:
+                    task = job.task if job.handling and not job.cancelled else None
+                    if task is not None and self.consumer.holds_or_lost(job.delivery):
+                        job.cancelled = True
+                        task.cancel()
+                elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery) and not self.consumer.closed:
+                    job.extend_at_ms = self.consumer.extend_at_ms(job.delivery)
+                    due.append(job.delivery)
+            if due:
+                self.consumer.extend_quietly(due)
+
+    def _ends(self, worker: asyncio.Task[Any] | None) -> bool:
+        """Whether a worker itself was cancelled, and not only what it waited for, since `run` ends: in order, or by
+        whoever cancels all tasks. Not so where the handler did it."""
+        all_end = self.ending or (self._runner is not None and self._runner.cancelling() > 0)
+        return all_end and worker is not None and worker.cancelling() > 0
+
+
+def _uncancelled(task: asyncio.Task[None] | None) -> bool:
+    """Whether a task was cancelled itself, and not only what it waited for; from now on it is not."""
+    was = task is not None and task.cancelling() > 0
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return was
+
+
+async def _pause(wait_s: float, over: asyncio.Event) -> None:
+    """Until `over` is set, but no longer than `wait_s`; it is not set then."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await over.wait()
+    over.clear()
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says; its own code may fail at that, too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot say why"
+
+
+def _short(reason: str) -> str:
+    """A reason that fits: at most 1 KiB of UTF-8 without NUL."""
+    encoded = reason.replace("\0", " ").encode("utf-8", "replace")
+    return encoded[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+
+
+async def run_handlers(
+    consumer: Consumer,
+    handler: Handler,
+    concurrency: int,
+    backoff: Backoff | None,
+    timeout: Duration | None,
+    grace: Duration,
+) -> None:
+    """See `Consumer.run`."""
+    if not callable(handler):
+        raise Invalid(f"a handler is a function of a delivery, not {handler!r:.80}")
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise Invalid(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {concurrency!r}")
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise Invalid(f"backoff is a timeline.Backoff(first=…, cap=…), not {backoff!r:.80}")
+    timeout_ms = None if timeout is None else duration_ms(timeout, "timeout", least_ms=1)
+    grace_ms = duration_ms(grace, "grace")
+    consumer.open(credit=2 * concurrency)
+    crew = _Crew(consumer, handler, concurrency, backoff or Backoff(), timeout_ms)
+    workers = {asyncio.create_task(crew.work(), name=f"handler {number}") for number in range(concurrency)}
+    keeper = asyncio.create_task(crew.keep(), name="extending leases")
+    uninstall = _on_sigterm(consumer.stop_taking)
+    try:
+        failed = await _until_done(workers, keeper, crew, grace_ms)
+    finally:
+        uninstall()
+        crew.ending = True
+        for task in (keeper, *workers):
+            task.cancel()
+        await asyncio.wait({keeper, *workers})
+        if crew.threads is not None:
+            crew.threads.close()
+    if failed is not None:
+        raise failed
+
+
+async def _until_done(
+    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], crew: _Crew, grace_ms: float
+) -> BaseException | None:
+    """Until workers have ended; once no more is taken they get the grace. Answers why one, or their keeper, failed."""
+    consumer = crew.consumer
+    try:
+        await consumer.stopped_taking({*workers, keeper})
+    except asyncio.CancelledError:
+        consumer.stop_taking()
+        await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+        raise
+    errors = [task.exception() for task in (keeper, *workers) if task.done() and not task.cancelled()]
+    failed = next((error for error in errors if error is not None), None)
+    if (failed is None or keeper.done()) and not consumer.closed:
+        consumer.stop_taking()
+    await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+    if late := sum(job.handling for job in crew.jobs):
+        log.warning("%s", unfinished(late, threads=crew.threads is not None))
+    return failed
+
+
+def unfinished(count: int, threads: bool) -> str:
+    """The sentence for handlers that the grace was too short for."""
+    said = f"{count} handler{'' if count == 1 else 's'} did not finish within the grace: "
+    if not threads:
+        return said + ("it is cancelled" if count == 1 else "they are cancelled")
+    return said + (
+        "its message goes back; it is told, and ends at its next look at d.lost, which the process waits for"
+        if count == 1
+        else "their messages go back; they are told, and end at their next look at d.lost, which the process waits for"
+    )
+
+
+_stopped_by_sigterm: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+
+
+def _on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
+    """Calls `stop` on SIGTERM, where this is the main thread and nobody else listens to it; a process may run handlers
+    of several consumers, and all of them stop. Answers how to undo it."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    loop = asyncio.get_running_loop()
+    stops = _stopped_by_sigterm.get(loop)
+    if stops is None:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return lambda: None
+        stops = []
+        try:
+            loop.add_signal_handler(signal.SIGTERM, _stop_all, stops)
+        except NotImplementedError:  # a loop without signals: Windows, simulations
+            return lambda: None
+        _stopped_by_sigterm[loop] = stops
+    stops.append(stop)
+    return lambda: _no_longer(loop, stop)
+
+
+def _stop_all(stops: list[Callable[[], None]]) -> None:
+    for stop in list(stops):
+        stop()
+
+
+def _no_longer(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    stops = _stopped_by_sigterm[loop]
+    stops.remove(stop)
+    if not stops:
+        del _stopped_by_sigterm[loop]
+        if not loop.is_closed():
+            loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,203 @@
+"""A holder: takes what is due by the thousand without anybody's code seeing it, and settles by the thousand what it
+holds, found again by `scan_pages(holder=…)`. For those who hold on behalf of something else, as a micro-batch of a
+stream.
+
+Unlike a consumer it keeps nothing in hand: no buffer, no extensions, no reconnecting. One stream, some calls, the end;
+who was cut off begins anew under the same holder, who still has what he had."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.driver.tasks import end
+from timeline.driver.transport.channel import REFUSALS, Deadline, Opened, refusal
+from timeline.driver.transport.client_context import Link
+from timeline.errors import Superseded, TimelineError, Unavailable
+from timeline.model import Operation, Rows, Status
+from timeline.wire import (
+    Credit,
+    Deliver,
+    Frame,
+    Hello,
+    Leaving,
+    LeavingReason,
+    Settle,
+    Settled,
+    TransportError,
+    UnknownFrame,
+    Welcome,
+    decode,
+    encode,
+)
+
+CREDIT_BYTES = 1 << 30
+FRAME_SETTLES = 10_000
+PARTING_S = 1.0
+_NONE = Ragged.of([])
+
+
+class Holding:
+    """One stream of `holder` on `topic`. Made by `Timeline.holding`; use it with `async with`.
+
+    Saying hello takes the holder over: another stream under the same name ends, and raises Superseded there.
+    """
+
+    def __init__(self, link: Link, topic: str, holder: str, lease_ms: int) -> None:
+        self.topic, self.holder = topic, holder
+        self._link, self._lease_ms = link, lease_ms
+        self._arrived: asyncio.Queue[Frame | TimelineError] = asyncio.Queue()
+        self._opened: Opened | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._requests = 0
+        self.welcome: Welcome | None = None
+
+    async def __aenter__(self) -> Self:
+        link = self._link
+        link.check()
+        self._opened = await link.channel.open("Consume", Deadline.after(link.clock, link.timeout_ms))
+        self._reader = asyncio.get_running_loop().create_task(self._read(self._opened), name=f"holding {self.topic}")
+        try:
+            await self._send(self._hello())
+            frame = await self._next(link.timeout_ms)
+            if not isinstance(frame, Welcome):
+                raise Unavailable("the broker did not welcome the holder in time")
+        except BaseException:
+            await self.aclose()
+            raise
+        self.welcome = frame
+        return self
+
+    def _hello(self) -> Hello:
+        return Hello(
+            topic=self.topic,
+            consumer=self.holder,
+            session=self._link.ids.number(),
+            lease_ms=self._lease_ms,
+            credit_messages=0,
+            credit_bytes=0,
+            ids=_NONE,
+            birth=np.zeros(0, dtype=np.uint64),
+            version=np.zeros(0, dtype=np.int64),
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the stream. What is held stays so until its lease ends."""
+        if self._opened is not None:
+            self._opened.stream.cancel()
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            await end(reader)
+
+    async def lease(self, most: int, first_ms: float, more_ms: float) -> int:
+        """Takes up to `most` messages that are due, and says how many: waits `first_ms` for the first, and `more_ms`
+        after each part for the next. When it returns, nothing more is on its way to this holder. Raises Superseded,
+        Unavailable: what came by then is held all the same."""
+        await self._send(Credit(most, CREDIT_BYTES))
+        count, wait_ms = 0, first_ms
+        while count < most and (frame := await self._next(wait_ms)) is not None:
+            if isinstance(frame, Deliver):
+                count, wait_ms = count + len(frame.ids), more_ms
+        await self._send(Leaving(LeavingReason.DRAINING, "the holder takes nothing more"))
+        while (frame := await self._next(self._link.timeout_ms)) is not None:
+            if isinstance(frame, Deliver):
+                count += len(frame.ids)
+            elif isinstance(frame, Leaving):
+                return count
+        raise Unavailable("the broker does not say that it has sent everything")
+
+    async def settle(
+        self, operation: Operation, rows: Rows, time_ms: int = 0, reason: bytes = b""
+    ) -> dict[Status, int]:
+        """ACK, EXTEND (by `time_ms` from now) or BURY of `rows`, which this holder has: how many got each status.
+        Repeats nothing: the same again is harmless."""
+        counts: dict[Status, int] = {}
+        for start in range(0, len(rows), FRAME_SETTLES):
+            part = rows.part(start, start + FRAME_SETTLES)
+            count = len(part)
+            self._requests += 1
+            frame = Settle(
+                request=self._requests,
+                ids=part.ids,
+                birth=part.birth,
+                version=part.version,
+                operation=np.full(count, operation, dtype=np.uint8),
+                time_ms=np.full(count, time_ms, dtype=np.int64),
+                flags=np.zeros(count, dtype=np.uint8),
+                op=self._link.ids.numbers(count),
+                reasons=Ragged.repeat(reason, count) if reason else None,
+            )
+            await self._send(frame)
+            answer = await self._answer()
+            codes, many = np.unique(answer.answers.status, return_counts=True)
+            for code, number in zip(codes.tolist(), many.tolist(), strict=True):
+                counts[Status.of(code)] = counts.get(Status.of(code), 0) + number
+        return counts
+
+    async def _answer(self) -> Settled:
+        while (frame := await self._next(self._link.timeout_ms)) is not None:
+            if isinstance(frame, Settled) and frame.request == self._requests:
+                return frame
+        raise Unavailable("the broker does not answer a settle")
+
+    async def _send(self, frame: Frame) -> None:
+        assert self._opened is not None
+        try:
+            await self._opened.stream.send(encode(frame))
+        except TransportError as fault:
+            raise await self._last_word(fault) from fault
+
+    async def _last_word(self, fault: TransportError) -> TimelineError:
+        """Why a stream is over that takes nothing more: what the broker said at last may lie unread."""
+        assert self._opened is not None
+        if self._reader is not None:
+            await asyncio.wait({self._reader}, timeout=PARTING_S)
+        while not self._arrived.empty():
+            frame = self._arrived.get_nowait()
+            if isinstance(frame, Leaving) and frame.reason is LeavingReason.SUPERSEDED:
+                return Superseded(frame.text)
+        return Unavailable(f"the stream to {self._opened.address} broke off: {fault.reason}")
+
+    async def _next(self, wait_ms: float) -> Frame | None:
+        """The next frame within `wait_ms`, None: there was none; beats meanwhile."""
+        clock = self._link.clock
+        until_ms = clock.monotonic_ms() + wait_ms
+        while True:
+            left_ms = until_ms - clock.monotonic_ms()
+            beat_ms = self.welcome.heartbeat_ms / 2 if self.welcome is not None else left_ms
+            try:
+                frame = await asyncio.wait_for(self._arrived.get(), max(0.0, min(left_ms, beat_ms)) / 1000.0)
+            except TimeoutError:
+                if left_ms <= beat_ms:
+                    return None
+                await self._send(Credit())
+                continue
+            if isinstance(frame, TimelineError):
+                raise frame
+            if isinstance(frame, Leaving) and frame.reason is LeavingReason.SUPERSEDED:
+                raise Superseded(frame.text)
+            return frame
+
+    async def _read(self, opened: Opened) -> None:
+        """Gathers what arrives; at the end, why it ended."""
+        over: TimelineError = Unavailable(f"the stream to {opened.address} ended")
+        try:
+            while (data := await opened.stream.receive()) is not None:
+                try:
+                    self._arrived.put_nowait(decode(data))
+                except UnknownFrame:
+                    continue  # of a newer minor: not for us
+        except TransportError as fault:
+            over = refusal(fault) if fault.fault in REFUSALS else Unavailable(fault.reason)
+        except TimelineError as bad:
+            over = bad
+        self._arrived.put_nowait(over)

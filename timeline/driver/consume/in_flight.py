@@ -1,0 +1,336 @@
+"""What a consumer has in hand: loads of deliveries, each message waiting, handed out, being settled or done. Pure: the
+monotonic time is handed in.
+
+A load is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
+thousand deliveries are one object.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
+from timeline.driver.consume.credit import Credit, distinct
+from timeline.model import MAX_BATCH
+from timeline.wire.frames import Deliver
+
+WAITING, HANDED, SETTLING, DONE = 0, 1, 2, 3
+"""In the buffer; with a person's code; a settle of it is on its way; settled or lost."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of a consumer since it was made. `dropped`: deliveries whose lease ended before they were handed out.
+    `damaged`: arrived with a wrong checksum, and buried. `lost`: handed out, and the lease ended before a settle.
+    `settle_errors`: settles of `ack_soon` and its kind that failed. `released_unseen`: handed back from the buffer.
+    `reconnects`: streams that ended before the consumer did."""
+
+    delivered: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    lost: int = 0
+    settle_errors: int = 0
+    released_unseen: int = 0
+    reconnects: int = 0
+
+
+class Load:
+    """The messages of one Deliver frame. `end_ms`: when each one's lease ends on the monotonic clock, `until_ms` on the
+    broker's. `sizes`: bytes each takes of the credit."""
+
+    __slots__ = (
+        "credit",
+        "cursor",
+        "earliest_ms",
+        "end_ms",
+        "extend_at_ms",
+        "frame",
+        "lost",
+        "open",
+        "sizes",
+        "soon",
+        "state",
+        "until_ms",
+        "waiting",
+    )
+
+    def __init__(self, frame: Deliver, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        count = len(frame.birth)
+        self.frame = frame
+        self.end_ms = end_ms
+        self.until_ms: Int64 = frame.lease_until_ms.copy()
+        self.sizes: Int64 = frame.payloads.sizes
+        if frame.headers is not None:
+            self.sizes = self.sizes + frame.headers.sizes
+        self.state = bytearray(count)
+        self.credit = bytearray(count)
+        """Where the credit of each is: see `credit`."""
+        self.lost = bytearray(count)
+        """1 where the lease is known to have ended, or somebody else to have the message."""
+        self.cursor = 0
+        self.waiting = self.open = count
+        self.earliest_ms = float(end_ms.min()) if count else 0.0
+        self.extend_at_ms = float("inf")
+        self.soon: list[int] = []
+        """Indexes that `ack_soon` named, not yet sent."""
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def where(self, state: int) -> Indexes:
+        """Indexes of messages in `state`."""
+        return np.flatnonzero(np.frombuffer(self.state, dtype=np.uint8) == state)
+
+    def ended(self, now_ms: float) -> Bools:
+        """Which leases have ended by monotonic `now_ms`."""
+        ended: Bools = self.end_ms <= now_ms
+        return ended
+
+    def mark(self, at: Indexes, state: int) -> None:
+        """Sets the state of messages (to WAITING goes back one at a time, by `Hand.put_back`), and counts."""
+        at = distinct(at)
+        view = np.frombuffer(self.state, dtype=np.uint8)
+        before = view[at]
+        self.waiting -= int((before == WAITING).sum())
+        done = int((before == DONE).sum())
+        self.open += done - len(before) if state == DONE else done
+        view[at] = state
+
+    def extended(self, at: Indexes, until_ms: Int64, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """The leases of messages at `at` end later now."""
+        self.until_ms[at] = until_ms
+        self.end_ms[at] = end_ms
+        self.earliest_ms = float(self.end_ms.min())
+
+
+class Hand:
+    """All loads in hand, in order of arrival, and the credit."""
+
+    def __init__(self, credit_messages: int, credit_bytes: int) -> None:
+        self.credit = Credit(credit_messages, credit_bytes)
+        self.stats = Stats()
+        self._loads: dict[int, Load] = {}
+        self._queue: deque[Load] = deque()
+        self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
+        self.awaited = 0
+        """How many wait for a message."""
+
+    def arrive(self, load: Load) -> None:
+        """A load came."""
+        self._loads[id(load)] = load
+        self.credit.arrive(load)
+        if load.waiting:
+            self._queue.append(load)
+
+    @property
+    def loads(self) -> list[Load]:
+        """Loads with messages that are not done."""
+        return list(self._loads.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether something waits to be handed out."""
+        return bool(self._queue)
+
+    def runs_dry(self) -> bool:
+        """Whether somebody waits for a message, and the broker must be told that it is so."""
+        return self.awaited > 0 and not self._queue and self.credit.runs_dry()
+
+    def next(self, now_ms: float) -> tuple[Load, int] | None:
+        """Hands out the next message whose lease lasts; None when there is none."""
+        while self._queue:
+            load = self._queue[0]
+            state, index, count = load.state, load.cursor, len(load.state)
+            while index < count:
+                if state[index] == WAITING:
+                    if load.earliest_ms > now_ms or load.end_ms[index] > now_ms:
+                        state[index] = HANDED
+                        load.waiting -= 1
+                        load.cursor = index + 1
+                        if not load.waiting:
+                            self._queue.popleft()
+                        self.stats.delivered += 1
+                        return load, index
+                    self._drop(load, np.array([index]))
+                index += 1
+            self._queue.popleft()
+        return None
+
+    def put_back(self, load: Load, index: int) -> None:
+        """Undo `next`: the message waits again, first of all, unless its lease was lost meanwhile."""
+        if load.state[index] != HANDED:
+            return
+        load.state[index] = WAITING
+        load.waiting += 1
+        load.cursor = min(load.cursor, index)
+        if load not in self._queue:
+            self._queue.appendleft(load)
+        self.stats.delivered -= 1
+
+    def next_batch(self, now_ms: float) -> tuple[Load, Indexes | None] | None:
+        """Hands out all that waits of the oldest load, as indexes; None for them: the whole load."""
+        while self._queue:
+            load = self._queue.popleft()
+            if load.earliest_ms <= now_ms:
+                self._drop_ended(load, now_ms)
+            if not load.waiting:
+                continue
+            whole = load.waiting == len(load)
+            at = load.where(WAITING)
+            load.mark(at, HANDED)
+            self.stats.delivered += len(at)
+            return load, None if whole else at
+        return None
+
+    def _drop_ended(self, load: Load, now_ms: float) -> None:
+        waiting = load.where(WAITING)
+        ended = waiting[load.ended(now_ms)[waiting]]
+        if len(ended):
+            self._drop(load, ended)
+
+    def _drop(self, load: Load, at: Indexes) -> None:
+        """The leases of waiting messages ended: they are never handed out."""
+        self.stats.dropped += len(at)
+        self.lose(load, at)
+
+    def lose(self, load: Load, at: Indexes) -> None:
+        """Messages are not ours any more."""
+        np.frombuffer(load.lost, dtype=np.uint8)[at] = 1
+        self.finish(load, at)
+
+    def finish(self, load: Load, at: Indexes) -> None:
+        """Messages are done with; their credit goes back."""
+        self.credit.give(load, at)
+        load.mark(at, DONE)
+        if not load.open:
+            self._loads.pop(id(load), None)
+
+    def settle(self, load: Load, at: Indexes) -> None:
+        """A settle of these is to go out."""
+        load.mark(at, SETTLING)
+
+    def take_back(self, load: Load, at: Indexes) -> None:
+        """The settles of these came to nothing: they are in hand again."""
+        at = distinct(at)
+        load.mark(at[np.frombuffer(load.state, dtype=np.uint8)[at] == SETTLING], HANDED)
+
+    def settle_one(self, load: Load, index: int) -> None:
+        """`settle` for one message that is handed out, or whose settle goes again."""
+        if load.state[index] == HANDED:
+            load.state[index] = SETTLING
+
+    def finish_one(self, load: Load, index: int) -> None:
+        """`finish` for one message that is being settled."""
+        if load.state[index] == SETTLING:
+            self.credit.give_one(load, index)
+            load.state[index] = DONE
+            load.open -= 1
+            if not load.open:
+                self._loads.pop(id(load), None)
+
+    def sweep(self, now_ms: float) -> None:
+        """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
+        back, though a late ack of one is still sent."""
+        for load in list(self._loads.values()):
+            if load.earliest_ms > now_ms:
+                continue
+            self._drop_ended(load, now_ms)
+            ended = load.ended(now_ms) & (np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            at = np.flatnonzero(ended)
+            if len(at):
+                self.stats.lost += len(at)
+                self._give_up(load, at, now_ms)
+                self.lose(load, at)
+
+    def lose_all(self) -> None:
+        """Nothing in hand is ours any more: what waits is never handed out, what is handed out is lost."""
+        for load in self.loads:
+            self._drop(load, load.where(WAITING))
+            held = np.flatnonzero(np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            self.stats.lost += len(held)
+            self.lose(load, held)
+
+    def _give_up(self, load: Load, at: Indexes, now_ms: float) -> None:
+        """Remembers what was taken from a person's code because its lease may have ended: the earliest end that it can
+        have is past, the true one perhaps not. Until then the token still counts as in hand, so that the broker does
+        not send again what only we gave up."""
+        frame = load.frame
+        longest_ms = float((frame.lease_until_ms[at] - frame.pushed_ms).max())
+        self._forget_given_up(now_ms)
+        self._given_up.append((now_ms + longest_ms, frame.ids.take(at), frame.birth[at], frame.version[at]))
+
+    def _forget_given_up(self, now_ms: float) -> None:
+        """Of those whose lease has surely ended by now nothing need be known."""
+        while self._given_up and self._given_up[0][0] <= now_ms:
+            self._given_up.popleft()
+
+    def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[Load, Indexes]]:
+        """Messages that wait and are at half of their lease; asked again half a lease later."""
+        for load in list(self._loads.values()):
+            if load.waiting and load.extend_at_ms <= now_ms:
+                load.extend_at_ms = now_ms + lease_ms / 4
+                yield load, load.where(WAITING)
+
+    def take_waiting(self) -> list[tuple[Load, Indexes]]:
+        """All that waits, to be handed back: from now on it is being settled."""
+        taken = []
+        for load in list(self._loads.values()):
+            at = load.where(WAITING)
+            if len(at):
+                self.settle(load, at)
+                taken.append((load, at))
+        self._queue.clear()
+        return taken
+
+    def tokens(self, now_ms: float, most: int = MAX_BATCH) -> tuple[Ragged, UInt64, Int64]:
+        """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now; at most
+        `most`. What is not among them will be leased again: what waits goes without first, and is dropped here, so that
+        nobody has it twice; then what was given up. A person's code has at most the credit, which always fits."""
+        self._forget_given_up(now_ms)
+        told = _Tokens(most)
+        for state in (HANDED, SETTLING):
+            for load in self.loads:
+                self._tell(told, load, state)
+        for _, ids, births, versions in self._given_up:
+            told.add(ids, births, versions)
+        for load in self.loads:
+            self._tell(told, load, WAITING)
+        return told.columns()
+
+    def _tell(self, told: _Tokens, load: Load, state: int) -> None:
+        at = load.where(state)
+        frame = load.frame
+        room = told.add(frame.ids.take(at), frame.birth[at], frame.version[at])
+        untold = at[room:]
+        if len(untold):
+            if state == WAITING:
+                self._drop(load, untold)
+            else:
+                self.stats.lost += len(untold)
+                self.lose(load, untold)
+
+
+class _Tokens:
+    """Columns of tokens, with room for so many."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._ids: list[Ragged] = [Ragged.of([])]
+        self._births: list[UInt64] = [np.zeros(0, dtype=np.uint64)]
+        self._versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
+
+    def add(self, ids: Ragged, births: UInt64, versions: Int64) -> int:
+        """Adds what there is room for; answers how many that were."""
+        taken = min(len(ids), self._room)
+        self._room -= taken
+        self._ids.append(ids[:taken])
+        self._births.append(births[:taken])
+        self._versions.append(versions[:taken])
+        return taken
+
+    def columns(self) -> tuple[Ragged, UInt64, Int64]:
+        return Ragged.concat(self._ids), np.concatenate(self._births), np.concatenate(self._versions)

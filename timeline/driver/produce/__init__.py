@@ -1,0 +1,1 @@
+"""How puts and mutations travel to a broker."""

@@ -1,0 +1,291 @@
+"""The Produce stream: keeps one open while there is something to put, pipelines frames by request number, and puts what
+was aboard onto the next stream when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from timeline.columns import Bools, Int64, Ragged
+from timeline.driver.produce.request_batch import Columns, Parcel
+from timeline.driver.produce.request_queue import Line, refusal_of
+from timeline.driver.tasks import end, hold, let_go
+from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, Opened
+from timeline.driver.transport.client_context import Link
+from timeline.errors import Closed, Forbidden, Invalid, TimelineError
+from timeline.model import Answers, Operation, Status
+from timeline.wire import (
+    Fault,
+    Leaving,
+    Ping,
+    Produce,
+    Produced,
+    PutFlag,
+    TransportError,
+    UnknownFrame,
+    decode,
+    encode,
+)
+from timeline.wire.frames import REPLACE_MINOR
+from timeline.wire.verify import minor_of
+
+log = logging.getLogger("timeline.driver")
+
+FRAMES_ABOARD = 16
+BYTES_ABOARD = 16 * 1024 * 1024
+SINGLES_ABOARD = 4
+WORTH_A_FRAME = 16
+GATHER_MS = 5.0
+"""Single calls gather while a frame waits for its answer, but no longer than this and no more than so many; then they
+go as well, as long as no more than SINGLES_ABOARD frames wait."""
+OVERHEAD_BYTES = 48
+CAREFUL_FRAMES = 16
+
+
+def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
+    """Columns of single puts; an entry is (id, birth, time_ms, flags, payload, expires_ms, tag, headers)."""
+    count = len(entries)
+    ids, births, times, flags, payloads, expires, tags, headers = zip(*entries, strict=True)
+    columns: Columns = {
+        "ids": Ragged.of(list(ids)),
+        "birth": np.fromiter(births, np.uint64, count),
+        "time_ms": np.fromiter(times, np.int64, count),
+        "flags": np.fromiter(flags, np.uint8, count),
+        "payloads": Ragged.of(list(payloads)),
+        "expires_ms": np.fromiter(expires, np.int64, count) if any(expires) else None,
+        "tags": Ragged.of(list(tags)) if any(tags) else None,
+        "headers": Ragged.of(list(headers)) if any(headers) else None,
+    }
+    return columns, Operation.PUT, int(put_sizes(columns).sum())
+
+
+def put_sizes(columns: Columns) -> Int64:
+    """Bytes that each message takes in a frame, about."""
+    sizes = columns["payloads"].sizes + columns["ids"].sizes + OVERHEAD_BYTES
+    for name in ("tags", "headers"):
+        if columns[name] is not None:
+            sizes = sizes + columns[name].sizes
+    whole: Int64 = sizes
+    return whole
+
+
+class _Conversation:
+    """What the reader of one stream found out."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.leaving = False
+        self.minor: int | None = None
+        """The wire's minor version at the broker, once it was asked for."""
+        self.fault: TransportError | None = None
+
+
+class Putting:
+    """The line of puts of one producer, and the stream that carries it."""
+
+    def __init__(self, link: Link, topic: str, group: str) -> None:
+        self._link, self._topic, self._group = link, topic, group
+        self.line = Line(build_puts, link.clock, link.random, link.trouble)
+        self._task: asyncio.Task[None] | None = None
+        self._careful = 0
+
+    def start(self) -> None:
+        """Runs the line from now on, in a task of its own, which nothing ends but `stop` and `let_go`."""
+        if self._task is None:
+            self._task = hold(self._run(), f"producing {self._topic}")
+
+    def let_go(self) -> None:
+        """Nobody can ask anything of it any more: it ends by itself."""
+        let_go(self._task)
+
+    async def stop(self) -> None:
+        """Ends at once; who still waits is told what is known."""
+        task, self._task = self._task, None
+        if task is not None:
+            await end(task)
+        self.line.drop()
+
+    async def _run(self) -> None:
+        try:
+            await self._carry()
+        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
+            log.exception("the producer of %s failed", self._topic)
+            self._task = None
+            self.line.broke()
+            self.line.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
+
+    async def _carry(self) -> None:
+        channel = self._link.channel
+        while True:
+            await self.line.work.wait()
+            if not self.line.waiting:
+                self.line.work.clear()
+                self.line.next()
+                continue
+            try:
+                opened = await channel.open("Produce", Deadline.after(self._link.clock, self._link.timeout_ms))
+            except (Invalid, Forbidden, Closed) as stays:
+                status = Status.UNAVAILABLE if isinstance(stays, Closed) else Status(stays.code)
+                self.line.refuse_all(status, stays.reason)
+                continue
+            except TimelineError:
+                self.line.forget_unwanted()
+                continue  # each call has its own deadline, and goes again until then
+            conversation = await self._converse(opened)
+            self._conclude(opened.address, conversation)
+
+    async def _converse(self, opened: Opened) -> _Conversation:
+        state = _Conversation()
+        reader = asyncio.get_running_loop().create_task(self._read(opened, state))
+        try:
+            while not state.over:
+                self.line.work.clear()
+                await self._send_all(opened, state)
+                if state.leaving and not self.line.aboard:
+                    break
+                if not state.over and not self.line.work.is_set():
+                    await self._wait(state)
+        except TransportError as fault:
+            state.fault = state.fault or fault
+        finally:
+            opened.stream.cancel()
+            await end(reader)
+        return state
+
+    async def _send_all(self, opened: Opened, state: _Conversation) -> None:
+        line = self.line
+        frames = 1 if self._careful else FRAMES_ABOARD
+        while not state.over and not state.leaving and line.aboard < frames and line.aboard_bytes < BYTES_ABOARD:
+            taken = line.next(form=self._may_form)
+            if taken is None:
+                return
+            request, parcel = taken
+            replaces = (parcel.columns["flags"] & PutFlag.REPLACE) != 0
+            if replaces.any() and not await self._can_replace(opened, state):
+                line.answer(request, _too_old(parcel, replaces))
+                continue
+            try:
+                data = encode(self._frame(request, parcel))
+            except Invalid as bad:
+                line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
+                continue
+            await opened.stream.send(data)
+
+    async def _can_replace(self, opened: Opened, state: _Conversation) -> bool:
+        """Whether the broker knows REPLACE; one that does not would pass over it and do a plain put."""
+        if state.minor is None:
+            ping = encode(Ping(self._link.clock.now()))
+            transport = self._link.channel.transport(opened.address)
+            state.minor = minor_of(await transport.unary("Ping", ping, self._patience_ms / 1000.0))
+        return state.minor >= REPLACE_MINOR
+
+    @property
+    def _may_form(self) -> bool:
+        """Whether single calls that gathered may go. What costs a broker with a durable store is the frame and the
+        commit, not the message; so one at a time goes where calls come slower than answers, or not much faster."""
+        line = self.line
+        if line.aboard >= SINGLES_ABOARD or line.forming >= WORTH_A_FRAME:
+            return line.aboard < SINGLES_ABOARD
+        return line.newest_sent_ms + GATHER_MS <= self._link.clock.monotonic_ms()
+
+    def _frame(self, request: int, parcel: Parcel) -> Produce:
+        # What a broker has not begun when it is given up it must not do behind another one's back.
+        left_ms = min(parcel.sink.deadline_ms - self._link.clock.monotonic_ms(), self._patience_ms)
+        return Produce(
+            request=request, topic=self._topic, group=self._group, timeout_ms=max(1, int(left_ms)), **parcel.columns
+        )
+
+    @property
+    def _patience_ms(self) -> float:
+        """How long a broker may take to answer before it is given up: time is left for another one, where there is."""
+        return self._link.timeout_ms / (2 if self._link.channel.several else 1)
+
+    async def _wait(self, state: _Conversation) -> None:
+        """Until there is something to do. A broker that leaves a frame unanswered for too long is given up."""
+        oldest_ms = self.line.oldest_sent_ms
+        if oldest_ms is None:
+            await self.line.work.wait()
+            return
+        left_ms = oldest_ms + self._patience_ms - self._link.clock.monotonic_ms()
+        if left_ms <= 0:
+            state.fault = TransportError(Fault.DEADLINE, "no answer in time")
+            state.over = True
+            return
+        if self.line.forming and self.line.aboard < SINGLES_ABOARD:
+            left_ms = min(left_ms, GATHER_MS)
+        timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.line.work.set)
+        try:
+            await self.line.work.wait()
+        finally:
+            timer.cancel()
+
+    async def _read(self, opened: Opened, state: _Conversation) -> None:
+        try:
+            while (data := await opened.stream.receive()) is not None:
+                try:
+                    frame = decode(data)
+                except UnknownFrame:
+                    continue  # of a newer minor: not for us
+                if isinstance(frame, Produced):
+                    self.line.answer(frame.request, frame.answers, frame.retry_after_ms)
+                    self._link.channel.worked(opened.address)
+                    self._careful = max(0, self._careful - 1)
+                elif isinstance(frame, Leaving):
+                    state.leaving = True
+                    self._link.channel.leaving(opened.address)
+                self.line.work.set()
+        except TransportError as fault:
+            state.fault = fault
+        except Invalid as bad:
+            state.fault = TransportError(Fault.BROKEN, f"the broker sent what cannot be read: {bad.reason}")
+        finally:
+            state.over = True
+            self.line.work.set()
+
+    def _conclude(self, address: str, state: _Conversation) -> None:
+        """The stream is over: what becomes of what was aboard."""
+        fault = state.fault
+        if not state.leaving and (fault is not None or self.line.aboard):
+            self._link.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
+        if fault is None:
+            self.line.broke()
+        elif fault.fault is Fault.WRONG_VERSION:
+            self.line.refuse_all(Status.INVALID, fault.reason)
+        elif fault.fault in DENIALS:
+            self.line.refuse_all(Status.FORBIDDEN, fault.reason)
+        elif fault.fault is Fault.REFUSED_FRAME and self.line.aboard == 1:
+            self.line.refuse_aboard(Status.INVALID, fault.reason)
+        else:
+            if fault.fault is Fault.REFUSED_FRAME:
+                self._careful = CAREFUL_FRAMES  # one at a time, until it is known which one is refused
+            log.info("producing %s: the stream to %s ended: %s", self._topic, address, fault.reason)
+            self.line.broke(sent=fault.fault not in NOTHING_HAPPENED)
+
+
+def _too_old(parcel: Parcel, replaces: Bools) -> Answers:
+    """What a broker that does not know REPLACE would have to answer: the other messages go again without those."""
+    answers = Answers.blank(len(parcel), Status.UNAVAILABLE)
+    # An earlier sending, to a newer broker, may have been done: then another such broker must say so.
+    answers.status[replaces] = (Status.UNKNOWN if parcel.unsure else Status.INVALID).code
+    why = 'this broker is too old for if_exists="replace". Upgrade it to this driver\'s version'
+    answers.details = dict.fromkeys(np.flatnonzero(replaces).tolist(), why)
+    return answers
+
+
+def cuts_of(sizes: Int64, aim_bytes: int, most: int) -> list[slice]:
+    """Where to cut columns of messages of `sizes` bytes, so that each part stays below `aim_bytes` and `most` messages;
+    one message larger than that goes alone."""
+    ends = np.cumsum(sizes)
+    cuts: list[slice] = []
+    start, count = 0, len(sizes)
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + aim_bytes, side="right"))
+        stop = min(max(stop, start + 1), start + most, count)
+        cuts.append(slice(start, stop))
+        start = stop
+    return cuts

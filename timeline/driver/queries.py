@@ -1,0 +1,338 @@
+"""Reading: what lies on a timeline, what will come due, what was late."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import overload
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged
+from timeline.driver.batch import encode_ids
+from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
+from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
+from timeline.driver.scope import STATES, check_limit, wanted_buckets, wanted_due, wanted_states
+from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.driver.topics import TopicCalls
+from timeline.driver.transport.all_brokers import ask_all
+from timeline.errors import Invalid, NotFound, Unavailable
+from timeline.model import MAX_BATCH, MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
+from timeline.wire import (
+    Forecast,
+    Forecasted,
+    Late,
+    LateList,
+    Ping,
+    Pong,
+    Scan,
+    ScanPage,
+    TransportError,
+    decode_as,
+    encode,
+)
+
+MAX_STEPS = 10_000
+EVER = timedelta(days=36_500)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a forecast: `count` messages come due from `start_ms` until `end_ms` (excluded)."""
+
+    start_ms: int
+    end_ms: int
+    count: int
+
+    @property
+    def start(self) -> datetime:
+        """Its start, an aware datetime in UTC."""
+        return as_datetime(self.start_ms)
+
+
+class Outlook(Sequence[Step]):
+    """A forecast: its steps in order. `overdue`: how many were due before it. `exact`: False when the store estimates.
+    `edges_ms` (n + 1) and `counts` (n) are numpy columns."""
+
+    def __init__(self, edges_ms: Int64, counts: Int64, overdue: int, exact: bool) -> None:
+        self.edges_ms, self.counts, self.overdue, self.exact = edges_ms, counts, overdue, exact
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        return Step(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
+
+    def __repr__(self) -> str:
+        return f"Outlook({len(self)} steps, {int(self.counts.sum())} to come, {self.overdue} overdue)"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages of a topic are in each state. `exact`: False where the store estimates what waits or is
+    due."""
+
+    waiting: int
+    available: int
+    leased: int
+    dead: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PingAnswer:
+    """A broker, the time there and back, and its clock's offset from ours, known to within half the round trip."""
+
+    broker: str
+    version: str
+    address: str
+    round_trip_ms: float
+    offset_ms: float
+    error_ms: float
+
+
+def messages_of(page: ScanPage) -> list[StoredMessage]:
+    """The rows of a page as messages."""
+    rows, now_ms = page.rows, page.now_ms
+    return [_message(rows, place, now_ms) for place in range(len(rows))]
+
+
+def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
+    holder, due_ms, died_ms = rows.holders[at].decode(), int(rows.due_ms[at]), int(rows.died_ms[at])
+    if died_ms:
+        state = State.DEAD
+    elif due_ms <= now_ms:
+        state = State.AVAILABLE
+    else:
+        state = State.LEASED if holder else State.WAITING
+    return StoredMessage(
+        id=rows.ids[at].decode(),
+        state=state,
+        due_ms=due_ms,
+        scheduled_ms=int(rows.scheduled_ms[at]),
+        version=int(rows.version[at]),
+        deliveries=int(rows.deliveries[at]),
+        group=rows.groups[at].decode(),
+        tag=rows.tags[at].decode() or None,
+        holder=holder or None,
+        put_ms=int(rows.put_ms[at]),
+        asked_ms=int(rows.asked_ms[at]),
+        expires_ms=int(rows.expires_ms[at]),
+        died_ms=died_ms,
+        dead=rows.dead[at].decode(errors="replace") if died_ms else None,
+        birth=int(rows.birth[at]),
+        last_op=int(rows.last_op[at]),
+        payload_sum=int(rows.payload_sum[at]),
+        payload_bytes=int(rows.payload_bytes[at]),
+        payload=rows.payloads[at] if rows.payloads is not None else None,
+        headers=decode_headers(rows.headers[at]) if rows.headers is not None else None,
+    )
+
+
+class Reading(TopicCalls):
+    """The part of a client that reads. See `Timeline`."""
+
+    async def scan_pages(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        ids: Iterable[str] | Iterable[bytes] | None = None,
+        buckets: tuple[int, int] | None = None,
+        holder: str = "",
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[ScanPage]:
+        """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
+        `timeout` is how long without a page. `ids`: only these. `buckets`: a pair, from the first to before
+        the second. `holder`: only what this consumer holds under a live lease, whatever else is asked."""
+        self._link.check()
+        from_ms, to_ms = wanted_due(due)
+        check_limit(limit)
+        bucket_from, bucket_to = wanted_buckets(buckets)
+        if not isinstance(payload, bool):
+            raise Invalid(f"payload must be True or False, not {payload!r:.60}")
+        frame = Scan(
+            topic=check_topic_name(topic),
+            states=wanted_states(state),
+            tag=encode_tag(tag),
+            due_from_ms=from_ms,
+            due_to_ms=to_ms,
+            ids=None if ids is None else encode_ids(ids),
+            payload=payload,
+            limit=limit,
+            bucket_from=bucket_from,
+            bucket_to=bucket_to,
+            holder=encode_text(holder, "a holder", MAX_HOLDER_BYTES) if holder else "",
+        )
+        deadline, left = self._link.deadline(timeout), limit
+        while True:
+            try:
+                async for data in self._link.channel.pages("Scan", encode(frame), deadline):
+                    page = decode_as(data, ScanPage)
+                    deadline = self._link.deadline(timeout)
+                    left -= len(page.rows)
+                    yield page
+                    if not page.cursor or (limit and left <= 0):
+                        return
+                    frame = replace(frame, cursor=page.cursor, limit=max(0, left))
+            except TransportError as fault:
+                if deadline.left_ms <= 0:
+                    raise Unavailable(f"the scan broke off: {self._link.trouble()}") from fault
+
+    async def scan(
+        self,
+        topic: str,
+        *,
+        state: str | Iterable[str] | None = None,
+        tag: str | None = None,
+        due: tuple[When | None, When | None] | None = None,
+        payload: bool = False,
+        limit: int = 0,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Messages of a topic that match: `state` "waiting", "available", "leased" or "dead" (or several; None: all but
+        dead letters), `tag`, `due` in a pair (from, to). In no order; what is there throughout
+        is seen at least once, though it moves meanwhile.
+
+            async for m in tl.scan("departures", state="waiting", due=(None, tonight)):
+                print(m.id, m.due)
+
+        Raises NotFound when there is no such topic, Invalid, Unavailable.
+        """
+        async for page in self.scan_pages(
+            topic, state=state, tag=tag, due=due, payload=payload, limit=limit, timeout=timeout
+        ):
+            for message in messages_of(page):
+                yield message
+
+    async def dead(
+        self, topic: str, *, tag: str | None = None, payload: bool = False, timeout: Duration | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """The topic's dead letters, each with its reason in `.dead`."""
+        async for message in self.scan(topic, state="dead", tag=tag, payload=payload, timeout=timeout):
+            yield message
+
+    async def get(
+        self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
+    ) -> StoredMessage | None:
+        """One message with its payload, dead letters included; None when it is absent."""
+        found = None
+        ids = Ragged.of([encode_id(id)])
+        async for page in self.scan_pages(topic, state=STATES, ids=ids, payload=payload, timeout=timeout):
+            for message in messages_of(page):
+                found = message
+        return found
+
+    async def forecast(
+        self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
+    ) -> Outlook:
+        """How many messages come due per `step` of the next `window`, at most 10,000 steps."""
+        self._link.check()
+        window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
+        if -(-window_ms // step_ms) > MAX_STEPS:
+            raise Invalid(f"a window of {window!r} has more than {MAX_STEPS} steps of {step!r}: make the step longer")
+        frame = encode(Forecast(check_topic_name(topic), window_ms, step_ms))
+        data = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
+        told = decode_as(data, Forecasted)
+        return Outlook(told.edges_ms, told.counts, told.overdue, told.exact)
+
+    async def count(self, topic: str, *, timeout: Duration | None = None) -> Counts:
+        """Count the messages of a topic by state, one state after the other while they change.
+
+        The store counts what waits and what is due from an index. What is leased or dead is read, without payloads,
+        which takes some seconds for each million messages of the topic. `timeout` is how long without an answer.
+        """
+        outlook = await self.forecast(topic, EVER, EVER, timeout=timeout)
+        leased = dead = 0
+        async for page in self.scan_pages(topic, state=(State.LEASED, State.DEAD), timeout=timeout):
+            died = int(np.count_nonzero(page.rows.died_ms))
+            leased, dead = leased + len(page.rows) - died, dead + died
+        return Counts(int(outlook.counts.sum()), outlook.overdue, leased, dead, outlook.exact)
+
+    async def late(
+        self,
+        since: Duration = "1h",
+        *,
+        topic: str = "",
+        id: str = "",
+        limit: int = 1_000,
+        timeout: Duration | None = None,
+    ) -> LateReport:
+        """Return the deliveries of the last `since` that were more than 50 ms late, with their causes, from all known
+        brokers: the newest `limit` of each.
+
+            report = await tl.late(since="10m")
+            for one in report.deliveries:
+                print(one.delivered, one.id, one.lateness, one.why)
+
+        Raises Invalid, Closed, Unavailable when no broker answered.
+        """
+        self._link.check()
+        since_ms = duration_ms(since, "since", least_ms=1)
+        if topic:
+            check_topic_name(topic)
+        frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
+        answers, unreachable = await ask_all(self._link.channel, "Late", frame, self._link.deadline(timeout))
+        found: dict[LateDelivery, None] = {}
+        dropped = 0
+        for data in answers.values():
+            told = decode_as(data, LateList)
+            dropped += told.dropped
+            found.update(dict.fromkeys(late_of(told, told.now_ms - since_ms)))
+        ordered = sorted(found, key=lambda one: (one.delivered_ms, one.topic, one.id))
+        return LateReport(tuple(ordered), dropped, tuple(unreachable))
+
+    async def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
+        """Return why message `id` was late, or is due and not delivered, and how it stands now; all brokers are asked.
+
+            print(await tl.why("departures", "UA1545"))
+
+        Raises NotFound when there is no such topic, or no such message and no late delivery of it is remembered,
+        Invalid, Closed, Unavailable when no broker answered.
+        """
+        report = await self.late(EVER, topic=topic, id=id, limit=MAX_BATCH, timeout=timeout)
+        message = await self.get(topic, id, payload=False, timeout=timeout)
+        late = tuple(one for one in report.deliveries if one.consumer)
+        # Each broker that is asked says what keeps it: the latest word counts.
+        kept = next((one for one in reversed(report.deliveries) if not one.consumer), None) if message else None
+        if message is None and not late:
+            silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
+            raise NotFound(
+                f"no message {id!r} is on {topic}, and no late delivery of it is remembered{silent}: it was never put, "
+                "delivered in time, cancelled, purged, expired, or late longer ago than a broker knows",
+                id=id,
+            )
+        paused = False
+        if kept is not None and kept.cause is not Cause.PAUSED:
+            paused = any(each.name == topic and each.settings.paused for each in await self.topics(timeout=timeout))
+        asked_ms = self._link.clock.now_ms()
+        return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable)
+
+    async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
+        """Asks a broker who it is and what its clock says."""
+        self._link.check()
+        clock = self._link.clock
+        sent_ms = clock.now()
+        data = await self._link.channel.unary("Ping", encode(Ping(sent_ms)), self._link.deadline(timeout))
+        arrived_ms = clock.now()
+        pong = decode_as(data, Pong)
+        round_trip_ms = (arrived_ms - sent_ms) - (pong.answered_ms - pong.received_ms)
+        offset_ms = ((pong.received_ms - sent_ms) + (pong.answered_ms - arrived_ms)) / 2
+        error_ms = abs(round_trip_ms) / 2
+        self._link.drift.note(pong.broker, -offset_ms, error_ms)
+        address = self._link.channel.current
+        return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)

@@ -1,0 +1,1 @@
+"""How a client reaches a broker: addresses, channels, gRPC."""

@@ -1,0 +1,116 @@
+"""What everything that belongs to one client shares: its channel, clock, randomness, deadline, and the process it
+lives in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+from typing import Protocol
+
+from timeline.clock import Clock
+from timeline.driver.consume.broker_clock import Drift
+from timeline.driver.produce.ids import Ids, Randomness
+from timeline.driver.tasks import all_of, hold
+from timeline.driver.times import Duration, duration_ms
+from timeline.driver.transport.channel import Channel, Deadline
+from timeline.errors import Closed, Invalid
+
+FORKED = "this delivery belongs to the process that this one was forked from"
+
+
+class Parts(Protocol):
+    """What can leave its broker in order."""
+
+    async def stop(self, timeout_ms: float) -> None: ...
+
+
+class Link:
+    """Shared by a client and its producers and consumers.
+
+    `epoch` grows when the client finds itself in a forked child, or in another event loop after its own has ended:
+    connections and tasks of the epoch before are left to the process they belong to, and made anew.
+    """
+
+    def __init__(self, channel: Channel, clock: Clock, random: Randomness, timeout_ms: float) -> None:
+        self.channel = channel
+        self.clock = clock
+        self.random = random
+        self.ids = Ids(clock, random)
+        self.timeout_ms = timeout_ms
+        self.drift = Drift()
+        self.epoch = 0
+        self.closed = False
+        self._parting: set[Parts] = set()
+        self._pid = os.getpid()
+        self._forked = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Before each use. Raises Closed after `aclose`, Invalid in a second event loop while the first one runs."""
+        if self.closed:
+            raise Closed("the client was closed: connect again")
+        loop = asyncio.get_running_loop()
+        pid = os.getpid()
+        if loop is self._loop and pid == self._pid:
+            return
+        if self._loop is not None:
+            if pid == self._pid and not self._loop.is_closed():
+                raise Invalid(
+                    "this client is used in another event loop already: make one client for each loop, "
+                    "or use timeline.connect_sync, which serves all threads"
+                )
+            if pid != self._pid:
+                self.leave_behind(self.channel.transports, self._parting)
+            self._parting = set()
+            self.channel.abandon()
+            self.epoch += 1
+            self._forked = self._forked or pid != self._pid
+        self._loop, self._pid = loop, pid
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that it was last used in, and no child of it."""
+        return os.getpid() == self._pid
+
+    def part(self, session: Parts) -> None:
+        """`session` goes in order, though nobody holds its consumer any more; closing the client waits for it. From
+        whatever thread."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        self._parting.add(session)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._begin_parting, session)
+
+    def _begin_parting(self, session: Parts) -> None:
+        hold(self._leave(session), "a consumer that nobody holds leaves")
+
+    async def _leave(self, session: Parts) -> None:
+        try:
+            await session.stop(self.timeout_ms)
+        finally:
+            self._parting.discard(session)
+
+    async def parted(self) -> None:
+        """Returns once all that was to part has gone."""
+        await all_of(*(self._leave(session) for session in list(self._parting)))
+
+    def trouble(self) -> str:
+        """Why nothing can be sent."""
+        return self.channel.unreached
+
+    def leave_behind(self, *things: object) -> None:
+        """After a fork: what holds on to the parent's gRPC is never taken apart here, since that would call into it."""
+        if self._forked or os.getpid() != self._pid:
+            for thing in things:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+    def deadline(self, timeout: Duration | None) -> Deadline:
+        """The deadline of a call with `timeout=`."""
+        return Deadline.after(self.clock, self.patience_ms(timeout))
+
+    def patience_ms(self, timeout: Duration | None) -> float:
+        """`timeout=` of a call in ms; None: the client's."""
+        return self.timeout_ms if timeout is None else float(duration_ms(timeout, "timeout", least_ms=1))

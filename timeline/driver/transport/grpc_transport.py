@@ -1,0 +1,303 @@
+"""gRPC, and nothing else that knows it: bytes of frames to one broker address and back.
+
+Implements `timeline.wire.transport.Transport`. A connection that cannot be made is told at once, so that the channel
+can go to another address; gRPC's own waiting between attempts is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from timeline.config import is_loopback, split_address
+from timeline.credentials import PLAIN, Credentials, Shown
+from timeline.driver.transport.handshake import why_not
+from timeline.driver.transport.probe import Answer
+from timeline.errors import Invalid
+from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
+from timeline.wire.transport import ADMITTED, Fault, TransportError
+from timeline.wire.verify import is_frame
+
+log = logging.getLogger("timeline.driver")
+
+OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+NOT_READY_TRAILER = "timeline-not-ready"
+ADMISSION_S = 0.25
+"""How long a broker may take to say that it serves a stream."""
+
+_FAULTS = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.DEADLINE,
+    grpc.StatusCode.INVALID_ARGUMENT: Fault.REFUSED_FRAME,
+    grpc.StatusCode.FAILED_PRECONDITION: Fault.WRONG_VERSION,
+    grpc.StatusCode.UNIMPLEMENTED: Fault.WRONG_VERSION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.OVERLOADED,
+    grpc.StatusCode.NOT_FOUND: Fault.NO_TOPIC,
+    grpc.StatusCode.UNAUTHENTICATED: Fault.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: Fault.FORBIDDEN,
+}
+
+
+def _ours(over: BaseException) -> bool:
+    """Whether our own task was cancelled. gRPC raises the same where the connection was closed under a call: of that
+    our task must not die."""
+    task = asyncio.current_task()
+    return isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
+
+
+class _Met:
+    """Whether a Timeline broker has answered on a connection. Until then, a server that knows no such method, or
+    answers with something else than a frame, is another service's: nothing happened there."""
+
+    __slots__ = ("_address", "_yes")
+
+    def __init__(self, address: str) -> None:
+        self._address, self._yes = address, False
+
+    def frame(self, data: bytes) -> bytes:
+        """Return `data`, an answer. Raise TransportError when no broker gave it."""
+        if not self._yes:
+            if not is_frame(data):
+                raise self.foreign()
+            self._yes = True
+        return data
+
+    def fault(self, error: grpc.aio.AioRpcError) -> TransportError:
+        """Return what `error` means."""
+        code = error.code()
+        return self.ended(code, error.details() or str(code), error.trailing_metadata() or ())
+
+    def ended(self, code: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] = ()) -> TransportError:
+        """Return what it means that a call ended with `code`."""
+        if code is grpc.StatusCode.UNAVAILABLE and any(key == NOT_READY_TRAILER for key, _ in trailers):
+            return TransportError(Fault.NOT_READY, text)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            text = f"the broker says: {text}"
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            if not self._yes:
+                return self.foreign()
+            text = f"this broker does not serve all of {SERVICE}: {text}. It is of an earlier version"
+        return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
+
+    def foreign(self) -> TransportError:
+        """Return that another service answers here."""
+        return TransportError(Fault.UNREACHABLE, Answer.GRPC.said(self._address))
+
+
+class GrpcStream:
+    """A two-way gRPC call as a `wire.transport.Stream`. One task sends, another receives."""
+
+    def __init__(self, call: Any, met: _Met) -> None:
+        self._call = call
+        self._met = met
+        self._closed = False
+
+    async def send(self, frame: bytes) -> None:
+        """Hands a frame over."""
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise self._met.fault(error) from error
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            raise await self._why(over) from over
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None when the broker ended the stream in order."""
+        try:
+            frame = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._met.fault(error) from error
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            raise await self._why(over) from over
+        if frame is grpc.aio.EOF:
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise await self._why(None)
+            return None
+        return self._met.frame(frame)
+
+    async def admitted(self) -> None:
+        """Return once the broker serves the stream. A broker of an older version does not say so, and gets what is
+        sent after a moment. Raises TransportError where it refuses the stream. Nothing is sent before that is known:
+        gRPC does not tell a frame that crossed with a refusal from one that arrived."""
+        try:
+            async with asyncio.timeout(ADMISSION_S):
+                said = await self._call.initial_metadata()
+        except TimeoutError:
+            return
+        except grpc.aio.AioRpcError as error:
+            raise self._met.fault(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+        if not any(key == ADMITTED for key, _ in said or ()):
+            try:
+                async with asyncio.timeout(ADMISSION_S):
+                    await self._call.code()
+            except TimeoutError:  # it goes on, and is no broker's
+                raise self._met.foreign() from None
+            raise await self._why(None)
+
+    async def _why(self, over: BaseException | None) -> TransportError:
+        """What the call ended with, when it was over before it was used."""
+        if not self._call.done():
+            return TransportError(Fault.BROKEN, str(over or "the stream ended"))
+        code, text = await self._call.code(), await self._call.details()
+        return self._met.ended(code, text or str(over or code))
+
+    async def close(self) -> None:
+        """No more frames from here."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._call.done_writing()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                pass  # it is over already, which is what close wants
+
+    def cancel(self) -> None:
+        """Ends the stream at once."""
+        self._closed = True
+        self._call.cancel()
+
+
+class GrpcTransport:
+    """The way to one address. Opens on first use; a connection that failed is made anew when asked again, and with
+    what the files of `credentials` have then."""
+
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._shown = Shown(credentials)
+        self._warned = False
+        self._channel: Any = None
+        self._met = _Met(address)
+        self._methods: dict[str, Any] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        await self.ready(timeout_s)
+        call = self._method("unary_unary", method)
+        try:
+            answer: bytes = await call(
+                frame, timeout=max(0.001, until_s - loop.time()), metadata=self._shown.metadata()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._met.fault(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+        return self._met.frame(answer)
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        """One frame for many."""
+        await self.ready(timeout_s if timeout_s is not None else 10.0)
+        call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
+        try:
+            async for page in call:
+                yield self._met.frame(page)
+        except grpc.aio.AioRpcError as error:
+            raise self._met.fault(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+        finally:
+            call.cancel()
+
+    async def stream(self, method: str, timeout_s: float) -> GrpcStream:
+        """Opens a two-way stream. Raises TransportError: UNREACHABLE when the broker is not there in time, else why it
+        refuses the stream."""
+        await self.ready(timeout_s)
+        stream = GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()), self._met)
+        try:
+            await stream.admitted()
+        except BaseException:
+            stream.cancel()
+            raise
+        return stream
+
+    def _method(self, kind: str, method: str) -> Any:
+        made = self._methods.get(method)
+        if made is None:
+            made = self._methods[method] = getattr(self._channel, kind)(f"/{SERVICE}/{method}")
+        return made
+
+    async def ready(self, timeout_s: float) -> None:
+        """Connects, or says at once that it cannot be done: UNREACHABLE means that nothing was sent."""
+        channel = self._channel or self._opened()
+        state = channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.READY:
+            return
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                        await self._reset(channel)
+                        raise TransportError(Fault.UNREACHABLE, await self._why_not(until_s))
+                    await self._changed(channel, state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise TransportError(Fault.UNREACHABLE, Answer.SILENT.said(self.address)) from None
+
+    def _opened(self) -> Any:
+        try:
+            self._shown.metadata()
+            self._channel = self._credentials.channel(self.address, OPTIONS)
+            self._met = _Met(self.address)
+            self._warn()
+        except Invalid as bad:  # a file that was there when the client was made
+            raise TransportError(Fault.UNREACHABLE, bad.reason) from bad
+        return self._channel
+
+    def _warn(self) -> None:
+        host, _ = split_address(self.address)
+        said = self._credentials
+        if (said.token or said.token_file) and not said.tls and not is_loopback(host) and not self._warned:
+            self._warned = True
+            log.warning("the token goes to %s in clear, for everybody on the way to read: use TLS", self.address)
+
+    async def _why_not(self, until_s: float) -> str:
+        left_s = until_s - asyncio.get_running_loop().time()
+        return await why_not(self.address, self._credentials, max(0.001, left_s))
+
+    async def _changed(self, channel: Any, state: Any) -> None:
+        """Waits until the channel's state is another, one watch for all who wait: gRPC cannot take a watch back, and
+        one that ends after its event loop was closed prints a traceback in the next."""
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(channel.wait_for_state_change(state))
+        await asyncio.wait({self._watch})
+
+    async def _reset(self, channel: Any) -> None:
+        if self._channel is channel:
+            watch, self._channel, self._watch = self._watch, None, None
+            self._methods.clear()
+            await channel.close()
+            if watch is not None:
+                await asyncio.wait({watch})
+                if not watch.cancelled():
+                    watch.exception()  # that it broke off is what was asked for
+
+    async def close(self) -> None:
+        """Ends everything that runs over it."""
+        if self._channel is not None:
+            await self._reset(self._channel)

@@ -1,0 +1,279 @@
+"""gRPC by way of a process of its own, for a child that was forked after gRPC had started.
+
+gRPC's threads stay behind in the parent, so that nothing of it may be used in such a child. There frames go through
+pipes to a freshly started process, `relay_process.py`, which carries them by gRPC as ever. A record in a pipe is its
+length (4 bytes, big endian), a kind (1 byte), the call it belongs to (4 bytes), and what the kind says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from enum import IntEnum
+
+from timeline.child import send_signal
+from timeline.credentials import PLAIN, Credentials
+from timeline.wire.transport import Fault, TransportError
+
+GRPC = "grpc._cython.cygrpc"
+HEAD = struct.Struct(">IBI")
+OPENING = struct.Struct(">IB")
+"""Behind the head of a record that opens a call: timeout in ms (0: none), length of the method's name; then the name
+and the first frame."""
+SPARE_S = 5.0
+"""How much longer than asked we wait for the relay to say that time is up."""
+
+
+class Kind(IntEnum):
+    """Up: CREDENTIALS first, as JSON: a pipe is nobody else's to read; then UNARY, PAGES, STREAM open a call; SEND,
+    CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or sent was taken); END (the peer ended the call in
+    order); FAULT (the fault's name, a space, the reason)."""
+
+    UNARY = 0
+    PAGES = 1
+    STREAM = 2
+    SEND = 3
+    CLOSE = 4
+    CANCEL = 5
+    FRAME = 6
+    DONE = 7
+    END = 8
+    FAULT = 9
+    CREDENTIALS = 10
+
+
+_forked_with_grpc = False
+
+
+def _note_fork() -> None:
+    global _forked_with_grpc
+    _forked_with_grpc = _forked_with_grpc or GRPC in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def needed() -> bool:
+    """Whether this process was forked when gRPC was loaded already."""
+    return _forked_with_grpc
+
+
+def record(kind: Kind, call: int, body: bytes = b"") -> bytes:
+    """A record for the pipe."""
+    return HEAD.pack(len(body), kind, call) + body
+
+
+async def read_record(reader: asyncio.StreamReader) -> tuple[Kind, int, bytes] | None:
+    """The next record; None at the pipe's end."""
+    try:
+        size, kind, call = HEAD.unpack(await reader.readexactly(HEAD.size))
+        return Kind(kind), call, await reader.readexactly(size) if size else b""
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def _fault_of(body: bytes) -> TransportError:
+    name, _, reason = body.decode().partition(" ")
+    return TransportError(Fault(name), reason)
+
+
+class _Call:
+    """One call through the relay: what came down for it, and what it waits to hear was taken."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[tuple[Kind, bytes]] = asyncio.Queue()
+        self.taken: asyncio.Queue[tuple[Kind, bytes]] = asyncio.Queue()
+
+    def hear(self, kind: Kind, body: bytes) -> None:
+        if kind in (Kind.DONE, Kind.FAULT):
+            self.taken.put_nowait((kind, body))
+        if kind is not Kind.DONE:
+            self.frames.put_nowait((kind, body))
+
+
+class _Process:
+    """A running relay."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+        self._calls: dict[int, _Call] = {}
+        self._last = 0
+        self.over = False
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    @classmethod
+    async def start(cls, address: str, credentials: Credentials) -> _Process:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = (sys.executable, "-m", "timeline.driver.transport.relay_process", address)
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
+        except OSError as trouble:
+            raise TransportError(Fault.UNREACHABLE, f"the relay could not be started: {trouble}") from trouble
+        made = cls(process)
+        made.say(Kind.CREDENTIALS, 0, json.dumps(asdict(credentials)).encode())
+        return made
+
+    async def _read(self) -> None:
+        try:
+            while (came := await read_record(self._stdout)) is not None:
+                kind, number, body = came
+                call = self._calls.get(number)
+                if call is not None:
+                    call.hear(kind, body)
+        finally:
+            self.over = True
+            for call in self._calls.values():
+                call.hear(Kind.FAULT, b"BROKEN the relay process has ended")
+
+    def open(self) -> tuple[int, _Call]:
+        self._last += 1
+        call = self._calls[self._last] = _Call()
+        return self._last, call
+
+    def forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    def drop(self, number: int) -> None:
+        """Ends a call, whatever becomes of it."""
+        self.say(Kind.CANCEL, number)
+        self.forget(number)
+
+    def say(self, kind: Kind, number: int, body: bytes = b"") -> None:
+        if not self.over:
+            self._stdin.write(record(kind, number, body))
+
+    async def drained(self) -> None:
+        try:
+            await self._stdin.drain()
+        except ConnectionError as over:
+            raise TransportError(Fault.BROKEN, "the relay process has ended") from over
+
+    async def stop(self) -> None:
+        self._stdin.close()
+        await asyncio.wait({self._reader}, timeout=SPARE_S)
+        if self._process.returncode is None and not self.over:
+            send_signal(self._process, signal.SIGKILL)
+        await self._process.wait()
+
+
+class RelayStream:
+    """A two-way stream through the relay."""
+
+    def __init__(self, process: _Process, number: int, call: _Call) -> None:
+        self._process, self._number, self._call = process, number, call
+        self._ended = False
+
+    async def send(self, frame: bytes) -> None:
+        """Hands a frame over; returns when gRPC has taken it."""
+        self._process.say(Kind.SEND, self._number, frame)
+        await self._process.drained()
+        kind, body = await self._call.taken.get()
+        if kind is Kind.FAULT:
+            self._call.taken.put_nowait((kind, body))  # it stays over
+            raise _fault_of(body)
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None when the broker ended the stream in order."""
+        kind, body = await self._call.frames.get()
+        if kind is Kind.FRAME:
+            return body
+        self._call.frames.put_nowait((kind, body))
+        if kind is Kind.FAULT:
+            raise _fault_of(body)
+        return None
+
+    async def close(self) -> None:
+        """No more frames from here."""
+        self._process.say(Kind.CLOSE, self._number)
+
+    def cancel(self) -> None:
+        """Ends the stream at once."""
+        if not self._ended:
+            self._ended = True
+            self._process.drop(self._number)
+
+
+class RelayTransport:
+    """The way to one address by way of a relay process, started on first use."""
+
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._process: _Process | None = None
+        self._starting = asyncio.Lock()
+
+    async def _opened(
+        self, kind: Kind, method: str, frame: bytes, timeout_s: float | None
+    ) -> tuple[_Process, int, _Call]:
+        process = await self._running()
+        number, call = process.open()
+        name = method.encode()
+        timeout_ms = 0 if timeout_s is None else max(1, int(timeout_s * 1000))
+        process.say(kind, number, OPENING.pack(timeout_ms, len(name)) + name + frame)
+        return process, number, call
+
+    async def _running(self) -> _Process:
+        async with self._starting:
+            if self._process is None or self._process.over:
+                self._process = await _Process.start(self.address, self._credentials)
+            return self._process
+
+    async def ready(self, timeout_s: float) -> None:
+        """Starts the relay; what it finds at the address, each call says."""
+        await self._running()
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one."""
+        process, number, call = await self._opened(Kind.UNARY, method, frame, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s + SPARE_S):
+                kind, body = await call.frames.get()
+        except TimeoutError:
+            raise TransportError(Fault.DEADLINE, "the relay did not answer in time") from None
+        finally:
+            process.drop(number)
+        if kind is Kind.FAULT:
+            raise _fault_of(body)
+        return body
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        """One frame for many."""
+        process, number, call = await self._opened(Kind.PAGES, method, frame, timeout_s)
+        try:
+            while True:
+                kind, body = await call.frames.get()
+                if kind is Kind.FAULT:
+                    raise _fault_of(body)
+                if kind is Kind.END:
+                    return
+                yield body
+        finally:
+            process.drop(number)
+
+    async def stream(self, method: str, timeout_s: float) -> RelayStream:
+        """Opens a two-way stream."""
+        process, number, call = await self._opened(Kind.STREAM, method, b"", timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s + SPARE_S):
+                kind, body = await call.taken.get()
+        except TimeoutError:
+            process.drop(number)
+            raise TransportError(Fault.UNREACHABLE, "the relay did not answer in time") from None
+        if kind is Kind.FAULT:
+            process.drop(number)
+            raise _fault_of(body)
+        return RelayStream(process, number, call)
+
+    async def close(self) -> None:
+        """Ends the relay process."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
