@@ -1,10 +1,10 @@
-"""Rows and parcels for tests of the broker's parts."""
+"""Rows and batches for tests of the broker's parts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.columns import Ragged
 from timeline.model import ROW_DTYPES, Rows, payload_sums
 
@@ -30,6 +30,8 @@ def make_rows(due_ms: list[int], payloads: list[bytes] | None = None, holder: by
     )
 
 
-def make_parcel(due_ms: list[int], payloads: list[bytes] | None = None) -> Parcel:
-    """A parcel of such rows, leased at 0."""
-    return Parcel(make_rows(due_ms, payloads), np.array(due_ms, dtype=np.int64), np.zeros(len(due_ms), dtype=bool), 0)
+def make_parcel(due_ms: list[int], payloads: list[bytes] | None = None) -> LeasedBatch:
+    """A batch of such rows, leased at 0."""
+    return LeasedBatch(
+        make_rows(due_ms, payloads), np.array(due_ms, dtype=np.int64), np.zeros(len(due_ms), dtype=bool), 0
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.broker.dispatch.lease_ahead import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, Ahead, LeaseTimes
+from timeline.broker.dispatch.lease_ahead import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, LeaseAhead, LeaseTimes
 from timeline.broker.fairness.limits import Limits
 from timeline.model import TopicSettings
 
@@ -15,7 +15,7 @@ AUTO = TopicSettings()
 
 def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
     limits = Limits(ahead_messages=10, ahead_messages_per_ms=1, lease_messages=500)
-    ahead, sizes = Ahead(limits, cap_ms=50), []
+    ahead, sizes = LeaseAhead(limits, cap_ms=50), []
     for _ in range(5):
         sizes.append(ahead.most(1_000, now_ms=990))
         ahead.took(sizes[-1], leased=sizes[-1])
@@ -30,7 +30,7 @@ def test_a_hot_instant_is_leased_ahead_in_growing_rounds():
 
 
 def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
-    ahead = Ahead(Limits(), cap_ms=50)
+    ahead = LeaseAhead(Limits(), cap_ms=50)
     assert [ahead.lead_ms(AUTO, p99) for p99 in (None, 0.2, 7.0, 7.1, 90.0)] == [50, 1, 7, 8, 40]
     assert [ahead.lead_ms(TopicSettings(lease_ahead_ms=asked), 7.1) for asked in (0, 3, 1_000, 60_000)] == [
         0,
@@ -38,20 +38,20 @@ def test_how_far_ahead_is_what_the_store_takes_or_what_was_asked_for():
         750,
         45_000,
     ]
-    slow = Ahead(Limits(lease_along_ms=10), cap_ms=1_000)
+    slow = LeaseAhead(Limits(lease_along_ms=10), cap_ms=1_000)
     assert [slow.lead_ms(AUTO, p99) for p99 in (None, 7.1, 400.0, 3_000.0)] == [1_000, 8, 400, 990]
     assert [slow.window_ms(AUTO, p99) for p99 in (None, 7.1, 400.0, 3_000.0)] == [1_000, 18, 800, 1_000]
 
 
 def test_a_round_that_has_time_takes_more():
-    ahead = Ahead(Limits(ahead_messages=10, ahead_messages_per_ms=2, lease_messages=500), cap_ms=1_000)
+    ahead = LeaseAhead(Limits(ahead_messages=10, ahead_messages_per_ms=2, lease_messages=500), cap_ms=1_000)
     assert [ahead.most(1_000, now_ms) for now_ms in (999, 990, 900, 0)] == [10, 20, 200, 500]
     ahead.took(200, leased=150)
     assert ahead.most(1_000, now_ms=900) == 200, "one that leased all there was"
 
 
 def test_a_round_takes_along_what_comes_due_soon_after_but_no_more_than_was_asked_for():
-    ahead = Ahead(Limits(lease_along_ms=10), cap_ms=50)
+    ahead = LeaseAhead(Limits(lease_along_ms=10), cap_ms=50)
     assert [ahead.window_ms(AUTO, p99) for p99 in (None, 0.2, 7.1, 16.5, 45.0)] == [50, 11, 18, 34, 50]
     assert [ahead.window_ms(TopicSettings(lease_ahead_ms=asked), 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
@@ -88,7 +88,7 @@ def test_one_long_lease_in_a_hundred_holds_up_more_than_one_message_in_a_hundred
 
 
 def test_a_rate_is_kept_by_leasing_no_further_ahead_than_a_moment():
-    slow, rated = Ahead(Limits(), cap_ms=1_000), TopicSettings(max_rate_per_s=100)
+    slow, rated = LeaseAhead(Limits(), cap_ms=1_000), TopicSettings(max_rate_per_s=100)
     assert [slow.lead_ms(rated, p99) for p99 in (None, 7.0, 400.0)] == [SHORT_MS, 7, SHORT_MS - 10]
     assert [slow.window_ms(rated, p99) for p99 in (None, 400.0)] == [SHORT_MS, SHORT_MS]
 

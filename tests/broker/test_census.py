@@ -10,7 +10,7 @@ import pytest
 from tests.broker.link import Link, Pipe, broker
 from timeline.broker.api.streams import Streams
 from timeline.broker.dispatch.roster import Roster
-from timeline.broker.fairness.cooperative import AT_ONCE, Pace
+from timeline.broker.fairness.cooperative import AT_ONCE, CooperativePace
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.status.consumers import _look_at
@@ -25,11 +25,11 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Looks stop behind each that they have looked at until this is set."""
     told = asyncio.Event()
 
-    async def pause(_: Pace) -> None:
+    async def pause(_: CooperativePace) -> None:
         await told.wait()
 
     monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 1)
-    monkeypatch.setattr(Pace, "_pause", pause)
+    monkeypatch.setattr(CooperativePace, "_pause", pause)
     return told
 
 
@@ -43,7 +43,7 @@ async def test_a_pause_is_longer_than_one_turn_of_the_loop():
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await Pace().did(AT_ONCE)
+    await CooperativePace().did(AT_ONCE)
     counting.cancel()
     assert turns > 3
 
@@ -57,7 +57,7 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
         looked += len(some)
         return recount(self, some, *more)
 
-    async def pause(_: Pace) -> None:
+    async def pause(_: CooperativePace) -> None:
         nonlocal looked
         pieces.append(looked)
         looked = 0
@@ -65,7 +65,7 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
     monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 4)
     monkeypatch.setattr("timeline.broker.status.consumers.TOPIC", 1)
     monkeypatch.setattr(Roster, "recount", noted)
-    monkeypatch.setattr(Pace, "_pause", pause)
+    monkeypatch.setattr(CooperativePace, "_pause", pause)
     async with broker(limits=SELDOM) as link:
         for topic, count in (("t", 9), ("u", 3), ("v", 3)):
             if topic != "t":
@@ -88,7 +88,7 @@ async def test_of_two_that_are_stalled_the_one_that_ends_meanwhile_is_left_alone
     streams, one, other = Streams(Limits(stall_ms=1), Metrics()), Stalled(), Stalled()
     with streams.serving(one):
         with streams.serving(other):
-            looking = asyncio.create_task(streams.abort_stalled(10.0, Pace()))
+            looking = asyncio.create_task(streams.abort_stalled(10.0, CooperativePace()))
             await asyncio.sleep(0)
         assert aborted == [one] and not looking.done()
         go_on.set()
@@ -106,7 +106,7 @@ async def come(link: Link, *names: str) -> list[Pipe]:
 
 async def begun(link: Link) -> asyncio.Task[None]:
     """A look at the topic's consumers that has come to its first pause, behind one of those that are there."""
-    look = asyncio.create_task(_look_at(link.node.dealers[0], link.node, Pace()))
+    look = asyncio.create_task(_look_at(link.node.dealers[0], link.node, CooperativePace()))
     await asyncio.sleep(0)
     assert not look.done()
     return look

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
 from timeline.broker.api.admission import take_settles
-from timeline.broker.dispatch.roster import Consumer
+from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreUnavailable, StoreUnknown
@@ -82,7 +82,7 @@ class Unwilling(MemoryStore):
         return answers
 
 
-async def _two_of(link: Link, more: int = 2) -> tuple[Pipe, Deliver, Consumer]:
+async def _two_of(link: Link, more: int = 2) -> tuple[Pipe, Deliver, ConnectedConsumer]:
     """A consumer with credit for 2 messages of 2 bytes in all, both in hand; `more` wait."""
     await link.put(["a", "b", *"xy"[:more]])
     pipe = await link.consume(credit=2, credit_bytes=4)

@@ -15,11 +15,11 @@ from timeline.broker.clocks.drift import (
     SAMPLES,
     TRANSITIONS,
     WANDER,
-    Conscience,
-    Finding,
+    ClockFinding,
+    ClockJudgement,
+    ClockSamples,
     Offset,
     Trust,
-    Window,
     Witness,
     compare,
     find,
@@ -70,7 +70,7 @@ class Clockwork:
 
     def __init__(self, away_ms: float, pace: float) -> None:
         self.now_ms, self.away_ms, self.pace = 5_000.0, away_ms, pace
-        self.window = Window()
+        self.window = ClockSamples()
 
     @property
     def less_ours_ms(self) -> float:
@@ -130,7 +130,7 @@ def test_a_clock_that_was_set_is_noticed_at_the_next_exchange(
 
 
 def test_an_empty_window_says_nothing() -> None:
-    window = Window()
+    window = ClockSamples()
     assert window.best(0.0) is None and window.offset(0.0, START_MS) is None
     assert not window.fresh(0.0) and window.steady(0.0)
 
@@ -184,9 +184,9 @@ def test_nobody_is_outvoted_who_is_with_half_of_all(world: tuple[list[float], li
     every = [0.0, *true_ms]
     with_us = sum(abs(one) < CRITICAL_MS for one in every)
     if 2 * with_us >= len(every) or len(every) < CLOCKS:
-        assert finding is not Finding.OUTVOTED
+        assert finding is not ClockFinding.OUTVOTED
     if len(every) == 1:
-        assert finding is Finding.ALONE
+        assert finding is ClockFinding.ALONE
 
 
 @given(
@@ -204,29 +204,30 @@ def test_who_is_off_from_all_others_to_one_side_is_outvoted(
     sure_ms = off_ms + 2 * error_ms + 1e-6
     measured = [Offset.about(sign * (sure_ms + apart), error_ms) for apart in spread]
     compared = compare(measured)
-    assert find(compared) is Finding.OUTVOTED
+    assert find(compared) is ClockFinding.OUTVOTED
     assert compared.median.ahead_ms * sign > 0
 
 
 def test_two_halves_that_disagree_quarantine_nobody_and_warn_everybody() -> None:
     for others in ([0.0, 600.0, 600.0], [600.0], [-600.0], [0.0, 0.0, 600.0, 600.0, 600.0]):
         compared = compare([Offset.about(one, 1.0) for one in others])
-        assert find(compared) is Finding.FAR
+        assert find(compared) is ClockFinding.FAR
         assert abs(compared.median.ahead_ms) == 600.0
 
 
 @pytest.mark.parametrize(
     ("off_ms", "finding"),
-    [(0.0, Finding.CLOSE), (24.0, Finding.CLOSE), (26.0, Finding.NEARLY), (49.0, Finding.NEARLY), (51.0, Finding.OFF),
-     (249.0, Finding.OFF), (251.0, Finding.FAR), (499.0, Finding.FAR), (501.0, Finding.OUTVOTED)],
+    [(0.0, ClockFinding.CLOSE), (24.0, ClockFinding.CLOSE), (26.0, ClockFinding.NEARLY), (49.0, ClockFinding.NEARLY),
+     (51.0, ClockFinding.OFF), (249.0, ClockFinding.OFF), (251.0, ClockFinding.FAR), (499.0, ClockFinding.FAR),
+     (501.0, ClockFinding.OUTVOTED)],
 )  # fmt: skip
 @pytest.mark.parametrize("sign", [1, -1])
-def test_findings_by_how_far_it_is_off_for_sure(off_ms: float, finding: Finding, sign: int) -> None:
+def test_findings_by_how_far_it_is_off_for_sure(off_ms: float, finding: ClockFinding, sign: int) -> None:
     for error_ms in (0.0, 300.0):
         three = [Offset.about(sign * (off_ms + error_ms), error_ms)] * 2
         assert find(compare(three)) is finding
         two = find(compare(three[:1]))
-        assert two is (Finding.FAR if finding is Finding.OUTVOTED else finding), "two never outvote"
+        assert two is (ClockFinding.FAR if finding is ClockFinding.OUTVOTED else finding), "two never outvote"
 
 
 # ── the state ──
@@ -238,47 +239,49 @@ def test_every_state_is_reached_and_left_and_the_table_says_nothing_that_means_n
         assert after is not before
         # In is at once, out takes its time.
         if after.quarantined and not before.quarantined:
-            assert finding is Finding.OUTVOTED and after_ms == 0.0
+            assert finding is ClockFinding.OUTVOTED and after_ms == 0.0
         if before.quarantined and not after.quarantined:
             assert (
-                before is Trust.RETURNING and after_ms == RETURN_MS and finding not in (Finding.FAR, Finding.OUTVOTED)
+                before is Trust.RETURNING
+                and after_ms == RETURN_MS
+                and finding not in (ClockFinding.FAR, ClockFinding.OUTVOTED)
             )
     for trust in Trust:
-        outvoted = TRANSITIONS.get((trust, Finding.OUTVOTED), (trust, 0.0))[0]
+        outvoted = TRANSITIONS.get((trust, ClockFinding.OUTVOTED), (trust, 0.0))[0]
         assert outvoted is Trust.QUARANTINED, f"{trust}: a clock known to be wrong is never gone by"
 
 
-findings = st.lists(st.tuples(st.sampled_from(Finding), st.floats(1.0, 3_000.0)), max_size=60)
+findings = st.lists(st.tuples(st.sampled_from(ClockFinding), st.floats(1.0, 3_000.0)), max_size=60)
 
 
 @given(findings)
 def test_quarantine_begins_at_once_and_ends_only_after_a_calm_of_some_seconds(
-    met: list[tuple[Finding, float]],
+    met: list[tuple[ClockFinding, float]],
 ) -> None:
     now_ms = 0.0
-    conscience = Conscience(now_ms)
+    conscience = ClockJudgement(now_ms)
     calm_since_ms: float | None = None
     for finding, after_ms in met:
         now_ms += after_ms
         before = conscience.trust
         changed = conscience.meet(finding, now_ms)
         assert changed is (conscience.trust is not before)
-        if finding in (Finding.FAR, Finding.OUTVOTED):
+        if finding in (ClockFinding.FAR, ClockFinding.OUTVOTED):
             calm_since_ms = None
         elif calm_since_ms is None:
             calm_since_ms = now_ms
-        if finding is Finding.OUTVOTED:
+        if finding is ClockFinding.OUTVOTED:
             assert conscience.trust is Trust.QUARANTINED
         if before.quarantined and not conscience.trust.quarantined:
             assert calm_since_ms is not None and now_ms - calm_since_ms >= RETURN_MS
 
 
 def test_a_clock_that_wavers_about_a_bound_changes_the_state_once() -> None:
-    conscience = Conscience(0.0)
-    turns = [conscience.meet(finding, at) for at, finding in enumerate([Finding.NEARLY, Finding.OFF] * 10)]
+    conscience = ClockJudgement(0.0)
+    turns = [conscience.meet(finding, at) for at, finding in enumerate([ClockFinding.NEARLY, ClockFinding.OFF] * 10)]
     assert turns.count(True) == 1 and conscience.trust is Trust.WARNED
-    conscience = Conscience(0.0)
-    turns = [conscience.meet(finding, at) for at, finding in enumerate([Finding.FAR, Finding.OUTVOTED] * 10)]
+    conscience = ClockJudgement(0.0)
+    turns = [conscience.meet(finding, at) for at, finding in enumerate([ClockFinding.FAR, ClockFinding.OUTVOTED] * 10)]
     assert turns.count(True) == 2 and conscience.trust is Trust.QUARANTINED, "a warning, then the quarantine"
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.test_newer import UNKNOWN
-from timeline.broker.fairness.loop_scheduler import Turns
+from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.model import MAX_REASON_BYTES, Operation, Status
 from timeline.wire import Beat, Deliver
 
@@ -18,14 +18,14 @@ NOTHING = make_parcel([], []).deliver(0, 0)
 def aheads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Which frames went ahead of others', where that was asked, one after the other."""
     found: list[bool] = []
-    take = Turns.take
+    take = LoopScheduler.take
 
-    async def noted(self: Turns, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
+    async def noted(self: LoopScheduler, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
         if peer == "test":
             found.append(ahead)
         return await take(self, peer, bytes_, ahead)
 
-    monkeypatch.setattr(Turns, "take", noted)
+    monkeypatch.setattr(LoopScheduler, "take", noted)
     return found
 
 

@@ -6,22 +6,22 @@ from dataclasses import replace
 
 from tests.broker.columns import make_parcel
 from tests.broker.test_parts import make_consumer
-from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, Parcel
-from timeline.broker.dispatch.roster import Consumer
+from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, LeasedBatch
+from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.wire.frames import Beat
 
 
-def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> Parcel:
-    """A parcel of one round, told apart by when its lease call returned."""
+def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> LeasedBatch:
+    """A batch of one round, told apart by when its lease call returned."""
     return replace(make_parcel(list(due_ms), [b"x" * bytes_] * len(due_ms)), leased_ms=leased_ms)
 
 
-async def sent(consumer: Consumer) -> list[list[int] | Beat]:
-    """What is sent, one after the other: the dues of each parcel, and frames."""
+async def sent(consumer: ConnectedConsumer) -> list[list[int] | Beat]:
+    """What is sent, one after the other: the dues of each batch, and frames."""
     consumer.finish()
     found = []
     while (item := await consumer.next()) is not None:
-        found.append(item.was_due_ms.tolist() if isinstance(item, Parcel) else item)
+        found.append(item.was_due_ms.tolist() if isinstance(item, LeasedBatch) else item)
     assert consumer.outbox_bytes == consumer.outboxes.bytes == 0
     return found
 
@@ -39,7 +39,7 @@ async def test_all_columns_of_what_goes_together_are_there():
     for part in parts:
         consumer.push(part)
     joined = await consumer.next()
-    assert isinstance(joined, Parcel) and len(joined) == 3 and joined.leased_ms == 5
+    assert isinstance(joined, LeasedBatch) and len(joined) == 3 and joined.leased_ms == 5
     frame, alone = joined.deliver(7, 3), [part.deliver(7, 3) for part in parts]
     for name in ("ids", "birth", "version", "due_ms", "scheduled_ms", "lease_until_ms", "payload_sum", "payloads"):
         assert list(getattr(frame, name)) == [value for one in alone for value in getattr(one, name)], name

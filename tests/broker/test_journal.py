@@ -14,7 +14,7 @@ import pytest
 
 import timeline
 from tests.broker.journalled import SERVE, broker, events, wait_for
-from timeline.broker.journal.events import Journal, Kind, Part
+from timeline.broker.journal.events import EventBatch, EventKind, Journal
 from timeline.broker.journal.files import Folder, folder_name, parts, split_url
 from timeline.broker.journal.process import encoded
 from timeline.columns import Ragged
@@ -44,13 +44,13 @@ def puts(count: int) -> Puts:
 
 
 def test_only_what_happened_is_told() -> None:
-    told: list[Part] = []
+    told: list[EventBatch] = []
     journal = Journal(told.append, lambda: 5)
     answers = Answers.blank(4)
     answers.status[:] = [Status.OK.code, Status.EXISTS.code, Status.OK.code, Status.DUPLICATE.code]
     answers.version[:] = [1, 3, 2, 1]
     journal.put(TOPIC, puts(4), answers)
-    assert [(part.kind, part.count) for part in told] == [(Kind.PUT, 1), (Kind.MOVED, 1)]
+    assert [(part.kind, part.count) for part in told] == [(EventKind.PUT, 1), (EventKind.MOVED, 1)]
     ids = [part.columns["id"] for part in told]
     assert [column.tolist() for column in ids if isinstance(column, Ragged)] == [[b"m0"], [b"m2"]]
     assert "birth" not in told[1].columns, "a put that moves is of another birth than the message"
@@ -59,8 +59,11 @@ def test_only_what_happened_is_told() -> None:
     answers.version[:] = 1
     answers.displaced = {0: Displaced(70, 3, True), 1: Displaced(71, 4, False)}
     journal.put(TOPIC, puts(2), answers)
-    assert [(part.kind, part.columns.get("birth")) for part in told[:2]] == [(Kind.EXPIRED, 70), (Kind.REPLACED, 71)]
-    assert [part.kind for part in told[2:]] == [Kind.PUT]
+    assert [(part.kind, part.columns.get("birth")) for part in told[:2]] == [
+        (EventKind.EXPIRED, 70),
+        (EventKind.REPLACED, 71),
+    ]
+    assert [part.kind for part in told[2:]] == [EventKind.PUT]
     told.clear()
     journal.put(TOPIC, puts(2), Answers.blank(2, Status.EXISTS))
     journal.expired(TOPIC, 0)
@@ -69,8 +72,12 @@ def test_only_what_happened_is_told() -> None:
 
 def test_a_part_comes_through_the_pipe_as_it_was() -> None:
     read, write = os.pipe()
-    part = Part(
-        Kind.PUT, "té", 7, 2, {"id": Ragged.of([b"a", b"bc"]), "birth": np.array([1, 2**63], np.uint64), "count": 3}
+    part = EventBatch(
+        EventKind.PUT,
+        "té",
+        7,
+        2,
+        {"id": Ragged.of([b"a", b"bc"]), "birth": np.array([1, 2**63], np.uint64), "count": 3},
     )
     with os.fdopen(write, "wb") as pipe:
         for view in encoded(part):
@@ -199,10 +206,10 @@ def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> 
 
 
 def test_what_a_store_did_not_say_is_noted() -> None:
-    told: list[Part] = []
+    told: list[EventBatch] = []
     journal = Journal(told.append, lambda: 5)
     journal.unknown(TOPIC, puts(3))
-    assert [(part.kind, part.count, "birth" in part.columns) for part in told] == [(Kind.UNKNOWN, 3, True)]
+    assert [(part.kind, part.count, "birth" in part.columns) for part in told] == [(EventKind.UNKNOWN, 3, True)]
 
 
 def test_a_folder_is_named_as_hive_reads_it() -> None:

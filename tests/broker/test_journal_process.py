@@ -16,8 +16,8 @@ import pytest
 from tests.broker.journalled import Counts, broker, events, until
 from timeline.broker.journal import files, process
 from timeline.broker.journal import pipe as pipes
-from timeline.broker.journal.events import Kind, Part
-from timeline.broker.journal.files import NO_TOPIC, Folder, Writer
+from timeline.broker.journal.events import EventBatch, EventKind
+from timeline.broker.journal.files import NO_TOPIC, Folder, JournalWriter
 from timeline.broker.journal.pipe import JournalPipe
 from timeline.broker.journal.process import JournalProcess
 from timeline.columns import Ragged
@@ -34,8 +34,8 @@ async def started(url: str, name: str = "b") -> tuple[JournalPipe, Counts]:
     return await JournalPipe.start(url, name, "5e55", lambda: next(clock), counts), counts
 
 
-def some(count: int, kind: Kind = Kind.PUT, time_ms: int = NOW_MS) -> Part:
-    return Part(kind, "t", time_ms, count, {"id": Ragged.repeat(b"x" * 20, count)})
+def some(count: int, kind: EventKind = EventKind.PUT, time_ms: int = NOW_MS) -> EventBatch:
+    return EventBatch(kind, "t", time_ms, count, {"id": Ragged.repeat(b"x" * 20, count)})
 
 
 async def test_a_journal_that_falls_behind_drops_with_a_counter_and_says_so(
@@ -67,7 +67,7 @@ def test_a_place_that_takes_nothing_for_long_costs_events_and_not_memory(tmp_pat
             super().write(name, table)
 
     folder = Full(f"file://{tmp_path}/j")
-    writer = Writer(folder, "b", "5e55", roll_ms=60_000, rows=100)
+    writer = JournalWriter(folder, "b", "5e55", roll_ms=60_000, rows=100)
     for at in range(50):
         for partition in writer._partitions.values():
             partition.not_before_ms = 0.0  # as if the wait were over
@@ -211,7 +211,7 @@ class Refusing(Folder):
 def test_what_cannot_be_written_at_the_end_is_said_where_that_can_be(tmp_path: Path) -> None:
     folder = Refusing(f"file://{tmp_path}/j")
     told: list[tuple[int, ...]] = []
-    writer = Writer(folder, "b", "5e55", 60_000, 100, told=lambda *said: told.append(said))
+    writer = JournalWriter(folder, "b", "5e55", 60_000, 100, told=lambda *said: told.append(said))
     writer.add("put", "t", 1_700_000_000_000, 20, {"id": (b"x" * 20, np.arange(21))})
     writer.add("stopped", "", 1_700_000_000_500, 1, {})
     assert writer.close(lambda seconds: None) == 21, "and where not even that can be, that is told"
@@ -231,7 +231,7 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    writer = Writer(Folder(f"file://{tmp_path}/j"), "b", "5e55", roll_ms=60_000, rows=10)
+    writer = JournalWriter(Folder(f"file://{tmp_path}/j"), "b", "5e55", roll_ms=60_000, rows=10)
     for at in range(100):
         writer.add("put", f"t{at}", NOW_MS + at, 10, {"id": (b"x" * 10, np.arange(11))})
     assert sum(partition.rows for partition in writer._partitions.values()) < 200

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.status.late import Hindrances, Lateness, LateRing
+from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
 
@@ -32,11 +32,11 @@ def test_a_message_is_noted_alone_as_it_is_among_others(dealt: list[tuple[int, i
     whole.rows.scheduled_ms = whole.was_due_ms - np.array([before_ms for _, before_ms, _ in dealt])
     whole.again = np.array([again for _, _, again in dealt])
     told = []
-    for parcels in ([whole], [whole.part(at, at + 1) for at in range(len(whole))]):
+    for batches in ([whole], [whole.part(at, at + 1) for at in range(len(whole))]):
         metrics, ring = Metrics(), LateRing(100)
-        lateness = Lateness(Hindrances(0), ring, metrics, Limits())
-        for parcel in parcels:
-            lateness.note(Topic("t", 1, TopicSettings()), b"c", parcel, 10_000)
+        lateness = TopicLateness(LatenessCauses(0), ring, metrics, Limits())
+        for batch in batches:
+            lateness.note(Topic("t", 1, TopicSettings()), b"c", batch, 10_000)
         late = sorted((one.id, one.due_ms, one.cause) for one in ring.since(0, {1: "t"}))
         exposed = [line for line in generate_latest(metrics.registry).decode().splitlines() if 'topic="t"' in line]
         counts = [line for line in exposed if "_sum" not in line and "_created" not in line]

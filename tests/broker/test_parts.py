@@ -1,4 +1,4 @@
-"""The broker's parts by themselves: roster, held, rate, hindrances, the late ring, parcels, metrics, logs."""
+"""The broker's parts by themselves: roster, held, rate, hindrances, the late ring, batches, metrics, logs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.dispatch.lease_ahead_buffer import Held
-from timeline.broker.dispatch.rate import Rate
-from timeline.broker.dispatch.roster import Consumer, Health, Outboxes, Roster, grants_for
+from timeline.broker.dispatch.lease_ahead_buffer import LeaseAheadBuffer
+from timeline.broker.dispatch.rate import RateLimit
+from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.server.logs import JsonLines, TextLines
-from timeline.broker.status.late import Hindrances, LateRing
+from timeline.broker.status.late import LatenessCauses, LateRing
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, NOT_ALWAYS_KNOWN, Metrics
 from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
 
 
-def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> Consumer:
-    return Consumer(
+def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> ConnectedConsumer:
+    return ConnectedConsumer(
         id=id.encode(),
         session=1,
         lease_ms=30_000,
@@ -60,7 +60,7 @@ def test_a_consumer_without_credit_or_silent_or_gone_is_not_ready():
     assert roster.ready(0.0) == []
     consumer.add_credit(1, 1)
     silent_ms = limits.heartbeat_ms * limits.heartbeats_missed + 1
-    assert consumer.health(silent_ms) is Health.SILENT
+    assert consumer.health(silent_ms) is ConsumerHealth.SILENT
     assert roster.ready(silent_ms) == []
     consumer.heard_ms = silent_ms
     assert roster.ready(silent_ms) == [consumer]
@@ -74,15 +74,15 @@ def test_a_consumer_whose_leases_run_out_one_after_another_is_set_aside_longer_e
     moment_ms = limits.heartbeat_ms
     for at in range(limits.lapses_tolerated - 1):
         consumer.lapsed(3 * at * moment_ms + 1, 3 * at * moment_ms + 1, 0.0)
-    assert consumer.health(0.0) is Health.HEALTHY
+    assert consumer.health(0.0) is ConsumerHealth.HEALTHY
     consumer.lapsed(9 * moment_ms, 9 * moment_ms, 0.0)
-    assert consumer.health(0.0) is Health.SET_ASIDE
+    assert consumer.health(0.0) is ConsumerHealth.SET_ASIDE
     first_ms = consumer.set_aside_until_ms
-    assert consumer.health(first_ms) is Health.HEALTHY
+    assert consumer.health(first_ms) is ConsumerHealth.HEALTHY
     consumer.lapsed(99 * moment_ms, 99 * moment_ms, first_ms)
     assert consumer.set_aside_until_ms - first_ms == 2 * limits.set_aside_first_ms
     consumer.settled()
-    assert consumer.health(first_ms) is Health.HEALTHY
+    assert consumer.health(first_ms) is ConsumerHealth.HEALTHY
 
 
 def test_taking_over_an_id_leaves_the_new_one_on_the_roster():
@@ -96,10 +96,10 @@ def test_taking_over_an_id_leaves_the_new_one_on_the_roster():
 
 async def test_leaving_hands_back_parcels_and_still_sends_answers_and_the_word_to_leave():
     consumer = make_consumer("a")
-    parcel = make_parcel([5])
-    consumer.push(parcel)
-    assert consumer.outbox_bytes == parcel.frame_bytes > 1
-    assert consumer.leave(LeavingReason.DRAINING, "drain") == [parcel]
+    batch = make_parcel([5])
+    consumer.push(batch)
+    assert consumer.outbox_bytes == batch.frame_bytes > 1
+    assert consumer.leave(LeavingReason.DRAINING, "drain") == [batch]
     assert consumer.outbox_bytes == 0
     word = await consumer.next()
     assert word is consumer.leaving
@@ -117,35 +117,35 @@ def test_grants_share_a_round_and_let_an_idle_consumer_take_one_large_message():
 
 
 def test_held_gives_out_at_the_due_and_never_before():
-    held = Held()
+    held = LeaseAheadBuffer()
     first, second = make_consumer("a"), make_consumer("b")
     held.add(first, make_parcel([30, 10, 20]))
     held.add(second, make_parcel([10]))
     assert held.next_due_ms() == 10
     assert held.due(9) == []
-    given_out = {consumer.id: parcel.rows.ids.tolist() for consumer, parcel in held.due(20)}
+    given_out = {consumer.id: batch.rows.ids.tolist() for consumer, batch in held.due(20)}
     assert given_out == {b"a": [b"m1", b"m2"], b"b": [b"m0"]}
     assert len(held) == 1
-    assert [parcel.rows.ids.tolist() for parcel in held.of(first)] == [[b"m0"]]
+    assert [batch.rows.ids.tolist() for batch in held.of(first)] == [[b"m0"]]
     assert held.next_due_ms() is None
     assert held.everything() == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 50), min_size=1, max_size=8)), max_size=8))
 def test_held_loses_nothing_and_doubles_nothing(adds):
-    held, consumers = Held(), [make_consumer("a"), make_consumer("b")]
+    held, consumers = LeaseAheadBuffer(), [make_consumer("a"), make_consumer("b")]
     for who, dues in adds:
         held.add(consumers[who], make_parcel(dues))
     seen = []
     for now in range(0, 51, 5):
-        for _, parcel in held.due(now):
-            assert all(now - 5 < due <= now for due in parcel.was_due_ms.tolist())
-            seen += parcel.was_due_ms.tolist()
+        for _, batch in held.due(now):
+            assert all(now - 5 < due <= now for due in batch.was_due_ms.tolist())
+            seen += batch.was_due_ms.tolist()
     assert sorted(seen) == sorted(due for _, dues in adds for due in dues)
 
 
 def test_rate_is_even_and_bounded():
-    rate = Rate()
+    rate = RateLimit()
     assert rate.wait_ms(0, 0.0) == 0.0
     assert rate.allowance(100, 0.0, 1_000) == 10
     rate.took(100, 10)
@@ -155,7 +155,7 @@ def test_rate_is_even_and_bounded():
 
 
 def test_hindrances_name_the_cause_that_covered_most():
-    hindrances = Hindrances(started_ms=1_000)
+    hindrances = LatenessCauses(started_ms=1_000)
     hindrances.now(Cause.NO_CONSUMER, 1_100)
     hindrances.now(Cause.NO_CREDIT, 1_400)
     hindrances.now(None, 1_500)
@@ -167,20 +167,20 @@ def test_hindrances_name_the_cause_that_covered_most():
 
 
 def test_what_is_not_delivered_is_kept_by_what_hinders_now():
-    hindrances = Hindrances(started_ms=0)
+    hindrances = LatenessCauses(started_ms=0)
     hindrances.now(Cause.PAUSED, 0)
     hindrances.now(Cause.NO_CONSUMER, 10_000)
     assert hindrances.still(100, 10_001) is Cause.NO_CONSUMER
     hindrances.now(None, 11_000)
     assert hindrances.still(100, 11_001) is Cause.PAUSED  # nothing hinders any more: it goes at once
-    restarted = Hindrances(started_ms=60_000)
+    restarted = LatenessCauses(started_ms=60_000)
     restarted.now(Cause.NO_CONSUMER, 60_000)
     assert restarted.still(100, 61_000) is Cause.BROKER_DOWN
     assert restarted.still(100, 66_000) is Cause.NO_CONSUMER
 
 
 def test_a_flickering_hindrance_does_not_push_out_the_past():
-    hindrances = Hindrances(started_ms=0)
+    hindrances = LatenessCauses(started_ms=0)
     hindrances.span(Cause.STORE_SLOW, 0, 1_000)
     for at in range(1_000, 4_000, 2):
         hindrances.now(Cause.NO_CREDIT, at)
@@ -237,9 +237,9 @@ def test_late_ring_is_bounded_and_filters():
 
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_parcel_is_cut_into_frames_of_bounded_size(sizes, most):
-    parcel = make_parcel([0] * len(sizes), [b"x" * size for size in sizes])
-    parts = list(parcel.frames(most))
-    assert [id for part in parts for id in part.rows.ids.tolist()] == parcel.rows.ids.tolist()
+    batch = make_parcel([0] * len(sizes), [b"x" * size for size in sizes])
+    parts = list(batch.frames(most))
+    assert [id for part in parts for id in part.rows.ids.tolist()] == batch.rows.ids.tolist()
     for part in parts:
         assert 1 <= len(part) <= most
         assert len(part) == 1 or int(part.sizes.sum()) <= AIM_BYTES
@@ -293,11 +293,11 @@ def test_leases_that_end_in_one_moment_count_once_however_many_rounds_find_them(
     for round_ms in (10_000, 10_020, 13_000):  # the last round comes late to what had ended long before
         consumer.lapsed(10_000, round_ms, 0.0)
     consumer.lapsed(10_000 + limits.heartbeat_ms // 2, 13_000, 0.0)
-    assert (consumer.lapses, consumer.health(0.0)) == (1, Health.HEALTHY)
+    assert (consumer.lapses, consumer.health(0.0)) == (1, ConsumerHealth.HEALTHY)
 
 
 def test_a_clock_that_jumped_is_the_cause_of_what_came_due_in_between_and_nothing_else_is():
-    hindrances = Hindrances(started_ms=0)
+    hindrances = LatenessCauses(started_ms=0)
     hindrances.now(Cause.NO_CONSUMER, 900)
     hindrances.jumped(1_000, 3_601_000)
     hindrances.now(None, 3_601_500)
@@ -306,12 +306,12 @@ def test_a_clock_that_jumped_is_the_cause_of_what_came_due_in_between_and_nothin
 
 
 def test_what_came_due_while_the_broker_was_down_waits_for_it_until_its_consumers_are_back():
-    hindrances = Hindrances(started_ms=1_000)
+    hindrances = LatenessCauses(started_ms=1_000)
     hindrances.now(Cause.NO_CONSUMER, 1_000)
     assert hindrances.why(np.array([900, 1_001]), 2_500)[0].tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
     hindrances.now(None, 2_500)
     assert hindrances.why(np.array([900, 1_001]), 2_600)[0].tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
-    never_back = Hindrances(started_ms=1_000)
+    never_back = LatenessCauses(started_ms=1_000)
     never_back.now(Cause.NO_CONSUMER, 1_000)
     assert never_back.why(np.array([900]), 60_000)[0].tolist() == [Cause.NO_CONSUMER]
 
@@ -325,8 +325,10 @@ def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behin
         roster.join(make_consumer(f"busy{at}", messages=0, limits=limits))
     for name in ("a", "b", "z"):
         roster.join(make_consumer(name, limits=limits))
-    health = Consumer.health
-    monkeypatch.setattr(Consumer, "health", lambda self, now_ms: (looked.append(self.id), health(self, now_ms))[1])
+    health = ConnectedConsumer.health
+    monkeypatch.setattr(
+        ConnectedConsumer, "health", lambda self, now_ms: (looked.append(self.id), health(self, now_ms))[1]
+    )
     assert [c.id for c in roster.ready(0.0)] == [b"a", b"b"]
     roster.dealt_last(roster.consumers[b"b"])
     roster.consumers[b"busy7"].add_credit(1, 1)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.broker.machines import Lasting, Register, Registered
-from timeline.broker.cluster.hints import Cluster
-from timeline.broker.cluster.membership_log import Neighbours
-from timeline.broker.cluster.peers import Peers
+from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster.membership_log import MembershipLog
+from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.tasks import Tasks
@@ -60,7 +60,7 @@ class Scene:
         self.metrics = Metrics()
         self.tasks = Tasks(lambda name, error: None)
         limits = Limits(hints_waiting=waiting, hint_pace_ms=0, hint_rest_ms=0, throttle_ms=0)
-        self.peers = Peers("b1", self._make, limits, self.metrics, self.tasks)
+        self.peers = BrokerPeers("b1", self._make, limits, self.metrics, self.tasks)
 
     def _make(self, address: str) -> Way:
         way = self.ways[address] = Way(address)
@@ -157,7 +157,7 @@ async def test_who_is_gone_or_has_moved_is_parted_with() -> None:
 
 async def test_without_a_way_to_others_hints_are_counted_as_dropped() -> None:
     metrics = Metrics()
-    peers = Peers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
+    peers = BrokerPeers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
     peers.tell(B2, 1, 500)
     assert metrics.registry.get_sample_value("timeline_hints_total", {"outcome": "dropped"}) == 1.0
 
@@ -167,7 +167,7 @@ async def test_who_comes_and_goes_is_told_the_log_once(caplog: pytest.LogCapture
     await here.start(Member("b1", "b1:9000"), "c")
     topic = Topic("t", 7, TopicSettings(buckets=8))
     here.host(topic.uid, "t", [b"c1"])
-    neighbours = Neighbours(here, "b1")
+    neighbours = MembershipLog(here, "b1")
 
     def told() -> list[tuple[str, str]]:
         neighbours.look([topic])
@@ -210,7 +210,7 @@ async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() 
     scene, here = Scene(), Registered(Register())
     await here.start(Member("b1", "b1:9000"), "c")
     limits = Limits(hint_pace_ms=0, hint_rest_ms=0, retell_ms=5_000)
-    cluster = Cluster(here, "b1", scene._make, limits, scene.metrics, scene.tasks, lambda uid, due_ms, turn: True)
+    cluster = ClusterHints(here, "b1", scene._make, limits, scene.metrics, scene.tasks, lambda uid, due_ms, turn: True)
     topic = Topic("t", 7, TopicSettings())
     ids, due_ms = Ragged.of([b"a", b"b", b"c"]), np.array([900, 400, 100], dtype=np.int64)
     cluster.scheduled(topic, ids, due_ms, np.array([True, True, False]), 0)

@@ -19,7 +19,7 @@ from timeline.errors import Invalid
 @contextmanager
 def probing(link: Link, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """The address of a port that answers for `link`'s broker."""
-    made = metrics_port.Probes(listen, link.node)
+    made = metrics_port.MetricsPort(listen, link.node)
     try:
         yield made.start()
     finally:

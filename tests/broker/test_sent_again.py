@@ -14,7 +14,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.api.access import ANYBODY, Caller
+from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.mutate import Sendings
 from timeline.clock import Clock
 from timeline.columns import Ragged
@@ -77,7 +77,7 @@ def cancel_tag(op: int, timeout_ms: int = 0) -> MutateTag:
     return MutateTag("t", "default", Operation.CANCEL, b"red", op, timeout_ms=timeout_ms)
 
 
-def sent(link: Link, frame: Mutate | MutateTag, caller: Caller = ANYBODY) -> asyncio.Task[Any]:
+def sent(link: Link, frame: Mutate | MutateTag, caller: Principal = ANYBODY) -> asyncio.Task[Any]:
     async def call() -> Any:
         return decode(await link.node.service.unary("Mutate", encode(frame), caller, "test"))
 
@@ -136,7 +136,7 @@ async def test_a_chunk_by_tag_sent_again_is_answered_when_its_first_sending_is_o
 
 
 async def test_an_operators_repeat_waits_while_it_is_asked_whose_the_messages_are() -> None:
-    operator = Caller(ANYBODY.identity, as_operator=True)
+    operator = Principal(ANYBODY.identity, as_operator=True)
     store = SlowStore()
     async with broker(store) as link:
         store.hold("scan")

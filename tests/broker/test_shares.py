@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from timeline.broker.fairness import fair_queue
-from timeline.broker.fairness.fair_queue import Crowd, Line, Room
+from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
 
 
-def drained(line: Line[str]) -> list[str]:
+def drained(line: FairQueue[str]) -> list[str]:
     return [line.pop() for _ in range(len(line))]
 
 
 def test_each_connection_is_served_in_its_order_and_none_waits_for_anothers_queue():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for at in range(4):
         line.push("h:1", f"a{at}", 1.0)
     for at in range(2):
@@ -21,7 +21,7 @@ def test_each_connection_is_served_in_its_order_and_none_waits_for_anothers_queu
 
 
 def test_who_asks_for_little_goes_before_a_queue_however_long_it_was_there():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for at in range(100):
         line.push("flood:1", f"f{at}", 10.0)
     assert [line.pop() for _ in range(5)] == [f"f{at}" for at in range(5)]
@@ -30,7 +30,7 @@ def test_who_asks_for_little_goes_before_a_queue_however_long_it_was_there():
 
 
 def test_costs_count_not_pieces():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for at in range(4):
         line.push("large:1", f"l{at}", 3.0)
     for at in range(8):
@@ -40,7 +40,7 @@ def test_costs_count_not_pieces():
 
 
 def test_a_host_with_many_connections_has_no_more_than_one_with_a_single_one():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for connection in range(50):
         for at in range(2):
             line.push(f"many:{connection}", f"m{connection}-{at}", 1.0)
@@ -50,7 +50,7 @@ def test_a_host_with_many_connections_has_no_more_than_one_with_a_single_one():
 
 
 def test_nobody_is_repaid_for_having_been_idle():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for at in range(20):
         line.push("a:1", f"a{at}", 1.0)
     for _ in range(10):
@@ -61,7 +61,7 @@ def test_nobody_is_repaid_for_having_been_idle():
 
 
 def test_what_was_had_out_of_turn_counts_until_it_is_forgotten():
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     line.charge("a:1", 5.0)
     line.push("a:1", "a", 1.0)
     line.push("b:1", "b", 1.0)
@@ -75,7 +75,7 @@ def test_what_was_had_out_of_turn_counts_until_it_is_forgotten():
 
 def test_peers_that_are_gone_are_forgotten_while_others_still_wait(monkeypatch):
     monkeypatch.setattr(fair_queue, "MANY_FLOWS", 8)
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for at in range(1_000):
         line.push("flood:1", "f", 10.0)
         line.push(f"passing{at}:1", "p", 1.0)
@@ -86,7 +86,7 @@ def test_peers_that_are_gone_are_forgotten_while_others_still_wait(monkeypatch):
 
 
 def test_a_room_keeps_a_part_for_peers_of_which_nothing_waits():
-    room = Room(160, 1 << 20)
+    room = Quota(160, 1 << 20)
     while room.admits("a:1", 10, 10):
         room.add("a:1", 10, 10)
     assert room.messages == 150
@@ -95,7 +95,7 @@ def test_a_room_keeps_a_part_for_peers_of_which_nothing_waits():
 
 
 def test_where_several_fill_a_room_none_has_more_of_it_than_is_left():
-    room = Room(1_000_000, 160)
+    room = Quota(1_000_000, 160)
     full = False
     while not full:
         full = True
@@ -110,7 +110,7 @@ def test_where_several_fill_a_room_none_has_more_of_it_than_is_left():
 
 
 def test_a_room_that_is_empty_takes_whatever_is_large_by_itself():
-    room = Room(10, 10)
+    room = Quota(10, 10)
     assert room.admits("a:1", 100, 100)
     room.add("a:1", 100, 100)
     assert not room.admits("b:1", 1, 1)
@@ -120,7 +120,7 @@ def test_a_room_that_is_empty_takes_whatever_is_large_by_itself():
 
 def test_a_crowd_is_of_those_who_were_there_lately():
     now_ms = 0.0
-    crowd = Crowd(lambda: now_ms, 1_000)
+    crowd = RecentPeers(lambda: now_ms, 1_000)
     crowd.seen("a:1")
     crowd.seen("a:1")
     assert not crowd.several
@@ -134,7 +134,7 @@ def test_a_crowd_is_of_those_who_were_there_lately():
 
 
 def test_a_host_with_many_connections_leaves_room_for_another():
-    room = Room(320, 1 << 20)
+    room = Quota(320, 1 << 20)
     for connection in range(1_000):
         if room.admits(f"many:{connection}", 1, 1):
             room.add(f"many:{connection}", 1, 1)
@@ -149,7 +149,7 @@ def test_a_host_with_many_connections_leaves_room_for_another():
 
 
 def test_a_room_forgets_who_has_nothing_there():
-    room = Room(100, 100)
+    room = Quota(100, 100)
     for connection in range(50):
         room.add(f"a:{connection}", 1, 2)
     for connection in range(50):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
 from tests.faults.hostile import hello
-from timeline.broker.dispatch.roster import Health
+from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.broker.fairness.limits import Limits
 from timeline.model import Status
 from timeline.wire import Deliver, Fault, Leaving, LeavingReason, Scan, TransportError, Welcome, encode
@@ -151,5 +151,5 @@ async def test_where_many_are_connected_each_is_told_to_beat_less_often():
             told.append((await pipe.down(Welcome)).heartbeat_ms)
         assert told == [100, 200, 250, 250]
         second = link.node.dealers[0].roster.consumers[b"c2"]
-        assert second.health(second.heard_ms + 600) is Health.HEALTHY
-        assert second.health(second.heard_ms + 601) is Health.SILENT
+        assert second.health(second.heard_ms + 600) is ConsumerHealth.HEALTHY
+        assert second.health(second.heard_ms + 601) is ConsumerHealth.SILENT

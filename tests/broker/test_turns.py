@@ -12,7 +12,7 @@ import pytest
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import BUDGET_MS, FRAME_MS, TURNS_BETWEEN, Turns
+from timeline.broker.fairness.loop_scheduler import BUDGET_MS, FRAME_MS, TURNS_BETWEEN, LoopScheduler
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic
@@ -60,7 +60,7 @@ async def counted() -> AsyncIterator[Counted]:
 
 async def test_pieces_of_a_flood_never_share_a_turn_of_the_loop_and_leave_others_some():
     hours = Hours()
-    turns, at = Turns(lambda: hours() * 1_000), list[int]()
+    turns, at = LoopScheduler(lambda: hours() * 1_000), list[int]()
     async with counted() as loop:
 
         async def busy() -> None:
@@ -81,7 +81,7 @@ async def test_pieces_of_a_flood_never_share_a_turn_of_the_loop_and_leave_others
 
 async def test_where_nobody_else_has_anything_to_do_the_next_piece_comes_in_the_turn_after():
     hours = Hours()
-    turns, at = Turns(lambda: hours() * 1_000), list[int]()
+    turns, at = LoopScheduler(lambda: hours() * 1_000), list[int]()
     async with counted() as loop:
 
         async def piece() -> None:
@@ -96,7 +96,7 @@ async def test_where_nobody_else_has_anything_to_do_the_next_piece_comes_in_the_
 
 async def test_a_frame_waits_for_one_piece_of_a_flood_however_many_wait():
     hours = Hours()
-    turns, order = Turns(lambda: hours() * 1_000), list[str]()
+    turns, order = LoopScheduler(lambda: hours() * 1_000), list[str]()
 
     async def piece(peer: str) -> None:
         await turns.take(peer)
@@ -116,7 +116,7 @@ async def test_a_frame_waits_for_one_piece_of_a_flood_however_many_wait():
 
 async def test_nobody_waits_where_there_is_time_for_all():
     hours = Hours()
-    turns = Turns(lambda: hours() * 1_000)
+    turns = LoopScheduler(lambda: hours() * 1_000)
     for _ in range(int(BUDGET_MS / 0.1)):
         with pytest.raises(StopIteration):
             turns.take("a:1").send(None)
@@ -125,7 +125,7 @@ async def test_nobody_waits_where_there_is_time_for_all():
 
 async def test_who_goes_away_while_it_waits_takes_nobodys_turn():
     hours = Hours()
-    turns = Turns(lambda: hours() * 1_000)
+    turns = LoopScheduler(lambda: hours() * 1_000)
 
     async def piece() -> None:
         with turns.work("a:1"):
@@ -145,7 +145,7 @@ async def test_who_goes_away_while_it_waits_takes_nobodys_turn():
 async def test_what_goes_ahead_does_not_slow_down_those_in_line():
     """Small frames wait, and consumers acknowledge all the while: as many of the line have a turn as without those."""
     hours = Hours()
-    turns, let = Turns(lambda: hours() * 1_000), list[int]()
+    turns, let = LoopScheduler(lambda: hours() * 1_000), list[int]()
     over = False
 
     async def acknowledging() -> None:
@@ -312,7 +312,7 @@ async def test_what_is_due_waits_for_some_pieces_of_a_flood_of_settles_not_for_a
 
 async def test_what_goes_ahead_passes_those_who_wait_up_to_the_budget_of_a_turn():
     hours = Hours()
-    turns = Turns(lambda: hours() * 1_000)
+    turns = LoopScheduler(lambda: hours() * 1_000)
 
     async def piece() -> None:
         await turns.take("flood:1")
@@ -333,7 +333,7 @@ async def test_what_goes_ahead_passes_those_who_wait_up_to_the_budget_of_a_turn(
 
 async def test_who_waits_has_his_turn_however_many_go_ahead():
     hours, served = Hours(), 0
-    turns = Turns(lambda: hours() * 1_000)
+    turns = LoopScheduler(lambda: hours() * 1_000)
 
     async def favoured(peer: str) -> None:
         while True:

@@ -15,7 +15,7 @@ from timeline.broker.server.calls import Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import Gatekeeper
 from timeline.broker.server.service import OPTIONS
-from timeline.broker.server.tokens import Entry, change_tokens, digest, token_of
+from timeline.broker.server.tokens import TokenRecord, change_tokens, digest, token_of
 from timeline.clock import Clock
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store
@@ -42,7 +42,9 @@ class Tokens:
         """A new token's text."""
         number = next(_numbers)
         text = token_of(f"{number:012x}", f"{number:064x}")
-        entry = Entry(f"{number:012x}", name, digest(text), rights, tuple(topics), tuple(groups), 1, expires_ms).check()
+        entry = TokenRecord(
+            f"{number:012x}", name, digest(text), rights, tuple(topics), tuple(groups), 1, expires_ms
+        ).check()
         change_tokens(self.path, lambda tokens: [*tokens.values(), entry])
         return text
 

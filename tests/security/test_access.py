@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from timeline.broker.api.access import ANYBODY, KNOWN_MOST, METHODS_OF_CLIENTS, RIGHTS, Caller, Deed, Identity, Right
+from timeline.broker.api.access import ANYBODY, KNOWN_MOST, METHODS_OF_CLIENTS, RIGHTS, Deed, Identity, Principal, Right
 from timeline.wire import METHODS
 
 
-def bearer(*rights: Right, topics: tuple[str, ...] = ("*",), groups: tuple[str, ...] = ("*",)) -> Caller:
-    return Caller(Identity("t", "1", frozenset(rights), topics, groups))
+def bearer(*rights: Right, topics: tuple[str, ...] = ("*",), groups: tuple[str, ...] = ("*",)) -> Principal:
+    return Principal(Identity("t", "1", frozenset(rights), topics, groups))
 
 
 @pytest.mark.parametrize(("right", "deed"), list(itertools.product(Right, Deed)))
@@ -54,10 +54,10 @@ def test_topics_and_groups_are_globs(topic: str, group: str, named: str) -> None
 
 def test_an_operator_acts_for_any_group_only_when_it_says_so() -> None:
     identity = Identity("ops", "1", frozenset({Right.OPERATOR}), ("orders*",), ("ops",))
-    assert "takes the right produce" in Caller(identity).change_refusal("orders", "ops")
-    assert not Caller(identity, as_operator=True).change_refusal("orders", "web")
-    assert "its topics are" in Caller(identity, as_operator=True).change_refusal("payments", "web")
-    plain = Caller(Identity("web", "2", frozenset({Right.PRODUCE})), as_operator=True)
+    assert "takes the right produce" in Principal(identity).change_refusal("orders", "ops")
+    assert not Principal(identity, as_operator=True).change_refusal("orders", "web")
+    assert "its topics are" in Principal(identity, as_operator=True).change_refusal("payments", "web")
+    plain = Principal(Identity("web", "2", frozenset({Right.PRODUCE})), as_operator=True)
     assert "--as-operator" in plain.call_refusal("Mutate")
 
 

@@ -19,7 +19,7 @@ from timeline.broker.server import gatekeeper
 from timeline.broker.server import tokens as module
 from timeline.broker.server.gatekeeper import Expelled, Gatekeeper
 from timeline.broker.server.logs import JsonLines, TextLines
-from timeline.broker.server.tokens import Entry, change_tokens, digest, id_of, parse_tokens, read_tokens, token_of
+from timeline.broker.server.tokens import TokenRecord, change_tokens, digest, id_of, parse_tokens, read_tokens, token_of
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError
@@ -27,8 +27,8 @@ from timeline.wire import Fault, TransportError
 TOKEN = token_of("0123456789ab", "c" * 64)
 
 
-def entry(id: str = "0123456789ab", **other: object) -> Entry:
-    return Entry(**({
+def entry(id: str = "0123456789ab", **other: object) -> TokenRecord:
+    return TokenRecord(**({
         "id": id, "name": "web", "sha256": digest(TOKEN), "rights": ("produce",), "topics": ("*",), "groups": ("*",),
         "created_ms": 1, "expires_ms": 0,
     } | other))  # type: ignore[arg-type]  # fmt: skip
@@ -248,8 +248,10 @@ async def test_who_may_not_stay_is_told_why(tokens: Tokens) -> None:
     tokens.revoke("web")
     more = list(read_tokens(tokens.path).values())
     widened = [
-        Entry(**{field: getattr(each, field) for field in module.FIELDS} | {"topics": ("t",)}) if each.name == "worker"
-        else each for each in more
+        TokenRecord(**{field: getattr(each, field) for field in module.FIELDS} | {"topics": ("t",)})
+        if each.name == "worker"
+        else each
+        for each in more
     ]  # fmt: skip
     change_tokens(tokens.path, lambda _: widened)
     now_ms = 50

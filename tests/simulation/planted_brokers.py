@@ -12,10 +12,10 @@ from tests.simulation.gauges import ROOMY
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.api import consume
 from timeline.broker.dispatch.dealer import Dealer
-from timeline.broker.dispatch.lease_ahead import Ahead
-from timeline.broker.dispatch.leased_batch import Parcel
-from timeline.broker.dispatch.roster import Consumer, Roster
-from timeline.broker.fairness.fair_queue import Room
+from timeline.broker.dispatch.lease_ahead import LeaseAhead
+from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.roster import ConnectedConsumer, Roster
+from timeline.broker.fairness.fair_queue import Quota
 from timeline.broker.lanes.intake import Intake
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.node import Node
@@ -80,7 +80,7 @@ class BottomlessNode(Node):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self.intake._room = Room(ROOMY.intake_messages, ROOMY.intake_bytes)
+        self.intake._room = Quota(ROOMY.intake_messages, ROOMY.intake_bytes)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def leaves_one_out() -> Any:
     """The last in order is never dealt to while there are others."""
     ready = Roster.ready
 
-    def some(roster: Roster, now_ms: float) -> list[Consumer]:
+    def some(roster: Roster, now_ms: float) -> list[ConnectedConsumer]:
         able = sorted(ready(roster, now_ms), key=lambda consumer: consumer.id)
         return able[:-1] if len(roster.consumers) > 1 else able
 
@@ -117,7 +117,7 @@ def credit_anyway() -> Any:
 
 def always_idle() -> Any:
     """A message larger than the credit in bytes goes to whoever's turn it is."""
-    return instead(Consumer, "idle", property(lambda consumer: True))
+    return instead(ConnectedConsumer, "idle", property(lambda consumer: True))
 
 
 def endless_leases() -> Any:
@@ -139,17 +139,17 @@ def pushes_ahead() -> Any:
 
 def looks_far_ahead() -> Any:
     """Leases what is due within two seconds, and holds it."""
-    return instead(Ahead, "window_ms", lambda ahead, asked_ms, lease_p99_ms: 2_000)
+    return instead(LeaseAhead, "window_ms", lambda ahead, asked_ms, lease_p99_ms: 2_000)
 
 
 def hands_back_what_it_pushed() -> Any:
     """Now and then what was pushed goes back as unseen, too."""
     push = Dealer._push
 
-    def both(dealer: Dealer, consumer: Consumer, parcel: Parcel) -> None:
-        push(dealer, consumer, parcel)
-        if int(parcel.rows.birth[0]) % 32 == 0:
-            dealer.back.unseen([parcel])
+    def both(dealer: Dealer, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
+        push(dealer, consumer, batch)
+        if int(batch.rows.birth[0]) % 32 == 0:
+            dealer.back.unseen([batch])
 
     return instead(Dealer, "_push", both)
 
@@ -172,7 +172,7 @@ def hands_out_twice() -> Any:
 
 def pushes_nothing() -> Any:
     """Leases, and loses what it leased."""
-    return instead(Dealer, "_push", lambda dealer, consumer, parcel: None)
+    return instead(Dealer, "_push", lambda dealer, consumer, batch: None)
 
 
 def is_deaf() -> Any:

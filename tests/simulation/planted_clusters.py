@@ -9,10 +9,10 @@ import numpy as np
 
 from tests.simulation.planted_brokers import instead
 from timeline.broker.api.consume import ConsumeStream, Token, _tokens
-from timeline.broker.cluster.peers import Peers
+from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.dispatch.dealer import Dealer
-from timeline.broker.dispatch.leased_batch import Parcel
-from timeline.broker.dispatch.roster import Consumer
+from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.clock import Clock, Verdict
 from timeline.model import Rows, Topic
 from timeline.sync.view import View
@@ -31,17 +31,17 @@ def leaves_a_bucket_to_nobody() -> Any:
 
 def tells_nobody() -> Any:
     """A broker that keeps to itself what comes due in others' buckets."""
-    return instead(Peers, "tell", lambda peers, member, topic_uid, due_ms: None)
+    return instead(BrokerPeers, "tell", lambda peers, member, topic_uid, due_ms: None)
 
 
 def shares_a_token() -> Any:
     """Whoever takes a consumer's id over gets what it holds under the very tokens that it has."""
 
     async def as_it_is(
-        stream: ConsumeStream, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic
+        stream: ConsumeStream, rows: Rows, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic
     ) -> set[Token]:
         again = np.ones(len(rows), dtype=np.bool_)
-        dealer.give_again(consumer, Parcel(rows, rows.scheduled_ms, again, stream._node.clock.now_ms()))
+        dealer.give_again(consumer, LeasedBatch(rows, rows.scheduled_ms, again, stream._node.clock.now_ms()))
         return _tokens(rows)
 
     return instead(ConsumeStream, "_relet", as_it_is)

@@ -14,15 +14,15 @@ from timeline.broker.api.gateway import Gateway
 from timeline.broker.api.traces import Traces
 from timeline.broker.catalog import Catalog
 from timeline.broker.clocks.quarantine import watched
-from timeline.broker.cluster.hints import Cluster
-from timeline.broker.cluster.membership_log import Neighbours
+from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster.membership_log import MembershipLog
 from timeline.broker.cluster.peers import PeerFactory
 from timeline.broker.dispatch.dealer import Dealer
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.drain import part, stand_back
 from timeline.broker.fairness.cooperative import EMPTY_SWEPT, TopicRounds, rest
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import Turns
+from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.journal.events import Journal
 from timeline.broker.lanes.intake import Intake
 from timeline.broker.lanes.metered_store import MeteredStore
@@ -83,9 +83,9 @@ class Node:
         )
         self.tasks = Tasks(self._crashed)
         self.late = LateRing(self.limits.late_kept)
-        self.cluster = Cluster(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
-        self.neighbours = Neighbours(membership, name)
-        self.turns = Turns(clock.monotonic_ms)
+        self.cluster = ClusterHints(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
+        self.neighbours = MembershipLog(membership, name)
+        self.turns = LoopScheduler(clock.monotonic_ms)
         queued = (self.limits, self.metrics, self.tasks, self.turns, self.cluster.scheduled)
         self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, *queued)
         self.settling = Settling(self.store, clock.now_ms, clock.monotonic_ms, *queued)

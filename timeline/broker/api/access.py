@@ -104,7 +104,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """Who makes one call. `as_operator`: says that it acts on whatever group owns the messages."""
 
     identity: Identity
@@ -138,7 +138,7 @@ class Caller:
         return f"{self.identity!s} may not {Deed.PEER}: that takes the right {Right.BROKER}"
 
 
-ANYBODY = Caller(Identity("anybody", open=True))
+ANYBODY = Principal(Identity("anybody", open=True))
 """Where no tokens are asked for."""
 
 

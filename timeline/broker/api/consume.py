@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.api.access import ANYBODY, Caller, Deed
+from timeline.broker.api.access import ANYBODY, Deed, Principal
 from timeline.broker.api.admission import admit_settles
 from timeline.broker.api.streams import first_frame
 from timeline.broker.clocks.drift import Offset
-from timeline.broker.dispatch.leased_batch import Parcel, content_sizes
-from timeline.broker.dispatch.roster import Consumer, grants_for
+from timeline.broker.dispatch.leased_batch import LeasedBatch, content_sizes
+from timeline.broker.dispatch.roster import ConnectedConsumer, grants_for
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.leases import deal
@@ -60,11 +60,11 @@ SUPERSEDED = (
 class ConsumeStream:
     """Serves one consumer's stream on one topic."""
 
-    def __init__(self, node: Node, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
+    def __init__(self, node: Node, stream: Stream, peer: str, caller: Principal = ANYBODY) -> None:
         self._node, self._stream, self._peer, self._caller = node, stream, peer, caller
         self._settling: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
-        self._consumer: Consumer | None = None
+        self._consumer: ConnectedConsumer | None = None
         self._earned = 0
         """So many short frames may go ahead of others': one for each message sent here, less one for each frame that
         came, and for each further settle in it."""
@@ -118,7 +118,7 @@ class ConsumeStream:
             for task in self._settling:
                 task.cancel()
 
-    def _admitted(self, hello: Hello, topic: Topic, dealer: Dealer) -> Consumer:
+    def _admitted(self, hello: Hello, topic: Topic, dealer: Dealer) -> ConnectedConsumer:
         settings = topic.settings
         if not 0 <= hello.lease_ms <= settings.max_lease_ms:
             raise Invalid(f"lease must be at most the topic's max_lease, {shown_duration(settings.max_lease_ms)}")
@@ -130,7 +130,7 @@ class ConsumeStream:
         if there is not None and there.bearer != bearer:
             # Whatever session it shows: a session id is no secret, a token is.
             raise TransportError(Fault.FORBIDDEN, f"consumer {hello.consumer!r:.80} is connected with another token")
-        return Consumer(
+        return ConnectedConsumer(
             id=id,
             bearer=bearer,
             session=hello.session,
@@ -147,7 +147,7 @@ class ConsumeStream:
             outboxes=self._node.outboxes,
         )
 
-    def _welcome(self, consumer: Consumer, topic: Topic) -> Welcome:
+    def _welcome(self, consumer: ConnectedConsumer, topic: Topic) -> Welcome:
         return Welcome(
             broker=self._node.name,
             now_ms=self._node.clock.now_ms(),
@@ -158,7 +158,7 @@ class ConsumeStream:
             brokers=self._node.cluster.addresses(),
         )
 
-    def _take_over(self, before: Consumer, consumer: Consumer, dealer: Dealer) -> None:
+    def _take_over(self, before: ConnectedConsumer, consumer: ConnectedConsumer, dealer: Dealer) -> None:
         """Another stream had this id. The same session reconnected: the old stream is just over. Another session: the
         old one is told so and must not come back."""
         if before.session == consumer.session:
@@ -168,7 +168,7 @@ class ConsumeStream:
             unsent = before.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
         dealer.part_with(before, unsent)
 
-    async def _resume(self, hello: Hello, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+    async def _resume(self, hello: Hello, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic) -> None:
         """What the id holds beyond the tokens in hand is leased again at version + 1 and pushed: nobody else may have
         it until its lease runs out."""
         node = self._node
@@ -180,7 +180,7 @@ class ConsumeStream:
                 missing = np.array([at for at, token in enumerate(tokens) if token not in in_hand], dtype=np.intp)
                 sizes = content_sizes(rows)[missing]
                 room = deal(grants_for([consumer], node.limits, len(missing)), sizes) if len(missing) else missing
-                await consumer.room_for_parcels()
+                await consumer.room_for_batches()
                 if consumer.gone:
                     return  # it is for the broker that it goes to
                 if len(room):
@@ -191,7 +191,7 @@ class ConsumeStream:
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
 
-    async def _relet(self, rows: Rows, consumer: Consumer, dealer: Dealer, topic: Topic) -> set[Token]:
+    async def _relet(self, rows: Rows, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic) -> set[Token]:
         """Leases `rows` again and gives them to their holder; answers their new tokens."""
         node, count = self._node, len(rows)
         end_ms = node.clock.now_ms() + consumer.lease_ms
@@ -214,11 +214,11 @@ class ConsumeStream:
         rows = rows.take(good)
         rows.version, rows.due_ms = answers.version[good], answers.due_ms[good]
         rows.deliveries = rows.deliveries + np.uint32(1)
-        parcel = Parcel(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
-        dealer.give_again(consumer, parcel)
+        batch = LeasedBatch(rows, rows.scheduled_ms, np.ones(len(rows), dtype=np.bool_), node.clock.now_ms())
+        dealer.give_again(consumer, batch)
         return _tokens(rows)
 
-    async def _receive_all(self, consumer: Consumer, dealer: Dealer, topic: Topic) -> None:
+    async def _receive_all(self, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic) -> None:
         turns = self._node.turns
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
@@ -256,7 +256,7 @@ class ConsumeStream:
         self._settling.discard(task)
         self._room.release()
 
-    async def _settle(self, frame: Settle, consumer: Consumer, topic: Topic, ahead: bool) -> None:
+    async def _settle(self, frame: Settle, consumer: ConnectedConsumer, topic: Topic, ahead: bool) -> None:
         node = self._node
         topic = node.current(topic)
         with node.turns.work(self._peer, ahead):
@@ -268,7 +268,7 @@ class ConsumeStream:
         consumer.push(Settled(frame.request, whole, node.clock.now_ms()))
         self._note(frame, whole, consumer, topic)
 
-    def _note(self, frame: Settle, answers: Answers, consumer: Consumer, topic: Topic) -> None:
+    def _note(self, frame: Settle, answers: Answers, consumer: ConnectedConsumer, topic: Topic) -> None:
         """Counts what was answered; a consumer that settles is well."""
         node = self._node
         good = answers.status == Status.OK.code
@@ -287,13 +287,13 @@ class ConsumeStream:
             for cause, count in Counter(map(_buried_for, reasons)).items():
                 node.metrics.count("timeline_buried_total", node.metrics.topic(topic.name), cause, by=count)
 
-    async def _send_all(self, consumer: Consumer, dealer: Dealer) -> None:
-        """The stream's one writer. A parcel becomes a frame in the moment it is sent, so that its times are true, and
+    async def _send_all(self, consumer: ConnectedConsumer, dealer: Dealer) -> None:
+        """The stream's one writer. A batch becomes a frame in the moment it is sent, so that its times are true, and
         loses what its lease has left meanwhile."""
         node = self._node
         while (item := await consumer.next()) is not None:
             frame: Frame
-            if isinstance(item, Parcel):
+            if isinstance(item, LeasedBatch):
                 now_ms = node.clock.now_ms()
                 alive = item.rows.due_ms > now_ms
                 if not alive.all():
@@ -312,7 +312,7 @@ class ConsumeStream:
                 return  # the stream is over: its reader sees that too, and ends
             finally:
                 consumer.sent(node.clock.monotonic_ms())
-            if isinstance(item, Parcel):
+            if isinstance(item, LeasedBatch):
                 # Now, not when it was queued: what waits for a slow reader is late.
                 sent_ms = node.clock.now_ms()
                 dealer.lateness.note(dealer.topic, consumer.id, item, sent_ms)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from timeline.broker.api.access import ANYBODY, Caller, Deed
+from timeline.broker.api.access import ANYBODY, Deed, Principal
 from timeline.broker.api.consume import ConsumeStream
-from timeline.broker.api.mutate import Call, Mutating
+from timeline.broker.api.mutate import Mutating, PendingCall
 from timeline.broker.api.produce import ProduceStream
 from timeline.broker.api.scan import pages
 from timeline.broker.api.streams import Streams
-from timeline.broker.fairness.fair_queue import Room
+from timeline.broker.fairness.fair_queue import Quota
 from timeline.broker.status.broker_status import standing
 from timeline.broker.status.late import LateOne, late_list
 from timeline.columns import Ragged
@@ -72,12 +72,12 @@ class Gateway:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._under_way: set[asyncio.Task[bytes]] = set()
-        self._calls = Room(node.limits.calls_in_flight, node.limits.calls_bytes)
-        self._scans = Room(node.limits.scans, 0)
+        self._calls = Quota(node.limits.calls_in_flight, node.limits.calls_bytes)
+        self._scans = Quota(node.limits.scans, 0)
         self.streams = Streams(node.limits, node.metrics)
         self._mutating = Mutating(node)
 
-    async def unary(self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = "") -> bytes:
+    async def unary(self, method: str, frame: bytes, caller: Principal = ANYBODY, peer: str = "") -> bytes:
         """One frame for one. `caller` (here and below): who asks, and what he may do. `peer`: whence."""
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
@@ -92,7 +92,7 @@ class Gateway:
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
         # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
         # reach the dealer, a topic that was created its catalog. What waits for its turn then has not begun.
-        call = Call(self._node.clock.monotonic_ms())
+        call = PendingCall(self._node.clock.monotonic_ms())
         task = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer, call))
         self._under_way.add(task)
         self._calls.add(peer, 1, len(frame))
@@ -105,7 +105,7 @@ class Gateway:
                 task.cancel()
             raise
 
-    def _over(self, peer: str, bytes_: int, call: Call, task: asyncio.Task[bytes]) -> None:
+    def _over(self, peer: str, bytes_: int, call: PendingCall, task: asyncio.Task[bytes]) -> None:
         """Takes note of what became of it: where the caller has gone, nobody else does."""
         self._under_way.discard(task)
         self._calls.remove(peer, 1, bytes_)
@@ -118,7 +118,7 @@ class Gateway:
         while self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _call(self, method: str, frame: bytes, caller: Caller, peer: str, call: Call) -> bytes:
+    async def _call(self, method: str, frame: bytes, caller: Principal, peer: str, call: PendingCall) -> bytes:
         await self._node.turns.take(peer, len(frame))
         call.begun = True
         try:
@@ -129,7 +129,7 @@ class Gateway:
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
 
-    async def _answer(self, method: str, data: bytes, caller: Caller, call: Call) -> bytes:
+    async def _answer(self, method: str, data: bytes, caller: Principal, call: PendingCall) -> bytes:
         if method == "Mutate":
             mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
             if isinstance(mutation, Mutate):
@@ -164,7 +164,7 @@ class Gateway:
         fault = Fault.WRONG_VERSION if isinstance(bad, WireVersionError) else Fault.REFUSED_FRAME
         return TransportError(fault, bad.reason)
 
-    async def stream(self, method: str, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
+    async def stream(self, method: str, stream: Stream, peer: str, caller: Principal = ANYBODY) -> None:
         """Serves a two-way stream until either side ends it."""
         self._check_ready()
         if method not in ("Produce", "Consume"):
@@ -187,7 +187,7 @@ class Gateway:
             raise _fault_of(trouble) from trouble
 
     async def unary_stream(
-        self, method: str, frame: bytes, caller: Caller = ANYBODY, peer: str = ""
+        self, method: str, frame: bytes, caller: Principal = ANYBODY, peer: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """One frame for many: Scan."""
         self._check_ready()
@@ -213,7 +213,7 @@ class Gateway:
         finally:
             self._scans.remove(peer, 1, 0)
 
-    async def _topic(self, name: str, caller: Caller, deed: Deed) -> Topic:
+    async def _topic(self, name: str, caller: Principal, deed: Deed) -> Topic:
         """The topic, where `caller` may do `deed` on it: what is there is nobody else's to know."""
         _check(caller.refusal(deed, name))
         topic = await self._node.topic(name)
@@ -221,7 +221,7 @@ class Gateway:
             raise TransportError(Fault.NO_TOPIC, no_such_topic(name))
         return topic
 
-    async def _late(self, asked: Late, caller: Caller) -> LateList:
+    async def _late(self, asked: Late, caller: Principal) -> LateList:
         node, now_ms = self._node, self._node.clock.now_ms()
         if asked.topic:
             _check(caller.refusal(Deed.SEE, asked.topic))
@@ -249,7 +249,7 @@ class Gateway:
             if now_ms - due_ms > node.limits.late_ms
         ]
 
-    async def _forecast(self, asked: Forecast, caller: Caller) -> Forecasted:
+    async def _forecast(self, asked: Forecast, caller: Principal) -> Forecasted:
         node = self._node
         topic = await self._topic(asked.topic, caller, Deed.SEE)
         if asked.step_ms < 1 or asked.window_ms < 1:
@@ -266,7 +266,7 @@ class Gateway:
         exact = node.store.store.capabilities.exact_counts
         return Forecasted(edges, counted[1:], int(counted[0]), exact)
 
-    async def _topics(self, asked: Topics, caller: Caller) -> TopicList:
+    async def _topics(self, asked: Topics, caller: Principal) -> TopicList:
         catalog, missing = self._node.catalog, f"there is no topic {asked.name!r}"
         before = catalog.known(asked.name)
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.api.access import Caller
+from timeline.broker.api.access import Principal
 from timeline.broker.api.admission import admit_mutations, beyond_horizon, forbidden, latest_ms, perhaps_done, refused
 from timeline.broker.api.cursors import Walk, opened, sealed
 from timeline.broker.api.operator_access import note_operator, owners
@@ -63,7 +63,7 @@ class Sendings:
 
 
 @dataclass(slots=True)
-class Call:
+class PendingCall:
     """A call of a peer. `came_ms`: when (monotonic). `begun`: its turn has come. `gone`: its caller waits no more."""
 
     came_ms: float
@@ -78,7 +78,7 @@ class Mutating:
         self._node = node
         self._sendings = Sendings()
 
-    async def by_ids(self, asked: Mutate, caller: Caller, call: Call) -> Mutated:
+    async def by_ids(self, asked: Mutate, caller: Principal, call: PendingCall) -> Mutated:
         """What became of each message named. The frame's `timeout_ms` (here and below) counts from when the call came.
         Raises StoreError."""
         node, count = self._node, len(asked.op)
@@ -97,7 +97,7 @@ class Mutating:
                 return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
             return await self._mutate(asked, topic, caller)
 
-    async def _mutate(self, asked: Mutate, topic: Topic, caller: Caller) -> Mutated:
+    async def _mutate(self, asked: Mutate, topic: Topic, caller: Principal) -> Mutated:
         node = self._node
         refusals, mutations = admit_mutations(asked, topic, node.clock.now())
         if caller.as_operator:
@@ -117,13 +117,13 @@ class Mutating:
         waits = bool((whole.status == Status.UNAVAILABLE.code).any())
         return Mutated(whole, node.limits.throttle_ms if waits else 0)
 
-    def _not_wanted(self, call: Call, timeout_ms: int) -> bool:
+    def _not_wanted(self, call: PendingCall, timeout_ms: int) -> bool:
         """Whether its caller has gone, or will not wait for it any more."""
         late = timeout_ms > 0 and self._node.clock.monotonic_ms() >= call.came_ms + timeout_ms
         return call.gone or late
 
     async def by_tag(
-        self, asked: MutateTag, find: Callable[[], Awaitable[Topic]], caller: Caller, call: Call
+        self, asked: MutateTag, find: Callable[[], Awaitable[Topic]], caller: Principal, call: PendingCall
     ) -> TagMutated:
         """A chunk of what a tag is asked, on the topic that `find` finds. Raises Invalid, StoreError, and as `find`."""
         async with self._sendings.in_order([asked.op]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from timeline.broker.api.access import Caller
+from timeline.broker.api.access import Principal
 from timeline.columns import Ragged
 from timeline.model import Operation, Topic
 from timeline.storage_plugins.contract import Mutations, ScanFilter
@@ -19,7 +19,7 @@ PAGE_ROWS = 1_000
 IDS_NAMED = 5
 
 
-async def owners(node: Node, topic: Topic, mutations: Mutations, caller: Caller) -> Ragged:
+async def owners(node: Node, topic: Topic, mutations: Mutations, caller: Principal) -> Ragged:
     """The group that owns each message now; the asked one where there is no such message. Raises StoreError."""
     ids = mutations.ids.tolist()
     found: dict[bytes, bytes] = {}
@@ -39,7 +39,7 @@ async def owners(node: Node, topic: Topic, mutations: Mutations, caller: Caller)
     return Ragged.of([found.get(id, group) for id, group in zip(ids, asked, strict=True)])
 
 
-def note_operator(caller: Caller, operation: Operation, topic: Topic, what: str) -> None:
+def note_operator(caller: Principal, operation: Operation, topic: Topic, what: str) -> None:
     """One line in the log for what is done as an operator, at a level that is always kept."""
     log.warning(
         "as an operator: %s of %s on %r",

@@ -7,7 +7,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING
 
-from timeline.broker.api.access import ANYBODY, Caller, Deed
+from timeline.broker.api.access import ANYBODY, Deed, Principal
 from timeline.broker.api.admission import admit_puts, forbidden, refused
 from timeline.broker.api.streams import first_frame
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status
@@ -34,7 +34,7 @@ class ProduceStream:
     """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
     than `stream_bytes` are under way, so that a flood waits in its own socket."""
 
-    def __init__(self, node: Node, stream: Stream, peer: str, caller: Caller = ANYBODY) -> None:
+    def __init__(self, node: Node, stream: Stream, peer: str, caller: Principal = ANYBODY) -> None:
         self._node, self._stream, self._peer, self._caller = node, stream, peer, caller
         self._room = asyncio.Semaphore(node.limits.requests_per_stream)
         self._bytes = 0
@@ -109,7 +109,7 @@ def _asks_to_wait(answers: Answers) -> bool:
     return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
 
 
-async def put(node: Node, frame: Produce, peer: str, caller: Caller = ANYBODY) -> Answers:
+async def put(node: Node, frame: Produce, peer: str, caller: Principal = ANYBODY) -> Answers:
     """Puts a frame's messages, which came from `peer`, as `caller`; a definite answer each."""
     count = len(frame.birth)
     started_ms = node.clock.monotonic_ms()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from timeline.broker.fairness.cooperative import Pace
+from timeline.broker.fairness.cooperative import CooperativePace
 from timeline.broker.fairness.fair_queue import host_of
 from timeline.broker.fairness.limits import Limits
 from timeline.metrics import Metrics
@@ -81,7 +81,7 @@ class Streams:
         finally:
             del self._served[stream]
 
-    async def abort_stalled(self, now_ms: float, pace: Pace) -> None:
+    async def abort_stalled(self, now_ms: float, pace: CooperativePace) -> None:
         """Ends those whose peers have not taken a frame for too long at monotonic `now_ms`."""
         for some in pace.some(self._served):
             for stream in some:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from timeline import tracing
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Status, decode_headers
@@ -34,11 +34,11 @@ class Traces:
             about = self._about(topic, ids[at]) | {"timeline.status": Status.of(int(answers.status[at])).value}
             tracing.passed(by, f"store {topic}", context, begin_ms, end_ms, about)
 
-    def delivered(self, topic: str, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
-        """`parcel` is on the wire since `sent_ms`: a span from when each was due, as long as it was late."""
-        rows = parcel.rows
+    def delivered(self, topic: str, consumer: bytes, batch: LeasedBatch, sent_ms: int) -> None:
+        """`batch` is on the wire since `sent_ms`: a span from when each was due, as long as it was late."""
+        rows = batch.rows
         for by, at, context in self._traced(rows.headers):
-            due_ms = min(int(parcel.was_due_ms[at]), sent_ms)
+            due_ms = min(int(batch.was_due_ms[at]), sent_ms)
             about = self._about(topic, rows.ids[at]) | {
                 "messaging.consumer.group.name": consumer.decode("utf-8", "replace"),
                 "timeline.deliveries": int(rows.deliveries[at]),

@@ -61,7 +61,7 @@ def sample(sent_ms: float, received_ms: float, answered_ms: float, arrived_ms: f
     return Sample(less_ours_ms, max(0.0, travelled_ms) / 2 + wandered_ms, arrived_ms)
 
 
-class Window:
+class ClockSamples:
     """What was measured lately of one clock. `set_at_ms`: when it was last seen to have been set (monotonic)."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ def compare(others: Sequence[Offset]) -> Comparison:
     return Comparison(len(every), lower, upper)
 
 
-class Finding(StrEnum):
+class ClockFinding(StrEnum):
     """What a comparison says. ALONE: there is nobody to compare with. CLOSE, NEARLY, OFF, FAR: further and further from
     the median. OUTVOTED: off by 500 ms from most of three clocks or more."""
 
@@ -175,17 +175,17 @@ class Finding(StrEnum):
     OUTVOTED = auto()
 
 
-def find(compared: Comparison) -> Finding:
+def find(compared: Comparison) -> ClockFinding:
     """The finding."""
     if compared.clocks < 2:
-        return Finding.ALONE
+        return ClockFinding.ALONE
     if compared.clocks >= CLOCKS and compared.outvoted_ms >= CRITICAL_MS:
-        return Finding.OUTVOTED
+        return ClockFinding.OUTVOTED
     off_ms = compared.median.sure_ms
-    for least_ms, finding in ((BACK_MS, Finding.FAR), (WARN_MS, Finding.OFF), (CALM_MS, Finding.NEARLY)):
+    for least_ms, finding in ((BACK_MS, ClockFinding.FAR), (WARN_MS, ClockFinding.OFF), (CALM_MS, ClockFinding.NEARLY)):
         if off_ms >= least_ms:
             return finding
-    return Finding.CLOSE
+    return ClockFinding.CLOSE
 
 
 class Trust(StrEnum):
@@ -202,35 +202,35 @@ class Trust(StrEnum):
         return self in (Trust.QUARANTINED, Trust.RETURNING)
 
 
-TRANSITIONS: dict[tuple[Trust, Finding], tuple[Trust, float]] = {
-    (Trust.SOUND, Finding.OFF): (Trust.WARNED, 0.0),
-    (Trust.SOUND, Finding.FAR): (Trust.WARNED, 0.0),
-    (Trust.SOUND, Finding.OUTVOTED): (Trust.QUARANTINED, 0.0),
-    (Trust.WARNED, Finding.ALONE): (Trust.SOUND, 0.0),
-    (Trust.WARNED, Finding.CLOSE): (Trust.SOUND, 0.0),
-    (Trust.WARNED, Finding.OUTVOTED): (Trust.QUARANTINED, 0.0),
-    (Trust.QUARANTINED, Finding.ALONE): (Trust.RETURNING, ALONE_MS),
-    (Trust.QUARANTINED, Finding.CLOSE): (Trust.RETURNING, 0.0),
-    (Trust.QUARANTINED, Finding.NEARLY): (Trust.RETURNING, 0.0),
-    (Trust.QUARANTINED, Finding.OFF): (Trust.RETURNING, 0.0),
-    (Trust.RETURNING, Finding.FAR): (Trust.QUARANTINED, 0.0),
-    (Trust.RETURNING, Finding.OUTVOTED): (Trust.QUARANTINED, 0.0),
-    (Trust.RETURNING, Finding.ALONE): (Trust.SOUND, RETURN_MS),
-    (Trust.RETURNING, Finding.CLOSE): (Trust.SOUND, RETURN_MS),
-    (Trust.RETURNING, Finding.NEARLY): (Trust.WARNED, RETURN_MS),
-    (Trust.RETURNING, Finding.OFF): (Trust.WARNED, RETURN_MS),
+TRANSITIONS: dict[tuple[Trust, ClockFinding], tuple[Trust, float]] = {
+    (Trust.SOUND, ClockFinding.OFF): (Trust.WARNED, 0.0),
+    (Trust.SOUND, ClockFinding.FAR): (Trust.WARNED, 0.0),
+    (Trust.SOUND, ClockFinding.OUTVOTED): (Trust.QUARANTINED, 0.0),
+    (Trust.WARNED, ClockFinding.ALONE): (Trust.SOUND, 0.0),
+    (Trust.WARNED, ClockFinding.CLOSE): (Trust.SOUND, 0.0),
+    (Trust.WARNED, ClockFinding.OUTVOTED): (Trust.QUARANTINED, 0.0),
+    (Trust.QUARANTINED, ClockFinding.ALONE): (Trust.RETURNING, ALONE_MS),
+    (Trust.QUARANTINED, ClockFinding.CLOSE): (Trust.RETURNING, 0.0),
+    (Trust.QUARANTINED, ClockFinding.NEARLY): (Trust.RETURNING, 0.0),
+    (Trust.QUARANTINED, ClockFinding.OFF): (Trust.RETURNING, 0.0),
+    (Trust.RETURNING, ClockFinding.FAR): (Trust.QUARANTINED, 0.0),
+    (Trust.RETURNING, ClockFinding.OUTVOTED): (Trust.QUARANTINED, 0.0),
+    (Trust.RETURNING, ClockFinding.ALONE): (Trust.SOUND, RETURN_MS),
+    (Trust.RETURNING, ClockFinding.CLOSE): (Trust.SOUND, RETURN_MS),
+    (Trust.RETURNING, ClockFinding.NEARLY): (Trust.WARNED, RETURN_MS),
+    (Trust.RETURNING, ClockFinding.OFF): (Trust.WARNED, RETURN_MS),
 }
 """(state, finding) → the next state, and how long the state must have lasted. What is absent changes nothing."""
 
 
-class Conscience:
+class ClockJudgement:
     """The state that the findings have led to. `since_ms`: monotonic, since when."""
 
     def __init__(self, mono_ms: float) -> None:
         self.trust = Trust.SOUND
         self.since_ms = mono_ms
 
-    def meet(self, finding: Finding, mono_ms: float) -> bool:
+    def meet(self, finding: ClockFinding, mono_ms: float) -> bool:
         """A finding, at `mono_ms`; whether it changed the state."""
         trust, after_ms = TRANSITIONS.get((self.trust, finding), (self.trust, 0.0))
         if trust is self.trust or mono_ms - self.since_ms < after_ms:

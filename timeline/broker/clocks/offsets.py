@@ -12,20 +12,20 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from timeline.broker.clocks.drift import (
+    ClockJudgement,
+    ClockSamples,
     Comparison,
-    Conscience,
     Offset,
     Trust,
-    Window,
     Witness,
     compare,
     find,
     judge_step,
     sample,
 )
-from timeline.broker.cluster.peers import Peers
-from timeline.broker.dispatch.roster import Consumer
-from timeline.broker.fairness.cooperative import Pace
+from timeline.broker.cluster.peers import BrokerPeers
+from timeline.broker.dispatch.roster import ConnectedConsumer
+from timeline.broker.fairness.cooperative import CooperativePace
 from timeline.broker.fairness.limits import Limits
 from timeline.clock import WARN_MS, Clock, Verdict
 from timeline.metrics import Metrics
@@ -37,11 +37,11 @@ log = logging.getLogger("timeline.broker")
 MEND = "set the clocks by chrony or ntpd"
 
 
-class Other:
+class PeerClock:
     """Another broker's clock. `step_ms`: by how much its wall has jumped and was not followed yet."""
 
     def __init__(self) -> None:
-        self.window = Window()
+        self.window = ClockSamples()
         self.step_ms = 0.0
 
 
@@ -56,8 +56,8 @@ class Clocks:
         clock: Clock,
         store: Store,
         members: Callable[[], Sequence[Member]],
-        consumers: Callable[[], Iterable[Consumer]],
-        peers: Peers,
+        consumers: Callable[[], Iterable[ConnectedConsumer]],
+        peers: BrokerPeers,
         limits: Limits,
         metrics: Metrics,
         changed: Callable[[], None],
@@ -65,10 +65,10 @@ class Clocks:
         self._name, self._clock, self._store = name, clock, store
         self._members, self._consumers, self._peers = members, consumers, peers
         self._limits, self._metrics, self._changed = limits, metrics, changed
-        self._others: dict[str, Other] = {}
-        self._of_store = Window()
+        self._others: dict[str, PeerClock] = {}
+        self._of_store = ClockSamples()
         self._asking: asyncio.Task[None] | None = None
-        self._conscience = Conscience(clock.monotonic_ms())
+        self._conscience = ClockJudgement(clock.monotonic_ms())
         self._verdict: Verdict | None = None
         self._shown: set[tuple[str, str]] = set()
         self._adrift = False
@@ -111,7 +111,7 @@ class Clocks:
             return
         measured = sample(sent_ms, pong.received_ms, pong.answered_ms, clock.monotonic_ms())
         if measured is not None and pong.broker == member.name:  # no other one that has its address by now
-            other = self._others.setdefault(member.name, Other())
+            other = self._others.setdefault(member.name, PeerClock())
             other.window.take(measured)
             other.step_ms = pong.step_ms
 
@@ -192,10 +192,10 @@ class Clocks:
         read = self._last if self.trust.quarantined else self._fresh
         return compare([offset for window in windows if (offset := read(window)) is not None])
 
-    def _fresh(self, window: Window) -> Offset | None:
+    def _fresh(self, window: ClockSamples) -> Offset | None:
         return self._last(window) if window.fresh(self._clock.monotonic_ms()) else None
 
-    def _last(self, window: Window) -> Offset | None:
+    def _last(self, window: ClockSamples) -> Offset | None:
         mono_ms = self._clock.monotonic_ms()
         return window.offset(mono_ms, self._clock.now_at(mono_ms))
 
@@ -223,7 +223,7 @@ class Clocks:
 
     async def _show_clients(self) -> Offset | None:
         """Counts the consumers whose clocks are off, and warns once there are some; the worst of all."""
-        off, pace = 0, Pace()
+        off, pace = 0, CooperativePace()
         worst: tuple[Offset, bytes] | None = None
         for some in pace.some(self._consumers()):
             told = [(one.clock, one.id) for one in some if one.clock is not None and not one.gone]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from timeline.broker.clocks.offsets import Clocks
-from timeline.broker.dispatch.roster import Consumer
+from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.broker.drain import part, stand_back
 from timeline.storage_plugins.contract import Store
 from timeline.wire.frames import Cause, LeavingReason
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def watched(node: Node, store: Store) -> Clocks:
     """The clocks that `node` compares its own with, the store's among them; it stands aside by what they say."""
 
-    def consumers() -> Iterator[Consumer]:
+    def consumers() -> Iterator[ConnectedConsumer]:
         for dealer in node.dealers:
             yield from dealer.roster.consumers.values()
 

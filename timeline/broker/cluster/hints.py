@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.cluster.peers import PeerFactory, Peers
+from timeline.broker.cluster.peers import BrokerPeers, PeerFactory
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Topic, buckets_of
 from timeline.sync import Membership
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from timeline.metrics import Metrics
 
 
-class Cluster:
+class ClusterHints:
     """What one broker knows of the others, and tells them. `wake(topic uid, due_ms, turn)` is told what comes due in
     buckets that this broker deals."""
 
@@ -36,7 +36,7 @@ class Cluster:
         wake: Callable[[int, int, int], bool],
     ) -> None:
         self.membership, self.name = membership, name
-        self.peers = Peers(name, make_peer, limits, metrics, tasks)
+        self.peers = BrokerPeers(name, make_peer, limits, metrics, tasks)
         self._metrics, self._wake, self._retell_ms = metrics, wake, limits.retell_ms
         self._serving = True
         self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}

@@ -15,7 +15,7 @@ Hosting = Mapping[int, Mapping[str, int]]
 log = logging.getLogger("timeline.broker")
 
 
-class Neighbours:
+class MembershipLog:
     """Tells the log once of each change of who is there. What consumers that come and go make of the buckets is no such
     change, and not told."""
 

@@ -39,10 +39,10 @@ PeerFactory = Callable[[str], PeerChannel]
 """Makes the way to an address."""
 
 
-class Peer:
+class BrokerPeer:
     """Another broker, and the connection to it, over which it is asked and hints are sent."""
 
-    def __init__(self, peers: Peers, member: Member, channel: PeerChannel) -> None:
+    def __init__(self, peers: BrokerPeers, member: Member, channel: PeerChannel) -> None:
         self._peers, self.member, self.channel = peers, member, channel
         self.waiting: dict[int, int] = {}
         """By topic's uid, the earliest due that is yet to be told."""
@@ -100,7 +100,7 @@ class Peer:
         return None
 
 
-class Peers:
+class BrokerPeers:
     """The other brokers of the cluster. `make` makes the way to an address, on first use; None: there is none."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Peers:
     ) -> None:  # fmt: skip
         self.name, self._make = name, make
         self.limits, self._metrics, self.tasks = limits, metrics, tasks
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, BrokerPeer] = {}
 
     def count(self, outcome: str, many: int) -> None:
         """So many hints were `sent`, `received` or `dropped`."""
@@ -122,14 +122,14 @@ class Peers:
         else:
             peer.tell(topic_uid, due_ms)
 
-    def peer(self, member: Member) -> Peer | None:
+    def peer(self, member: Member) -> BrokerPeer | None:
         """`member`, and the one connection to it; None where there is no way, or there are as many as there may be."""
         peer = self._peers.get(member.name)
         if peer is not None and peer.member.address != member.address:
             self._part(self._peers.pop(member.name))
             peer = None
         if peer is None and self._make and member.address and len(self._peers) < self.limits.peers:
-            peer = self._peers[member.name] = Peer(self, member, self._make(member.address))
+            peer = self._peers[member.name] = BrokerPeer(self, member, self._make(member.address))
         return peer
 
     def keep(self, members: Collection[Member]) -> None:
@@ -138,7 +138,7 @@ class Peers:
         for name in [name for name in self._peers if name not in there]:
             self._part(self._peers.pop(name))
 
-    def _part(self, peer: Peer) -> None:
+    def _part(self, peer: BrokerPeer) -> None:
         self.count("dropped", len(peer.waiting))
         peer.gone = True
         peer.waiting.clear()

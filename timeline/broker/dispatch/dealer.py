@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from timeline.broker.dispatch.lease_ahead import Ahead
-from timeline.broker.dispatch.lease_ahead_buffer import Held
-from timeline.broker.dispatch.leased_batch import Parcel, ran_out, unsound_rows
+from timeline.broker.dispatch.lease_ahead import LeaseAhead
+from timeline.broker.dispatch.lease_ahead_buffer import LeaseAheadBuffer
+from timeline.broker.dispatch.leased_batch import LeasedBatch, ran_out, unsound_rows
 from timeline.broker.dispatch.next_due import NextDue
-from timeline.broker.dispatch.rate import Rate
+from timeline.broker.dispatch.rate import RateLimit
 from timeline.broker.dispatch.release_unseen import HandBack
-from timeline.broker.dispatch.roster import Consumer, Outboxes, Roster, grants_for
+from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.lanes.settling import Settling
-from timeline.broker.status.late import Hindrances, Lateness, LateRing, Spans
+from timeline.broker.status.late import LatenessCauses, LateRing, Spans, TopicLateness
 from timeline.broker.tasks import Tasks, Underway
 from timeline.clock import Clock
 from timeline.columns import Bools
@@ -65,9 +65,9 @@ class Dealer:
         self._store, self._clock, self._limits = store, clock, limits
         self._metrics = metrics
         self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
-        self._held = Held()
-        self._rate = Rate()
-        self._ahead = Ahead(limits, store.store.capabilities.lease_ahead_ms)
+        self._held = LeaseAheadBuffer()
+        self._rate = RateLimit()
+        self._ahead = LeaseAhead(limits, store.store.capabilities.lease_ahead_ms)
         self._wake = asyncio.Event()
         self._next = NextDue()
         self._never_ahead_ms: int | None = None
@@ -83,9 +83,9 @@ class Dealer:
         self._dry = False
         """Whether a consumer has said since the last round began that it may have nothing left to do."""
         self._stopped: Cause | None = None
-        self._hindrances = Hindrances(since_ms, store_slow)
+        self._hindrances = LatenessCauses(since_ms, store_slow)
         self._hindrances.now(Cause.NO_CONSUMER, since_ms)
-        self.lateness = Lateness(self._hindrances, late, metrics, limits, store.journal)
+        self.lateness = TopicLateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
         self.coming_back = Underway()
@@ -130,7 +130,7 @@ class Dealer:
         self._retry_at_ms = 0.0
         self.wake()
 
-    def admit(self, consumer: Consumer) -> None:
+    def admit(self, consumer: ConnectedConsumer) -> None:
         """From now on `consumer` is dealt to, and buckets are ours because of it; unless another has its id by now."""
         if not self.roster.knows(consumer):
             return
@@ -311,9 +311,9 @@ class Dealer:
                 if (consumer := self.roster.consumers.get(holder)) is not None:
                     consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
 
-    def _deal(self, leased: Leased, consumers: list[Consumer], done_ms: int, swept: bool) -> None:
+    def _deal(self, leased: Leased, consumers: list[ConnectedConsumer], done_ms: int, swept: bool) -> None:
         """Gives each consumer its rows: now if they are due, else when they are."""
-        whole = Parcel(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
+        whole = LeasedBatch(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
         sizes = whole.sizes
         counts = np.bincount(leased.grant, minlength=len(consumers))
         spent = np.bincount(leased.grant, weights=sizes, minlength=len(consumers))
@@ -325,12 +325,14 @@ class Dealer:
             if counts[at]:
                 self._give_sound(consumer, whole, leased.grant == at, unsound)
 
-    def give_again(self, consumer: Consumer, parcel: Parcel) -> None:
+    def give_again(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
         """Gives what its holder had before."""
-        consumer.spend(len(parcel), int(parcel.sizes.sum()))
-        self._give_sound(consumer, parcel, np.ones(len(parcel), dtype=np.bool_), unsound_rows(parcel.rows))
+        consumer.spend(len(batch), int(batch.sizes.sum()))
+        self._give_sound(consumer, batch, np.ones(len(batch), dtype=np.bool_), unsound_rows(batch.rows))
 
-    def _give_sound(self, consumer: Consumer, whole: Parcel, mine: Bools, unsound: dict[bytes, Bools]) -> None:
+    def _give_sound(
+        self, consumer: ConnectedConsumer, whole: LeasedBatch, mine: Bools, unsound: dict[bytes, Bools]
+    ) -> None:
         """Gives the rows that are `mine`, and buries those among them that cannot be delivered."""
         for reason, rows in unsound.items():
             if (mine & rows).any():
@@ -339,28 +341,28 @@ class Dealer:
         if mine.any():
             self.give(consumer, whole.where(mine))
 
-    def _bury(self, consumer: Consumer, parcel: Parcel, reason: bytes) -> None:
-        log.error("topic %r: %d messages with %s are dead letters", self.topic.name, len(parcel), reason.decode())
+    def _bury(self, consumer: ConnectedConsumer, batch: LeasedBatch, reason: bytes) -> None:
+        log.error("topic %r: %d messages with %s are dead letters", self.topic.name, len(batch), reason.decode())
         self._metrics.count(
-            "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(parcel)
+            "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(batch)
         )
-        self.back.bury(parcel, reason)
-        consumer.refund(parcel)
+        self.back.bury(batch, reason)
+        consumer.refund(batch)
 
-    def give(self, consumer: Consumer, parcel: Parcel) -> None:
+    def give(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
         """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone, or the topic was
         stopped or paused since it was leased."""
         if consumer.gone or self._stopped is not None or self.topic.settings.paused:
-            consumer.refund(parcel)
-            self.back.unseen([parcel])
+            consumer.refund(batch)
+            self.back.unseen([batch])
             return
-        ahead = parcel.was_due_ms > self._clock.now_ms()
+        ahead = batch.was_due_ms > self._clock.now_ms()
         if ahead.any():
-            self._held.add(consumer, parcel.where(ahead))
+            self._held.add(consumer, batch.where(ahead))
             self._set_timer()
-            parcel = parcel.where(~ahead)
-        if len(parcel):
-            self._push(consumer, parcel)
+            batch = batch.where(~ahead)
+        if len(batch):
+            self._push(consumer, batch)
 
     def _set_timer(self) -> None:
         """For the earliest of what is held."""
@@ -374,14 +376,14 @@ class Dealer:
     def _push_due(self) -> None:
         """Pushes what was leased ahead and is due now."""
         try:
-            for consumer, parcel in self._held.due(self._clock.now_ms()):
-                self.give(consumer, parcel)
+            for consumer, batch in self._held.due(self._clock.now_ms()):
+                self.give(consumer, batch)
         finally:
             self._set_timer()
 
-    def _push(self, consumer: Consumer, parcel: Parcel) -> None:
-        """Queues `parcel`, which is due, for its consumer."""
-        for part in parcel.frames(self._limits.deliver_messages):
+    def _push(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
+        """Queues `batch`, which is due, for its consumer."""
+        for part in batch.frames(self._limits.deliver_messages):
             consumer.push(part)
 
     def clock_jumped(self, before_ms: int, after_ms: int) -> None:
@@ -396,7 +398,7 @@ class Dealer:
         await self.coming_back.none.wait()
         await self.back.settled.wait()
 
-    def part_with(self, consumer: Consumer, unsent: list[Parcel]) -> None:
+    def part_with(self, consumer: ConnectedConsumer, unsent: list[LeasedBatch]) -> None:
         """`consumer` goes: what was not sent to it goes back."""
         self.roster.leave(consumer)
         self._hosts(self.topic, self.roster.well)
@@ -417,9 +419,9 @@ class Dealer:
 
     def _free_held(self) -> None:
         """What was leased ahead of its time goes back, and the credit that it took."""
-        for consumer, parcel in self._held.everything():
-            consumer.refund(parcel)
-            self.back.unseen([parcel])
+        for consumer, batch in self._held.everything():
+            consumer.refund(batch)
+            self.back.unseen([batch])
 
     def withdraw(self) -> None:
         """Nothing more is pushed to any consumer of the topic: what was not pushed goes back."""

@@ -70,7 +70,7 @@ class LeaseTimes:
         self.p99_ms = self._ordered[at]
 
 
-class Ahead:
+class LeaseAhead:
     """One topic's way of leasing ahead. `cap_ms`: how far at most where the topic says `auto`."""
 
     def __init__(self, limits: Limits, cap_ms: int) -> None:

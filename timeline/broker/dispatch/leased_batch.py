@@ -1,4 +1,4 @@
-"""A parcel: rows leased together for one consumer, on their way to it, still columns."""
+"""A batch: rows leased together for one consumer, on their way to it, still columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MESSAGE_OVERHEAD_BYTES = 80
 
 
 JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
-"""Parcels up to so much together go as one: a copy of that costs less than a frame."""
+"""Batches up to so much together go as one: a copy of that costs less than a frame."""
 
 
 @dataclass(slots=True)
-class Parcel:
+class LeasedBatch:
     """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
     lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
     have dealt it."""
@@ -37,37 +37,37 @@ class Parcel:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Parcel:
+    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> LeasedBatch:
         """The rows at `indexes`."""
         rows, was_due_ms = self.rows.take(indexes), self.was_due_ms[indexes]
-        return Parcel(rows, was_due_ms, self.again[indexes], self.leased_ms, self.stranded)
+        return LeasedBatch(rows, was_due_ms, self.again[indexes], self.leased_ms, self.stranded)
 
-    def part(self, start: int, stop: int) -> Parcel:
+    def part(self, start: int, stop: int) -> LeasedBatch:
         """The rows from `start` up to `stop`, on the same columns; itself when that is all."""
         if stop - start == len(self):
             return self
         cut, rows = slice(start, stop), self.rows.part(start, stop)
-        return Parcel(rows, self.was_due_ms[cut], self.again[cut], self.leased_ms, self.stranded)
+        return LeasedBatch(rows, self.was_due_ms[cut], self.again[cut], self.leased_ms, self.stranded)
 
-    def where(self, keep: Bools) -> Parcel:
+    def where(self, keep: Bools) -> LeasedBatch:
         """The rows where `keep`; itself when that is all."""
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
 
     @classmethod
-    def concat(cls, parcels: list[Parcel]) -> Parcel:
+    def concat(cls, batches: list[LeasedBatch]) -> LeasedBatch:
         """Those of one round, one after the other."""
-        first = parcels[0]
-        if len(parcels) == 1:
+        first = batches[0]
+        if len(batches) == 1:
             return first
         return cls(
-            rows=Rows.concat([parcel.rows for parcel in parcels]),
-            was_due_ms=np.concatenate([parcel.was_due_ms for parcel in parcels]),
-            again=np.concatenate([parcel.again for parcel in parcels]),
+            rows=Rows.concat([batch.rows for batch in batches]),
+            was_due_ms=np.concatenate([batch.was_due_ms for batch in batches]),
+            again=np.concatenate([batch.again for batch in batches]),
             leased_ms=first.leased_ms,
             stranded=first.stranded,
         )
 
-    def joins(self, other: Parcel, messages: int, bytes_: int) -> bool:
+    def joins(self, other: LeasedBatch, messages: int, bytes_: int) -> bool:
         """Whether it may go with `other`, behind so many messages and bytes: of the same round, and both small."""
         return (
             self.leased_ms == other.leased_ms
@@ -91,7 +91,7 @@ class Parcel:
             self._frame_bytes = content + rows.ids.nbytes + rows.tags.nbytes + count * MESSAGE_OVERHEAD_BYTES
         return self._frame_bytes
 
-    def frames(self, most_messages: int) -> Iterator[Parcel]:
+    def frames(self, most_messages: int) -> Iterator[LeasedBatch]:
         """Cut so that each part makes a Deliver frame of about AIM_BYTES at most."""
         count = len(self)
         if count <= most_messages and self.frame_bytes <= AIM_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 BURST_MS = 100.0
 
 
-class Rate:
+class RateLimit:
     """Messages per second; a limit of 0 is none."""
 
     def __init__(self) -> None:

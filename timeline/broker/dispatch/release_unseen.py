@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.lanes.settling import Settling
 from timeline.broker.tasks import Tasks, Underway
 from timeline.model import Operation, Status, Topic
@@ -30,15 +30,15 @@ class HandBack:
         self._under_way = Underway()
         self.settled = self._under_way.none
 
-    def unseen(self, parcels: list[Parcel]) -> None:
+    def unseen(self, batches: list[LeasedBatch]) -> None:
         """Returns leases that no person's code has seen."""
-        for parcel in parcels:
-            if len(parcel):
-                self._begin(parcel.unseen(self._random_bits), "handing back")
+        for batch in batches:
+            if len(batch):
+                self._begin(batch.unseen(self._random_bits), "handing back")
 
-    def bury(self, parcel: Parcel, reason: bytes) -> None:
+    def bury(self, batch: LeasedBatch, reason: bytes) -> None:
         """Makes dead letters of what cannot be delivered."""
-        self._begin(parcel.settles(Operation.BURY, self._random_bits, reason=reason), "burying")
+        self._begin(batch.settles(Operation.BURY, self._random_bits, reason=reason), "burying")
 
     def _begin(self, settles: Settles, why: str) -> None:
         self._under_way.begin()

@@ -11,13 +11,13 @@ from enum import StrEnum
 from itertools import islice
 
 from timeline.broker.clocks.drift import Offset
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
 from timeline.storage_plugins.contract import Grant
 from timeline.wire.frames import Frame, Leaving, LeavingReason
 
 
-class Health(StrEnum):
+class ConsumerHealth(StrEnum):
     """HEALTHY gets messages. SILENT: no heartbeat. STALLED: does not take what is pushed. SET_ASIDE: its leases ran out
     one after another, so it gets none for a while. GONE: its stream is over."""
 
@@ -49,7 +49,7 @@ class Outboxes:
 
 
 @dataclass(slots=True)
-class Consumer:
+class ConnectedConsumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
     credit at that mark means nothing is in flight. `wake`: its dealer; `trickled`: the same, told of less credit than a
     step. `changed`: its roster, told when it has credit, or has none any more, or is set aside. `dealing`: it may be
@@ -69,8 +69,8 @@ class Consumer:
     bearer: str = ""
     """Whose token its stream came with: while it is here, nobody else takes its id."""
     trickled: Callable[[], None] = lambda: None
-    changed: Callable[[Consumer], None] = lambda _: None
-    outbox: deque[Frame | Parcel] = field(default_factory=deque)
+    changed: Callable[[ConnectedConsumer], None] = lambda _: None
+    outbox: deque[Frame | LeasedBatch] = field(default_factory=deque)
     outbox_bytes: int = 0
     room_bytes: int = 0
     room_messages: int = 0
@@ -110,17 +110,17 @@ class Consumer:
 
     def open_credit(self, now_ms: float) -> int:
         """Messages that may be dealt to it at monotonic `now_ms`."""
-        return max(0, self.credit_messages) if self.health(now_ms) is Health.HEALTHY else 0
+        return max(0, self.credit_messages) if self.health(now_ms) is ConsumerHealth.HEALTHY else 0
 
-    def health(self, now_ms: float) -> Health:
+    def health(self, now_ms: float) -> ConsumerHealth:
         """Its health at monotonic `now_ms`."""
         if self.gone:
-            return Health.GONE
+            return ConsumerHealth.GONE
         if now_ms - self.heard_ms > self.heartbeat_ms * self.limits.heartbeats_missed:
-            return Health.SILENT
+            return ConsumerHealth.SILENT
         if self.sending_since_ms is not None and now_ms - self.sending_since_ms > self.limits.heartbeat_ms:
-            return Health.STALLED
-        return Health.SET_ASIDE if now_ms < self.set_aside_until_ms else Health.HEALTHY
+            return ConsumerHealth.STALLED
+        return ConsumerHealth.SET_ASIDE if now_ms < self.set_aside_until_ms else ConsumerHealth.HEALTHY
 
     def deal(self) -> None:
         """From now on it is dealt to."""
@@ -132,14 +132,14 @@ class Consumer:
         """A frame of it arrived."""
         before = self.health(now_ms)
         self.heard_ms = now_ms
-        if before is Health.SILENT:
+        if before is ConsumerHealth.SILENT:
             self.wake()
 
     def sent(self, now_ms: float) -> None:
         """It took what was sent."""
         before = self.health(now_ms)
         self.sending_since_ms = None
-        if before is Health.STALLED:
+        if before is ConsumerHealth.STALLED:
             self.wake()
 
     def add_credit(self, messages: int, bytes_: int) -> None:
@@ -165,14 +165,14 @@ class Consumer:
         if had != (self.credit_messages > 0):
             self.changed(self)
 
-    def refund(self, parcel: Parcel) -> None:
+    def refund(self, batch: LeasedBatch) -> None:
         """What was leased for it does not reach it after all."""
-        self.add_credit(len(parcel), int(parcel.sizes.sum()))
+        self.add_credit(len(batch), int(batch.sizes.sum()))
 
-    def push(self, item: Frame | Parcel) -> None:
-        """Queues a frame, or a parcel to be made into one when its turn comes."""
+    def push(self, item: Frame | LeasedBatch) -> None:
+        """Queues a frame, or a batch to be made into one when its turn comes."""
         self.outbox.append(item)
-        if isinstance(item, Parcel):
+        if isinstance(item, LeasedBatch):
             self._weigh(item.frame_bytes)
         self._ready.set()
 
@@ -184,8 +184,8 @@ class Consumer:
             self._room.set()
             self.wake()
 
-    async def next(self) -> Frame | Parcel | None:
-        """What to send next; None once it is finished and all that was queued is sent. Parcels of one round that wait
+    async def next(self) -> Frame | LeasedBatch | None:
+        """What to send next; None once it is finished and all that was queued is sent. Batches of one round that wait
         behind each other go together: what is late already is not made later by a frame for each."""
         while not self.outbox:
             if self.finished:
@@ -193,21 +193,23 @@ class Consumer:
             self._ready.clear()
             await self._ready.wait()
         item = self.outbox.popleft()
-        if isinstance(item, Parcel):
+        if isinstance(item, LeasedBatch):
             item = self._joined(item)
         if len(self.outbox) < self.limits.answers_waiting:
             self._room.set()
         return item
 
-    def _joined(self, first: Parcel) -> Parcel:
+    def _joined(self, first: LeasedBatch) -> LeasedBatch:
         """`first`, which was taken from the outbox, with those behind it that go with it."""
-        parcels, messages, bytes_ = [first], len(first), first.frame_bytes
-        while self.outbox and isinstance(behind := self.outbox[0], Parcel) and behind.joins(first, messages, bytes_):
-            parcels.append(behind)
+        batches, messages, bytes_ = [first], len(first), first.frame_bytes
+        while (
+            self.outbox and isinstance(behind := self.outbox[0], LeasedBatch) and behind.joins(first, messages, bytes_)
+        ):
+            batches.append(behind)
             self.outbox.popleft()
             messages, bytes_ = messages + len(behind), bytes_ + behind.frame_bytes
         self._weigh(-bytes_)
-        return Parcel.concat(parcels)
+        return LeasedBatch.concat(batches)
 
     async def room(self) -> None:
         """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
@@ -216,16 +218,16 @@ class Consumer:
             self._room.clear()
             await self._room.wait()
 
-    async def room_for_parcels(self) -> None:
-        """Returns when its outbox may take more parcels."""
+    async def room_for_batches(self) -> None:
+        """Returns when its outbox may take more batches."""
         while self.outbox_bytes >= self.limits.outbox_bytes and not self.gone:
             self._room.clear()
             await self._room.wait()
 
-    def withdraw(self) -> list[Parcel]:
-        """Nothing more is pushed to it; answers the parcels that were not sent. Answers it waits for stay queued."""
-        unsent = [item for item in self.outbox if isinstance(item, Parcel)]
-        kept = [item for item in self.outbox if not isinstance(item, Parcel)]
+    def withdraw(self) -> list[LeasedBatch]:
+        """Nothing more is pushed to it; answers the batches that were not sent. Answers it waits for stay queued."""
+        unsent = [item for item in self.outbox if isinstance(item, LeasedBatch)]
+        kept = [item for item in self.outbox if not isinstance(item, LeasedBatch)]
         self.outbox.clear()
         self.outbox.extend(kept)
         self.gone = True
@@ -233,8 +235,8 @@ class Consumer:
         self._room.set()
         return unsent
 
-    def leave(self, reason: LeavingReason, text: str) -> list[Parcel]:
-        """Tells it to leave; answers the parcels that were not sent, for handing back."""
+    def leave(self, reason: LeavingReason, text: str) -> list[LeasedBatch]:
+        """Tells it to leave; answers the batches that were not sent, for handing back."""
         unsent = self.withdraw()
         if self.leaving is None:
             self.leaving = Leaving(reason, text)
@@ -273,7 +275,7 @@ class Roster:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.consumers: dict[bytes, Consumer] = {}
+        self.consumers: dict[bytes, ConnectedConsumer] = {}
         self._last: bytes = b""
         self._credited: list[bytes] = []
         """The ids of those that may be dealt to and have credit, in order."""
@@ -281,7 +283,7 @@ class Roster:
         self.well: set[bytes] = set()
         """The ids of those that are dealt to and were healthy when last looked at."""
 
-    def join(self, consumer: Consumer) -> Consumer | None:
+    def join(self, consumer: ConnectedConsumer) -> ConnectedConsumer | None:
         """Adds it; answers the one that had its id, which is now off the roster."""
         before = self.consumers.pop(consumer.id, None)
         self.consumers[consumer.id] = consumer
@@ -289,7 +291,7 @@ class Roster:
         self._changed(consumer)
         return before
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: ConnectedConsumer) -> None:
         """Takes it off, unless another has its place already."""
         if self.knows(consumer):
             del self.consumers[consumer.id]
@@ -297,7 +299,9 @@ class Roster:
             self.well.discard(consumer.id)
             self._credit(consumer.id, False)
 
-    def recount(self, some: Iterable[bytes], now_ms: float, count: Callable[[Consumer, Health], None]) -> bool:
+    def recount(
+        self, some: Iterable[bytes], now_ms: float, count: Callable[[ConnectedConsumer, ConsumerHealth], None]
+    ) -> bool:
         """Looks at the health of those with `some` ids, at monotonic `now_ms`, and counts whoever is here under them;
         whether others are well than were before."""
         changed = False
@@ -307,16 +311,16 @@ class Roster:
                 continue
             health = one.health(now_ms)
             count(one, health)
-            if (one.dealing and health is Health.HEALTHY) != (id in self.well):
+            if (one.dealing and health is ConsumerHealth.HEALTHY) != (id in self.well):
                 self.well ^= {id}
                 changed = True
         return changed
 
-    def knows(self, consumer: Consumer) -> bool:
+    def knows(self, consumer: ConnectedConsumer) -> bool:
         """Whether it is here, and no other has its id by now."""
         return self.consumers.get(consumer.id) is consumer
 
-    def _changed(self, consumer: Consumer) -> None:
+    def _changed(self, consumer: ConnectedConsumer) -> None:
         if self.knows(consumer):
             self._credit(consumer.id, consumer.dealing and consumer.credit_messages > 0)
             if consumer.set_aside_until_ms:
@@ -330,7 +334,7 @@ class Roster:
         elif known and not has:
             del self._credited[at]
 
-    def _able(self, now_ms: float) -> Iterator[Consumer]:
+    def _able(self, now_ms: float) -> Iterator[ConnectedConsumer]:
         """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
         count, turn = len(self._credited), bisect_right(self._credited, self._last)
         for step in range(count):
@@ -338,11 +342,11 @@ class Roster:
             if (
                 (consumer.credit_bytes > 0 or consumer.idle)
                 and consumer.outbox_bytes < self.limits.outbox_bytes
-                and consumer.health(now_ms) is Health.HEALTHY
+                and consumer.health(now_ms) is ConsumerHealth.HEALTHY
             ):
                 yield consumer
 
-    def ready(self, now_ms: float) -> list[Consumer]:
+    def ready(self, now_ms: float) -> list[ConnectedConsumer]:
         """Those that are dealt to in a round that begins now, in dealing order: as many as a round may serve. The next
         round goes on behind them."""
         return list(islice(self._able(now_ms), self.limits.consumers_dealt))
@@ -357,10 +361,10 @@ class Roster:
 
     def anybody(self, now_ms: float) -> bool:
         """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""
-        there = (Health.HEALTHY, Health.STALLED)
+        there = (ConsumerHealth.HEALTHY, ConsumerHealth.STALLED)
         return any(consumer.health(now_ms) in there for consumer in self.consumers.values())
 
-    def dealt_last(self, consumer: Consumer) -> None:
+    def dealt_last(self, consumer: ConnectedConsumer) -> None:
         """Remembers whose turn it was."""
         self._last = consumer.id
 
@@ -371,7 +375,7 @@ class Roster:
         return min((times[id] for id in self._aside), default=None)
 
 
-def grants_for(consumers: list[Consumer], limits: Limits, most: int) -> list[Grant]:
+def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int) -> list[Grant]:
     """What may be leased in one round: each one's credit, at most `most` and `limits.lease_bytes` over all. Answers a
     grant for each of the first so many consumers; those behind them have none this time."""
     share_bytes = max(1, limits.lease_bytes // max(1, len(consumers)))

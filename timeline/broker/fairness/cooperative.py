@@ -79,7 +79,7 @@ class TopicRounds:
         self._empty.clear()
 
 
-class Pace:
+class CooperativePace:
     """Of one look at all of something."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class _Flows:
         self._served[name] = max(self._served.get(name, 0.0), self._now) + cost
 
 
-class Line(Generic[T]):
+class FairQueue(Generic[T]):
     """What waits, each peer's in order, between peers the one first that was served least. Costs have any unit."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Line(Generic[T]):
             self._peers.clear()
 
 
-class Room:
+class Quota:
     """How much of something bounded waits, in all, of each host and of each of its peers, in messages and bytes.
 
     A peer that has nothing there finds some room, however much others send: the last part of it is kept for such, and
@@ -170,7 +170,7 @@ class Room:
         self.bytes -= bytes_
 
 
-class Crowd:
+class RecentPeers:
     """Who was there lately. `monotonic_ms` tells the time."""
 
     def __init__(self, monotonic_ms: Callable[[], float], lately_ms: int) -> None:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from timeline.broker.fairness.fair_queue import Line
+from timeline.broker.fairness.fair_queue import FairQueue
 
 BUDGET_MS = 0.5
 """Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
@@ -29,12 +29,12 @@ MIB_MS = 1.0
 """What a frame is thought to cost before it is known: so much, and so much a MiB."""
 
 
-class Turns:
+class LoopScheduler:
     """The event loop's time for work, shared between peers. `monotonic_ms` measures what it costs."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
-        self._line: Line[tuple[asyncio.Future[bool], float]] = Line()
+        self._line: FairQueue[tuple[asyncio.Future[bool], float]] = FairQueue()
         """What is told of its turn: whether it is the first in it."""
         self._spent_ms = self._worked_ms = 0.0
         """Of this turn's budget: what is given out, and what is used."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.columns import Indexes, Int64, Ragged, UInt8
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import Leased, Mutations, Puts, Settles, TagMutation, TagStep
@@ -21,7 +21,7 @@ from timeline.storage_plugins.contract import Leased, Mutations, Puts, Settles, 
 SCHEMA_VERSION = 1
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
     unsettled, found when the message was leased again. RELET: its holder came back in another session. REPLACED:
     another put took its place. TAG_…: by tag, `count` messages that are not named. TOPIC_DROPPED: whatever lay on it
@@ -59,17 +59,17 @@ Column: TypeAlias = Ragged | np.ndarray[Any, Any] | int | bytes
 """A value for each event of a part, or one for all."""
 
 _OF_SETTLE = {
-    Operation.ACK: Kind.ACKED,
-    Operation.EXTEND: Kind.EXTENDED,
-    Operation.RELEASE: Kind.RELEASED,
-    Operation.BURY: Kind.BURIED,
-    Operation.RELET: Kind.RELET,
+    Operation.ACK: EventKind.ACKED,
+    Operation.EXTEND: EventKind.EXTENDED,
+    Operation.RELEASE: EventKind.RELEASED,
+    Operation.BURY: EventKind.BURIED,
+    Operation.RELET: EventKind.RELET,
 }
 _OF_MUTATION = {
-    Operation.MOVE: Kind.MOVED,
-    Operation.CANCEL: Kind.CANCELLED,
-    Operation.REVIVE: Kind.REVIVED,
-    Operation.PURGE: Kind.PURGED,
+    Operation.MOVE: EventKind.MOVED,
+    Operation.CANCEL: EventKind.CANCELLED,
+    Operation.REVIVE: EventKind.REVIVED,
+    Operation.PURGE: EventKind.PURGED,
 }
 _OK, _EXPIRED = Status.OK.code, Status.EXPIRED.code
 IDLE_MS = 600_000
@@ -79,10 +79,10 @@ EVENT_BYTES = 80
 
 
 @dataclass(slots=True)
-class Part:
+class EventBatch:
     """`count` events of one kind on one topic (empty: of the journal itself) at `time_ms`."""
 
-    kind: Kind
+    kind: EventKind
     topic: str
     time_ms: int
     count: int
@@ -98,7 +98,7 @@ class Part:
 class Journal:
     """Turns what the broker's parts saw into parts of the journal, and hands them to `carry`, which never waits."""
 
-    def __init__(self, carry: Callable[[Part], None], now_ms: Callable[[], int]) -> None:
+    def __init__(self, carry: Callable[[EventBatch], None], now_ms: Callable[[], int]) -> None:
         self._carry, self._now_ms = carry, now_ms
 
     def put(self, topic: Topic, puts: Puts, answers: Answers) -> None:
@@ -111,16 +111,18 @@ class Journal:
         at = _picks(stored & (answers.version == 1))
         if at is not None:
             self._tell(
-                Kind.PUT, topic, at, puts.ids, birth=puts.birth, version=answers.version, due=answers.due_ms,
+                EventKind.PUT, topic, at, puts.ids, birth=puts.birth, version=answers.version, due=answers.due_ms,
                 group=puts.groups, tag=puts.tags, payload_bytes=puts.sizes, payload_sum=puts.payload_sum,
                 expires=puts.expires_ms,
             )  # fmt: skip
         at = _picks(stored & (answers.version > 1))  # if_exists="move": of another birth than the call's
         if at is not None:
-            self._tell(Kind.MOVED, topic, at, puts.ids, version=answers.version, due=answers.due_ms, group=puts.groups)
+            self._tell(
+                EventKind.MOVED, topic, at, puts.ids, version=answers.version, due=answers.due_ms, group=puts.groups
+            )
 
     def _displaced(self, topic: Topic, puts: Puts, answers: Answers) -> None:
-        for kind, expired in ((Kind.EXPIRED, True), (Kind.REPLACED, False)):
+        for kind, expired in ((EventKind.EXPIRED, True), (EventKind.REPLACED, False)):
             gone = {at: one for at, one in answers.displaced.items() if one.expired is expired}
             if gone:
                 birth = np.array([one.birth for one in gone.values()], dtype=np.uint64)
@@ -135,7 +137,7 @@ class Journal:
             at = _picks(leased.prior_holders.sizes > 0)
             if at is not None:
                 self._tell(
-                    Kind.RAN_OUT, topic, at, rows.ids, birth=rows.birth, version=rows.version - 1,
+                    EventKind.RAN_OUT, topic, at, rows.ids, birth=rows.birth, version=rows.version - 1,
                     due=leased.was_due_ms, consumer=leased.prior_holders,
                 )  # fmt: skip
         if len(leased.buried):
@@ -143,18 +145,27 @@ class Journal:
         self.expired(topic, leased.expired)
 
     def _buried(self, topic: Topic, rows: Rows) -> None:
-        self._tell(Kind.BURIED, topic, slice(None), rows.ids, birth=rows.birth, version=rows.version, cause=rows.dead)
+        self._tell(
+            EventKind.BURIED, topic, slice(None), rows.ids, birth=rows.birth, version=rows.version, cause=rows.dead
+        )
 
     def expired(self, topic: Topic, count: int) -> None:
         """So many messages were met that had expired, and removed; which, the store does not say."""
         if count:
-            self._carry(Part(Kind.EXPIRED, topic.name, self._now_ms(), 1, {"count": count}))
+            self._carry(EventBatch(EventKind.EXPIRED, topic.name, self._now_ms(), 1, {"count": count}))
 
     def delivered(
-        self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int, late_ms: Int64, late: Indexes, causes: UInt8
+        self,
+        topic: Topic,
+        consumer: bytes,
+        batch: LeasedBatch,
+        sent_ms: int,
+        late_ms: Int64,
+        late: Indexes,
+        causes: UInt8,
     ) -> None:
-        """A parcel is on the wire to `consumer`; those at `late` are so for the `causes`."""
-        rows, count = parcel.rows, len(late_ms)
+        """A batch is on the wire to `consumer`; those at `late` are so for the `causes`."""
+        rows, count = batch.rows, len(late_ms)
         if not count:
             return
         columns: dict[str, Column] = {
@@ -165,19 +176,19 @@ class Journal:
             "until": _folded(rows.due_ms),
             "deliveries": _folded(rows.deliveries),
             "lateness": _folded(late_ms),
-            "again": _folded(parcel.again),
+            "again": _folded(batch.again),
             "consumer": consumer,
         }
         if len(late):
             cause = np.full(count, 255, dtype=np.uint8)
             cause[late] = causes
             columns["late_cause"] = cause
-        self._carry(Part(Kind.DELIVERED, topic.name, sent_ms, count, columns))
+        self._carry(EventBatch(EventKind.DELIVERED, topic.name, sent_ms, count, columns))
 
     def unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
         """The store has not said what became of it."""
         births = {} if isinstance(asked, Mutations) else {"birth": asked.birth}
-        self._tell(Kind.UNKNOWN, topic, slice(None), asked.ids, **births)
+        self._tell(EventKind.UNKNOWN, topic, slice(None), asked.ids, **births)
 
     def settled(self, topic: Topic, settles: Settles, answers: Answers) -> None:
         """The store has answered settles."""
@@ -186,14 +197,14 @@ class Journal:
             which = (status == _OK) & (settles.operation == operation)
             if not which.any():
                 continue
-            if kind is Kind.RELEASED and settles.unseen.any():
-                self._settle(Kind.HANDED_BACK, topic, which & settles.unseen, settles, answers)
+            if kind is EventKind.RELEASED and settles.unseen.any():
+                self._settle(EventKind.HANDED_BACK, topic, which & settles.unseen, settles, answers)
                 which = which & ~settles.unseen
             self._settle(kind, topic, which, settles, answers)
-        self._settle(Kind.EXPIRED, topic, status == _EXPIRED, settles, answers)
+        self._settle(EventKind.EXPIRED, topic, status == _EXPIRED, settles, answers)
 
     def _settle(
-        self, kind: Kind, topic: Topic, which: np.ndarray[Any, Any], settles: Settles, answers: Answers
+        self, kind: EventKind, topic: Topic, which: np.ndarray[Any, Any], settles: Settles, answers: Answers
     ) -> None:
         at = _picks(which)
         if at is not None:
@@ -204,7 +215,7 @@ class Journal:
 
     def mutated(self, topic: Topic, mutations: Mutations, answers: Answers) -> None:
         """The store has answered moves, cancels, revives or purges."""
-        kinds = ((_OF_MUTATION[mutations.operation], _OK), (Kind.EXPIRED, _EXPIRED))
+        kinds = ((_OF_MUTATION[mutations.operation], _OK), (EventKind.EXPIRED, _EXPIRED))
         for kind, code in kinds:
             at = _picks(answers.status == code)
             if at is not None:
@@ -217,16 +228,16 @@ class Journal:
         moved = mutation.operation is Operation.MOVE
         count = step.counts.get(_OK, 0)
         if count and not mutation.dry_run:
-            kind = Kind.TAG_MOVED if moved else Kind.TAG_CANCELLED
+            kind = EventKind.TAG_MOVED if moved else EventKind.TAG_CANCELLED
             columns: dict[str, Column] = {"count": count, "tag": mutation.tag, "due": mutation.due_ms}
-            self._carry(Part(kind, topic.name, self._now_ms(), 1, columns))
+            self._carry(EventBatch(kind, topic.name, self._now_ms(), 1, columns))
 
     def dropped(self, topic: Topic) -> None:
         """The topic is dropped, with all that lay on it."""
-        self._carry(Part(Kind.TOPIC_DROPPED, topic.name, self._now_ms(), 1))
+        self._carry(EventBatch(EventKind.TOPIC_DROPPED, topic.name, self._now_ms(), 1))
 
     def _tell(
-        self, kind: Kind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
+        self, kind: EventKind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
     ) -> None:
         """Columns at `at`, cut loose from the frames they came in."""
         kept: dict[str, Column] = {"id": _cut(ids, at)}
@@ -237,7 +248,7 @@ class Journal:
             elif len(column):
                 kept[name] = _folded(column[at])
         count = len(ids) if isinstance(at, slice) else len(at)
-        self._carry(Part(kind, topic.name, self._now_ms(), count, kept))
+        self._carry(EventBatch(kind, topic.name, self._now_ms(), count, kept))
 
 
 def _folded(column: np.ndarray[Any, Any]) -> Column:

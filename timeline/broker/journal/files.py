@@ -121,7 +121,7 @@ class Folder:
         write_whole(path, memoryview(data))
 
 
-class Partition:
+class PendingFile:
     """The events of one topic in one hour that are not written yet. `missing`: how many of their weight are missing."""
 
     def __init__(self, since_ms: float) -> None:
@@ -192,7 +192,7 @@ def _texts(data: bytes, offsets: np.ndarray[Any, Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(marks) - 1, buffers)
 
 
-class Writer:
+class JournalWriter:
     """Gathers parts and writes files, and counts what becomes of events. `told(written, since_ms, dropped, unsaid)`
     hears after each try how many of those that were added are in files, since when there may be others, how many were
     dropped here, and how many that are missing, and are counted by the broker, no file says so of yet. `run`: how many
@@ -214,7 +214,7 @@ class Writer:
         named = f"%{ord(named[0]):02X}{named[1:]}" if named[0] in "_." else named  # else readers take it for hidden
         self._name = f"{named}-{session}{f'r{run}' if run else ''}"
         self._clock = Clock()
-        self._partitions: dict[str, Partition] = {}
+        self._partitions: dict[str, PendingFile] = {}
         self._files = self._held = self._written = self._dropped = self._last_ms = 0
         self._lock = threading.Lock()
 
@@ -242,7 +242,7 @@ class Writer:
         name = f"date={at:%Y-%m-%d}/hour={at:%H}/topic={folder_name(topic) or NO_TOPIC}"
         partition = self._partitions.get(name)
         if partition is None:
-            partition = self._partitions[name] = Partition(self._clock.monotonic_ms())
+            partition = self._partitions[name] = PendingFile(self._clock.monotonic_ms())
         partition.add(kind, time_ms, count, columns, weight)
         self._held += count
         return name
@@ -279,7 +279,7 @@ class Writer:
         since_ms = min([*(partition.oldest_ms for partition in left), self._last_ms])
         self._told(self._written, since_ms, self._dropped, sum(partition.missing for partition in left))
 
-    def _drop(self, partition: Partition) -> None:
+    def _drop(self, partition: PendingFile) -> None:
         """One event instead of all of a partition's."""
         since_ms, until_ms, lost = partition.oldest_ms, partition.parts[-1][1], partition.weight
         self._held -= partition.rows
@@ -331,7 +331,7 @@ def parts(pipe: BinaryIO) -> Iterator[tuple[str, str, int, int, dict[str, Any]]]
         yield pickle.loads(head, buffers=buffers)
 
 
-def _rolling(writer: Writer, over: threading.Event, every_s: float) -> None:
+def _rolling(writer: JournalWriter, over: threading.Event, every_s: float) -> None:
     while not over.wait(every_s):
         writer.roll()
 
@@ -367,7 +367,7 @@ def main(arguments: list[str]) -> int:
         print(" ".join(str(said).split()), flush=True)
         return 1
     _step_back()
-    writer = Writer(folder, broker, session, roll_ms, rows, int(run), _tell)
+    writer = JournalWriter(folder, broker, session, roll_ms, rows, int(run), _tell)
     writer.began()
     print("ready", flush=True)
     over = threading.Event()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from timeline.broker.journal.events import IDLE_MS, Kind, Part
+from timeline.broker.journal.events import IDLE_MS, EventBatch, EventKind
 from timeline.broker.journal.process import JournalProcess
 from timeline.errors import Invalid
 
@@ -55,7 +55,7 @@ class JournalPipe:
     ) -> None:
         self._start, self._now_ms, self._counted = start, now_ms, counted
         self._loop = asyncio.get_running_loop()
-        self._parts: deque[Part] = deque()
+        self._parts: deque[EventBatch] = deque()
         self._queued_bytes = 0
         self._something, self._hurry = threading.Event(), threading.Event()
         self._closing = False
@@ -80,7 +80,7 @@ class JournalPipe:
         self._runs += 1
         return process
 
-    def carry(self, part: Part) -> None:
+    def carry(self, part: EventBatch) -> None:
         """Takes a part, or drops it when the queue is full."""
         nbytes = part.nbytes
         with self._lock:
@@ -125,7 +125,7 @@ class JournalPipe:
         """Hands parts to the process; False once that has ended, True once it is closing and it has them all."""
         while (part := self._next()) is not None:
             if self.process.ended:
-                if part.kind is not Kind.IDLE:
+                if part.kind is not EventKind.IDLE:
                     self._put_back(part)
                 break
             try:
@@ -162,19 +162,19 @@ class JournalPipe:
         except RuntimeError:
             pass  # the broker's loop has ended: nobody reads its counters any more
 
-    def _put_back(self, part: Part) -> None:
+    def _put_back(self, part: EventBatch) -> None:
         with self._lock:
             self._parts.appendleft(part)
             self._queued_bytes += part.nbytes
 
-    def _next(self) -> Part | None:
+    def _next(self) -> EventBatch | None:
         """The next part, None when it is closing and all are written. What was dropped is told before what came
         later."""
         while True:
             with self._lock:
                 if self._lost and self._queued_bytes < QUEUE_BYTES // 2:
                     lost, since_ms, self._lost, self._lost_since_ms = self._lost, self._lost_since_ms, 0, 0
-                    return Part(Kind.DROPPED, "", self._now_ms(), 1, {"count": lost, "due": since_ms})
+                    return EventBatch(EventKind.DROPPED, "", self._now_ms(), 1, {"count": lost, "due": since_ms})
                 if self._parts:
                     part = self._parts.popleft()
                     self._queued_bytes -= part.nbytes
@@ -184,13 +184,13 @@ class JournalPipe:
                 self._something.clear()
             self._count_dropped()
             if self.process.ended or not self._something.wait(IDLE_MS / 1000):
-                return Part(Kind.IDLE, "", self._now_ms(), 1)
+                return EventBatch(EventKind.IDLE, "", self._now_ms(), 1)
             self._hurry.wait(GATHER_S)
 
     async def close(self, timeout_s: float) -> None:
         """Writes what is queued and ends the process; after `timeout_s` it is left to end by itself."""
         with self._lock:
-            stopped = Part(Kind.STOPPED, "", self._now_ms(), 1)
+            stopped = EventBatch(EventKind.STOPPED, "", self._now_ms(), 1)
             self._parts.append(stopped)
             self._queued_bytes += stopped.nbytes
             self._closing = True

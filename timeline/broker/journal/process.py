@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from timeline.broker.journal.events import Kind, Part
+from timeline.broker.journal.events import EventBatch, EventKind
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 
@@ -112,7 +112,7 @@ class JournalProcess:
         with self._lock:
             return self._written > 0
 
-    def hand(self, part: Part) -> None:
+    def hand(self, part: EventBatch) -> None:
         """Hands it a part, waiting until it takes it. Raises OSError when it has ended: what it was handed counts as
         handed all the same."""
         assert self._process.stdin is not None
@@ -147,13 +147,13 @@ class JournalProcess:
         return self._process.wait()
 
 
-def weight(part: Part) -> int:
+def weight(part: EventBatch) -> int:
     """How many events are gone with a part: one that says how many others are takes these along."""
     count = part.columns.get("count")
-    return count if part.kind is Kind.DROPPED and isinstance(count, int) else part.count
+    return count if part.kind is EventKind.DROPPED and isinstance(count, int) else part.count
 
 
-def encoded(part: Part) -> list[memoryview]:
+def encoded(part: EventBatch) -> list[memoryview]:
     """A part as buffers to write one after the other; numbers and texts as they lie in memory."""
     buffers: list[pickle.PickleBuffer] = []
     columns: dict[str, Any] = {}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.broker.api.admission import Scheduled, perhaps_done, starts, stumbled
-from timeline.broker.fairness.fair_queue import Crowd, Line, Room
+from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import Turns
+from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.tasks import Tasks
 from timeline.columns import Ragged
@@ -43,14 +43,14 @@ class Intake:
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, turns: Turns, scheduled: Scheduled,
+        limits: Limits, metrics: Metrics, tasks: Tasks, turns: LoopScheduler, scheduled: Scheduled,
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._monotonic_ms = store, clock_ms, monotonic_ms
         self._limits, self._metrics, self._tasks = limits, metrics, tasks
         self._turns, self._scheduled = turns, scheduled
-        self._lanes: dict[int, Line[_Waiting]] = {}
-        self._room = Room(limits.intake_messages, limits.intake_bytes)
-        self._crowd = Crowd(monotonic_ms, limits.lately_ms)
+        self._lanes: dict[int, FairQueue[_Waiting]] = {}
+        self._room = Quota(limits.intake_messages, limits.intake_bytes)
+        self._crowd = RecentPeers(monotonic_ms, limits.lately_ms)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -77,7 +77,7 @@ class Intake:
         self._idle.clear()
         lane = self._lanes.get(topic.uid)
         if lane is None:
-            lane = self._lanes[topic.uid] = Line()
+            lane = self._lanes[topic.uid] = FairQueue()
             self._tasks.spawn(self._run(topic, lane), f"intake {topic.name}", finishes=True)
         lane.push(peer, waiting, len(puts) + size / KIB)
         return await waiting.answer
@@ -86,7 +86,7 @@ class Intake:
         """Returns when nothing is waiting."""
         await self._idle.wait()
 
-    async def _run(self, topic: Topic, lane: Line[_Waiting]) -> None:
+    async def _run(self, topic: Topic, lane: FairQueue[_Waiting]) -> None:
         """Works a lane until it is empty; the next put opens a new one."""
         ours = f"puts of topic:{topic.uid}"
         try:
@@ -100,7 +100,7 @@ class Intake:
             if not self._lanes:
                 self._idle.set()
 
-    def _next_batch(self, lane: Line[_Waiting]) -> list[_Waiting]:
+    def _next_batch(self, lane: FairQueue[_Waiting]) -> list[_Waiting]:
         limits, batch = self._limits, [lane.pop()]
         shared = self._store.embedded and self._crowd.several
         most = limits.shared_batch_messages if shared else limits.store_batch_messages

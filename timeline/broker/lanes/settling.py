@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.broker.api.admission import Scheduled, perhaps_done, starts, stumbled
-from timeline.broker.fairness.fair_queue import Crowd, Line, Room
+from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import Turns
+from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.tasks import Tasks
 from timeline.columns import Ragged
@@ -70,13 +70,13 @@ class Settling:
 
     def __init__(
         self, store: MeteredStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], float],
-        limits: Limits, metrics: Metrics, tasks: Tasks, turns: Turns, scheduled: Scheduled,
+        limits: Limits, metrics: Metrics, tasks: Tasks, turns: LoopScheduler, scheduled: Scheduled,
     ) -> None:  # fmt: skip
         self._store, self._now_ms, self._scheduled = store, now_ms, scheduled
         self._limits, self._metrics, self._tasks, self._turns = limits, metrics, tasks, turns
-        self._lanes: dict[int, Line[_Part]] = {}
-        self._room = Room(limits.settles_waiting, limits.settles_bytes)
-        self._crowd = Crowd(monotonic_ms, limits.lately_ms)
+        self._lanes: dict[int, FairQueue[_Part]] = {}
+        self._room = Quota(limits.settles_waiting, limits.settles_bytes)
+        self._crowd = RecentPeers(monotonic_ms, limits.lately_ms)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,7 +100,7 @@ class Settling:
         self._idle.clear()
         lane = self._lanes.get(topic.uid)
         if lane is None:
-            lane = self._lanes[topic.uid] = Line()
+            lane = self._lanes[topic.uid] = FairQueue()
             self._tasks.spawn(self._run(topic, lane), f"settling {topic.name}", finishes=True)
         for part in self._parts(frame):
             lane.push(peer, part, len(part.settles) + part.bytes / KIB)
@@ -113,7 +113,7 @@ class Settling:
             return [_Part(frame, settles, 0)]
         return [_Part(frame, _slice(settles, at, at + most), at) for at in range(0, len(settles), most)]
 
-    async def _run(self, topic: Topic, lane: Line[_Part]) -> None:
+    async def _run(self, topic: Topic, lane: FairQueue[_Part]) -> None:
         """Works a lane until it is empty; the next settle opens a new one."""
         ours = f"settles of topic:{topic.uid}"
         try:
@@ -137,7 +137,7 @@ class Settling:
             if not self._lanes:
                 self._idle.set()
 
-    def _next_batch(self, lane: Line[_Part]) -> list[_Part]:
+    def _next_batch(self, lane: FairQueue[_Part]) -> list[_Part]:
         limits, batch = self._limits, [lane.pop()]
         shared = self._store.embedded and self._crowd.several
         most = limits.shared_batch_messages if shared else limits.store_batch_messages

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from timeline.broker.api.access import ANYBODY, Caller
+from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.gateway import Gateway
 from timeline.broker.server.begun import Begun
 from timeline.broker.server.gatekeeper import Gatekeeper
@@ -150,7 +150,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             self._unfinished.whole(peer, len(frame), CALL_BYTES)
         return peer
 
-    def _unary(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
+    def _unary(self, method: str, caller: Principal) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> bytes:
             peer = self._came(frame, context)
             try:
@@ -162,7 +162,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
         return serve
 
-    def _unary_stream(self, method: str, caller: Caller) -> Callable[[bytes, Any], Any]:
+    def _unary_stream(self, method: str, caller: Principal) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
             stream, peer = ServerStream(context), self._came(frame, context)
             asked = self._service.unary_stream(method, frame, caller, peer)
@@ -181,7 +181,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
         return serve
 
-    def _stream(self, method: str, caller: Caller) -> Callable[[Any, Any], Any]:
+    def _stream(self, method: str, caller: Principal) -> Callable[[Any, Any], Any]:
         async def serve(_: Any, context: Any) -> None:
             stream = ServerStream(context, self._unfinished)
             try:

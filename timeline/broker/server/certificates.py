@@ -27,7 +27,7 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", r
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCertificate:
     """What the files had. `expires_ms`: when the first certificate of the chain does."""
 
     chain: bytes
@@ -97,7 +97,7 @@ class Certificates:
     def _stamps(self) -> object:
         return tuple(stamp_of(file) for file in (self._cert, self._key, self._client_ca) if file)
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedCertificate:
         chain = read_file(self._cert, "certificate", MAX_BYTES)
         key = read_file(self._key, "key", MAX_BYTES)
         for content, file in ((chain, self._cert), (key, self._key)):
@@ -115,7 +115,7 @@ class Certificates:
         authorities = read_file(self._client_ca, "client CA", MAX_BYTES) if self._client_ca else None
         if authorities is not None:
             check_authorities(authorities, self._client_ca)
-        return Loaded(chain, key, authorities, expires_ms)
+        return LoadedCertificate(chain, key, authorities, expires_ms)
 
 
 def check_pair(cert: str, key: str) -> None:

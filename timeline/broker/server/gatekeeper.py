@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from timeline.broker.api.access import ANYBODY, Caller
-from timeline.broker.server.tokens import NOBODY, Entry, id_of, read_tokens
+from timeline.broker.api.access import ANYBODY, Principal
+from timeline.broker.server.tokens import NOBODY, TokenRecord, id_of, read_tokens
 from timeline.credentials import AS_OPERATOR, AUTHORIZATION
 from timeline.errors import Invalid
 from timeline.files import stamp_of
@@ -43,7 +43,7 @@ class Expelled(TransportError):
 class _Guest:
     """A long call that is being served, and why it has to end, once it has."""
 
-    caller: Caller
+    caller: Principal
     task: asyncio.Task[object]
     why: str = ""
 
@@ -56,7 +56,7 @@ class Gatekeeper:
         self._path = Path(path) if path else None
         self._now_ms, self._metrics = now_ms, metrics
         self._stamp: object = None
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, TokenRecord] = {}
         self._guests: set[_Guest] = set()
         self._refused: dict[str, int] = {}
         self._last_refused = ""
@@ -71,15 +71,15 @@ class Gatekeeper:
         """Whether everybody is let in."""
         return self._path is None
 
-    def _made(self) -> dict[tuple[str, bool], Caller]:
+    def _made(self) -> dict[tuple[str, bool], Principal]:
         """A caller for each token, and one as an operator, so that a call makes nothing."""
         return {
-            (entry.id, as_operator): Caller(entry.identity, as_operator)
+            (entry.id, as_operator): Principal(entry.identity, as_operator)
             for entry in self._entries.values()
             for as_operator in (False, True)
         }
 
-    def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
+    def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
         """Who makes a call of `method` with this metadata. Raises TransportError: UNAUTHENTICATED without a token that
         is good now, FORBIDDEN when its bearer may not call this at all."""
         authorization, as_operator = "", False
@@ -89,7 +89,7 @@ class Gatekeeper:
             elif key == AS_OPERATOR:
                 as_operator = True
         if self._path is None:
-            return Caller(ANYBODY.identity, True) if as_operator else ANYBODY
+            return Principal(ANYBODY.identity, True) if as_operator else ANYBODY
         caller = self._callers[self._known(authorization), as_operator]
         why = caller.call_refusal(method)
         if why:
@@ -121,7 +121,7 @@ class Gatekeeper:
         self._last_refused = peer
 
     @contextmanager
-    def serving(self, caller: Caller) -> Iterator[None]:
+    def serving(self, caller: Principal) -> Iterator[None]:
         """The current task serves `caller` meanwhile. Raises Expelled in it when the caller has to leave."""
         task = asyncio.current_task()
         if caller.open or task is None:
@@ -173,7 +173,7 @@ class Gatekeeper:
                 guest.why = why
                 guest.task.cancel()
 
-    def _leaves(self, caller: Caller, now_ms: int) -> str:
+    def _leaves(self, caller: Principal, now_ms: int) -> str:
         """Why `caller` has to leave; empty when not."""
         entry = self._entries.get(caller.identity.token)
         if entry is None:
@@ -187,5 +187,5 @@ class Gatekeeper:
         return ""
 
 
-def _expired(entry: Entry) -> str:
+def _expired(entry: TokenRecord) -> str:
     return f"token {entry.name!r} has expired: create another with 'timeline token create'"

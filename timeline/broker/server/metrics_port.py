@@ -97,7 +97,7 @@ class _ThreadedV6(_Threaded):
     address_family = socket.AF_INET6
 
 
-class Probes:
+class MetricsPort:
     """Serves on `listen` ("host:port", or "off") in a thread of its own."""
 
     def __init__(self, listen: str, node: Node) -> None:

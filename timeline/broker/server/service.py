@@ -31,11 +31,11 @@ from timeline.broker.server.calls import Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
 from timeline.broker.server.health import Health
-from timeline.broker.server.metrics_port import Probes
+from timeline.broker.server.metrics_port import MetricsPort
 from timeline.broker.server.partial_frames import FDS, UNFINISHED_EVERY_S, Unfinished
 from timeline.broker.server.peer_channel import GrpcPeerChannel
 from timeline.broker.server.ports import check_free
-from timeline.broker.server.worker import Worker
+from timeline.broker.server.worker import WorkerProcess
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
 from timeline.credentials import Credentials
@@ -111,7 +111,7 @@ async def serve(
     config: ServeConfig,
     version: str,
     announce: Callable[[str, str, bool], None] | None = None,
-    worker: Worker | None = None,
+    worker: WorkerProcess | None = None,
 ) -> None:
     """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
     called with the addresses of gRPC and of metrics once the port is open, and whether the store is; where that is not,
@@ -169,7 +169,7 @@ async def serve(
     server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate, unfinished),))
     servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    probes = Probes(config.metrics, node)
+    probes = MetricsPort(config.metrics, node)
     try:
         if worker is not None:
             await worker.start(stopping.set)

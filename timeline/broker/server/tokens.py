@@ -39,7 +39,7 @@ FIELDS = ("id", "name", "sha256", "rights", "topics", "groups", "created_ms", "e
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TokenRecord:
     """One token in the file. `expires_ms`: 0 is never."""
 
     id: str
@@ -51,7 +51,7 @@ class Entry:
     created_ms: int
     expires_ms: int = 0
 
-    def check(self) -> Entry:
+    def check(self) -> TokenRecord:
         """Itself. Raises Invalid with a sentence for the first field that cannot be meant."""
         if not re.fullmatch(r"[0-9a-f]{12}", self.id) or not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise Invalid("id and sha256 are 12 and 64 hex digits")
@@ -83,7 +83,7 @@ class Entry:
         return hmac.compare_digest(digest(token), self.sha256)
 
 
-NOBODY = Entry(_NOTHING[:12], "nobody", _NOTHING, (), (), (), 0)
+NOBODY = TokenRecord(_NOTHING[:12], "nobody", _NOTHING, (), (), (), 0)
 """What an unknown token is compared with, so that it takes as long as a known one."""
 
 
@@ -108,7 +108,7 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub(r"\1…", text) if "timeline_" in text else text
 
 
-def parse_tokens(text: str, file: str) -> dict[str, Entry]:
+def parse_tokens(text: str, file: str) -> dict[str, TokenRecord]:
     """The tokens in the file's text, by id. Raises Invalid naming `file`, and the token where it is one that is bad."""
     try:
         content = json.loads(text)
@@ -121,7 +121,7 @@ def parse_tokens(text: str, file: str) -> dict[str, Entry]:
     listed = content.get("tokens")
     if not isinstance(listed, list):
         raise Invalid(f"the token file {file!r} has no list of tokens")
-    found: dict[str, Entry] = {}
+    found: dict[str, TokenRecord] = {}
     for at, each in enumerate(listed):
         try:
             entry = _entry(each)
@@ -133,7 +133,7 @@ def parse_tokens(text: str, file: str) -> dict[str, Entry]:
     return found
 
 
-def _entry(content: Any) -> Entry:
+def _entry(content: Any) -> TokenRecord:
     if not isinstance(content, dict) or set(content) != set(FIELDS):
         raise Invalid(f"a token has {', '.join(FIELDS)}, and nothing else")
     for name in ("id", "name", "sha256"):
@@ -146,16 +146,16 @@ def _entry(content: Any) -> Entry:
         if not isinstance(content[name], int) or isinstance(content[name], bool):
             raise Invalid(f"{name} is a whole number")
     lists = {name: tuple(content[name]) for name in ("rights", "topics", "groups")}
-    return Entry(**(content | lists)).check()
+    return TokenRecord(**(content | lists)).check()
 
 
-def shown_tokens(entries: Iterable[Entry]) -> str:
+def shown_tokens(entries: Iterable[TokenRecord]) -> str:
     """The file's text."""
     lines = ",\n  ".join(json.dumps(asdict(entry), ensure_ascii=False) for entry in entries)
     return f'{{"timeline_tokens": {FORMAT}, "tokens": [\n  {lines}\n]}}\n'
 
 
-def read_tokens(path: Path) -> dict[str, Entry]:
+def read_tokens(path: Path) -> dict[str, TokenRecord]:
     """The tokens in the file at `path`, by id. Raises Invalid: unreadable, not such a file, or others may write it."""
     content, mode = read_with_mode(path, "token file", MAX_BYTES)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -166,7 +166,7 @@ def read_tokens(path: Path) -> dict[str, Entry]:
         raise Invalid(f"the token file {str(path)!r} is not UTF-8") from bad
 
 
-def change_tokens(path: Path, change: Callable[[Mapping[str, Entry]], Iterable[Entry]]) -> None:
+def change_tokens(path: Path, change: Callable[[Mapping[str, TokenRecord]], Iterable[TokenRecord]]) -> None:
     """Replaces the file by what `change` makes of the tokens in it (none where there is no file yet), in one step, mode
     0600; two who change it at once take turns. Raises Invalid, also what `change` raises."""
     path = _meant(path)

@@ -21,7 +21,7 @@ MOST_UNSENT_BYTES = 1 << 20
 LINE_BYTES = 1 << 26
 
 
-class Worker:
+class WorkerProcess:
     """This process as a worker. `config`: its own settings."""
 
     def __init__(self, config: ServeConfig) -> None:

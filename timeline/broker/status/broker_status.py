@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.dispatch.roster import Health as Condition
+from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
 from timeline.wire import MAX_COUNT, Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from timeline.broker.node import Node
 
 HEALTH = {
-    Condition.HEALTHY: Health.HEALTHY,
-    Condition.SILENT: Health.SILENT,
-    Condition.STALLED: Health.STALLED,
-    Condition.SET_ASIDE: Health.SET_ASIDE,
+    ConsumerHealth.HEALTHY: Health.HEALTHY,
+    ConsumerHealth.SILENT: Health.SILENT,
+    ConsumerHealth.STALLED: Health.STALLED,
+    ConsumerHealth.SET_ASIDE: Health.SET_ASIDE,
 }
 """Those that are on a roster; one that is gone is told of no more."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from timeline.broker.dispatch.roster import Consumer, Health
-from timeline.broker.fairness.cooperative import Pace
+from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.fairness.cooperative import CooperativePace
 from timeline.metrics import Metrics
 
 if TYPE_CHECKING:
     from timeline.broker.dispatch.dealer import Dealer
     from timeline.broker.node import Node
 
-AILING = (Health.SILENT, Health.STALLED, Health.SET_ASIDE)
+AILING = (ConsumerHealth.SILENT, ConsumerHealth.STALLED, ConsumerHealth.SET_ASIDE)
 TOPIC = 10
 """A topic's gauges take as long as so many consumers."""
 
@@ -21,13 +21,13 @@ TOPIC = 10
 async def look_over(node: Node) -> None:
     """Ends streams that do not take what is sent; tells the membership of consumers that fell silent or stalled, or are
     well again; sets the gauges of all of them."""
-    pace = Pace()
+    pace = CooperativePace()
     await node.service.streams.abort_stalled(node.clock.monotonic_ms(), pace)
     for dealer in node.dealers:
         await _look_at(dealer, node, pace)
 
 
-async def _look_at(dealer: Dealer, node: Node, pace: Pace) -> None:
+async def _look_at(dealer: Dealer, node: Node, pace: CooperativePace) -> None:
     tally, changed = _Tally(), False
     for some in pace.some(dealer.roster.consumers):
         changed |= dealer.roster.recount(some, node.clock.monotonic_ms(), tally.count)
@@ -48,13 +48,13 @@ class _Tally:
     """Of one topic's consumers."""
 
     def __init__(self) -> None:
-        self._ailing: Counter[Health] = Counter()
+        self._ailing: Counter[ConsumerHealth] = Counter()
         self._healthy = self._in_flight = self._credit = 0
 
-    def count(self, consumer: Consumer, health: Health) -> None:
+    def count(self, consumer: ConnectedConsumer, health: ConsumerHealth) -> None:
         """One more, of this `health`."""
         self._in_flight += consumer.in_flight
-        if health is Health.HEALTHY:
+        if health is ConsumerHealth.HEALTHY:
             self._healthy += 1
             self._credit += max(0, consumer.credit_messages)
         else:
@@ -62,7 +62,7 @@ class _Tally:
 
     def show(self, metrics: Metrics, topic: str) -> None:
         """Sets the topic's gauges."""
-        metrics.topic_gauge("timeline_consumers", topic, self._healthy, Health.HEALTHY.value)
+        metrics.topic_gauge("timeline_consumers", topic, self._healthy, ConsumerHealth.HEALTHY.value)
         for health in AILING:
             metrics.topic_gauge("timeline_consumers", topic, self._ailing[health], health.value)
         metrics.topic_gauge("timeline_leases_in_flight", topic, self._in_flight)

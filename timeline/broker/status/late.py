@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.broker.dispatch.leased_batch import Parcel
+from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.journal.events import Journal
 from timeline.columns import Int64, Ragged, UInt8
@@ -42,7 +42,7 @@ class Spans:
         return reversed(self._kept)
 
 
-class Hindrances:
+class LatenessCauses:
     """What kept a topic's dealer from dealing, and when: the latest spans of each cause. Those of two causes may
     overlap. `store`: when the store was slow, which all topics of a broker share: a slow call of one holds up the
     others, and of a thousand topics each must not have to tell all."""
@@ -114,48 +114,53 @@ class Hindrances:
         return Cause(int(causes[0]))
 
 
-class Lateness:
+class TopicLateness:
     """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
     since the topic is dealt here; `redelivered`: of these, leased again after a lease ran out."""
 
     def __init__(
-        self, hindrances: Hindrances, ring: LateRing, metrics: Metrics, limits: Limits, journal: Journal | None = None
+        self,
+        hindrances: LatenessCauses,
+        ring: LateRing,
+        metrics: Metrics,
+        limits: Limits,
+        journal: Journal | None = None,
     ) -> None:
         self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
         self._journal = journal
         self.delivered = self.redelivered = 0
 
-    def note(self, topic: Topic, consumer: bytes, parcel: Parcel, sent_ms: int) -> None:
-        """`parcel` is on the wire since `sent_ms`."""
-        rows, name = parcel.rows, self._metrics.topic(topic.name)
-        self._metrics.count("timeline_deliveries_total", name, by=len(parcel))
+    def note(self, topic: Topic, consumer: bytes, batch: LeasedBatch, sent_ms: int) -> None:
+        """`batch` is on the wire since `sent_ms`."""
+        rows, name = batch.rows, self._metrics.topic(topic.name)
+        self._metrics.count("timeline_deliveries_total", name, by=len(batch))
         # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
-        due_ms = np.where(parcel.again, parcel.was_due_ms, np.minimum(parcel.was_due_ms, rows.scheduled_ms))
+        due_ms = np.where(batch.again, batch.was_due_ms, np.minimum(batch.was_due_ms, rows.scheduled_ms))
         late_ms = sent_ms - due_ms
-        first_ms = late_ms[~parcel.again]
+        first_ms = late_ms[~batch.again]
         self.delivered += len(late_ms)
         self.redelivered += len(late_ms) - len(first_ms)
         if len(first_ms):
             self._metrics.lateness.observe(name, np.maximum(first_ms, 0) / 1000.0)
         late, cause = np.flatnonzero(late_ms > self._limits.late_ms), _NO_CAUSES
         if len(late):
-            cause = self._causes(parcel.take(late), due_ms[late], sent_ms)
+            cause = self._causes(batch.take(late), due_ms[late], sent_ms)
             self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
         if self._journal is not None:
-            self._journal.delivered(topic, consumer, parcel, sent_ms, late_ms, late, cause)
+            self._journal.delivered(topic, consumer, batch, sent_ms, late_ms, late, cause)
 
-    def _causes(self, parcel: Parcel, due_ms: Int64, sent_ms: int) -> UInt8:
+    def _causes(self, batch: LeasedBatch, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
         late_ms = sent_ms - due_ms
         cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
-        if parcel.stranded:  # what kept another broker from dealing it is not known here
+        if batch.stranded:  # what kept another broker from dealing it is not known here
             cause[:] = Cause.NO_BROKER
         held_up = (cause == Cause.STORE_SLOW) & (2 * covered_ms > late_ms)
         # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
-        cause[2 * (sent_ms - np.maximum(parcel.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
+        cause[2 * (sent_ms - np.maximum(batch.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
         # Asked for when its put was stored, which may have waited for the store.
-        cause[(2 * (parcel.rows.asked_ms - due_ms) > late_ms) & ~held_up] = Cause.PRODUCED_LATE
-        cause[parcel.again] = Cause.LEASE_RAN_OUT
+        cause[(2 * (batch.rows.asked_ms - due_ms) > late_ms) & ~held_up] = Cause.PRODUCED_LATE
+        cause[batch.again] = Cause.LEASE_RAN_OUT
         return cause
 
     def still(self, due_ms: int, now_ms: int) -> Cause:

@@ -15,7 +15,7 @@ from timeline.broker.server import logs
 from timeline.broker.server.loop import new_loop
 from timeline.broker.server.service import serve
 from timeline.broker.server.supervisor import Started, Supervisor
-from timeline.broker.server.worker import Worker, settings_from_supervisor
+from timeline.broker.server.worker import WorkerProcess, settings_from_supervisor
 from timeline.cli.app import REFUSED, Failed, say
 from timeline.cli.options.client_options import who_serves
 from timeline.storage_plugins import make_store, shown
@@ -69,7 +69,7 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
 
 def run_worker() -> int:
     """One of the workers: the supervisor has standard input and output."""
-    worker = Worker(settings_from_supervisor())
+    worker = WorkerProcess(settings_from_supervisor())
     settings = worker.config
 
     def announce(listen: str, metrics: str, store_open: bool) -> None:

@@ -15,7 +15,7 @@ import click
 from timeline.broker.api.access import Right
 from timeline.broker.server.tokens import (
     MAX_TOKEN_CHARACTERS,
-    Entry,
+    TokenRecord,
     change_tokens,
     digest,
     id_of,
@@ -109,14 +109,14 @@ def create(
     """
     now_ms = Clock().now_ms()
     expires_ms = now_ms + duration_ms(expires, "--expires", least_ms=1) if expires is not None else 0
-    made: list[tuple[Entry, str]] = []
+    made: list[tuple[TokenRecord, str]] = []
 
-    def add(tokens: Mapping[str, Entry]) -> Iterable[Entry]:
+    def add(tokens: Mapping[str, TokenRecord]) -> Iterable[TokenRecord]:
         id = secrets.token_hex(6)
         while id in tokens:
             id = secrets.token_hex(6)
         text = token_of(id, secrets.token_hex(32))
-        entry = Entry(
+        entry = TokenRecord(
             id=id,
             name=name,
             sha256=digest(text),
@@ -190,9 +190,9 @@ def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
       timeline token revoke 5f0c4c2a9b1e --tokens tokens.json
       timeline token revoke web --tokens tokens.json
     """
-    gone: list[Entry] = []
+    gone: list[TokenRecord] = []
 
-    def remove(tokens: Mapping[str, Entry]) -> Iterable[Entry]:
+    def remove(tokens: Mapping[str, TokenRecord]) -> Iterable[TokenRecord]:
         for each in which:
             found = [entry for entry in tokens.values() if each in (entry.id, entry.name)]
             if not found:
@@ -231,7 +231,7 @@ def _once(given: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: TokenRecord) -> dict[str, Any]:
     shown = asdict(entry) | {"created": iso(entry.created_ms), "expires": iso(entry.expires_ms)}
     return {name: value for name, value in shown.items() if name != "sha256"}
 
