@@ -17,7 +17,7 @@ from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.sync import Change, Member, Membership, MembershipState, Standing
+from timeline.sync import JoinState, Member, Membership, MembershipChange, MembershipState
 from timeline.sync.view import View
 
 WALL_S = 1_700_000_000.0
@@ -52,7 +52,7 @@ class Register:
         for one in self.joined.values():
             # Copies, as each listing of a register is: a view compares them with what it was told before.
             if one.view.learn(members, {uid: dict(counts) for uid, counts in self.hosting.items()}):
-                one.say(Change.MEMBERS)
+                one.say(MembershipChange.MEMBERS)
 
 
 class Registered(Membership):
@@ -61,9 +61,9 @@ class Registered(Membership):
     def __init__(self, register: Register) -> None:
         self._register, self.view = register, View()
         self.member: Member | None = None
-        self._callbacks: list[Callable[[Change], None]] = []
+        self._callbacks: list[Callable[[MembershipChange], None]] = []
 
-    def say(self, change: Change) -> None:
+    def say(self, change: MembershipChange) -> None:
         for callback in self._callbacks:
             callback(change)
 
@@ -82,9 +82,9 @@ class Registered(Membership):
 
     @property
     def state(self) -> MembershipState:
-        return MembershipState(Standing.JOINED if self.member else Standing.APART)
+        return MembershipState(JoinState.JOINED if self.member else JoinState.APART)
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
         self._callbacks.append(callback)
 
     def members(self) -> Sequence[Member]:
@@ -107,7 +107,7 @@ class Registered(Membership):
     def topics_changed(self) -> None:
         for one in self._register.joined.values():
             if one is not self:
-                one.say(Change.TOPICS)
+                one.say(MembershipChange.TOPICS)
 
 
 class Machine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from timeline.sync import Change
+from timeline.sync import MembershipChange
 from timeline.sync.local import LocalMembership
 
 THIRDS = 3
@@ -15,9 +15,9 @@ class Belief:
 
     def __init__(self) -> None:
         self.others: frozenset[int] = frozenset()
-        self._listeners: list[Callable[[Change], None]] = []
+        self._listeners: list[Callable[[MembershipChange], None]] = []
 
-    def listen(self, callback: Callable[[Change], None]) -> None:
+    def listen(self, callback: Callable[[MembershipChange], None]) -> None:
         """Calls back when the belief changes, unless the event is missed."""
         self._listeners.append(callback)
 
@@ -26,7 +26,7 @@ class Belief:
         self.others = others
         if told:
             for callback in self._listeners:
-                callback(Change.MEMBERS)
+                callback(MembershipChange.MEMBERS)
 
 
 class WrongMembership(LocalMembership):
@@ -40,5 +40,5 @@ class WrongMembership(LocalMembership):
         others = self._belief.others
         return [bucket for bucket in range(buckets) if bucket % THIRDS not in others] if others else None
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
         self._belief.listen(callback)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from timeline.sync import Change, Member, Membership, MembershipState, Standing
+from timeline.sync import JoinState, Member, Membership, MembershipChange, MembershipState
 from timeline.sync.view import View
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class RegistryMembership(Membership):
         self._view = View()
         self._known: dict[Key, Any] = {}
         self._hosted: dict[int, int] = {}
-        self._callbacks: list[Callable[[Change], None]] = []
+        self._callbacks: list[Callable[[MembershipChange], None]] = []
         self._heard_s = 0.0
         self._revision_told = 0
 
@@ -154,7 +154,7 @@ class RegistryMembership(Membership):
     def _relist(self) -> None:
         self._known = {key: value for key, value in self._registry.entries.items() if key[0] != self.name}
         self._learn()
-        self._call(Change.TOPICS)
+        self._call(MembershipChange.TOPICS)
 
     def soon(self, delay_s: float, event: Callable[[RegistryMembership], None]) -> None:
         """An event comes, after those that came before it."""
@@ -172,7 +172,7 @@ class RegistryMembership(Membership):
 
     def topics_heard(self) -> None:
         """Somebody changed a topic."""
-        self._call(Change.TOPICS)
+        self._call(MembershipChange.TOPICS)
 
     def _learn(self) -> None:
         others = [value for (_, uid), value in self._known.items() if not uid]
@@ -181,20 +181,20 @@ class RegistryMembership(Membership):
             if uid:
                 hosting.setdefault(uid, {})[name] = value
         if self._view.learn(others, hosting):
-            self._call(Change.MEMBERS)
+            self._call(MembershipChange.MEMBERS)
 
-    def _call(self, change: Change) -> None:
+    def _call(self, change: MembershipChange) -> None:
         for callback in self._callbacks:
             callback(change)
 
     @property
     def state(self) -> MembershipState:
         if self._view.myself is None:
-            return MembershipState(Standing.APART)
+            return MembershipState(JoinState.APART)
         there = self._registry.answers(self.name)
-        return MembershipState(Standing.JOINED if there else Standing.FROZEN, self._view.revision)
+        return MembershipState(JoinState.JOINED if there else JoinState.FROZEN, self._view.revision)
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
         self._callbacks.append(callback)
 
     def members(self) -> Sequence[Member]:
@@ -203,7 +203,7 @@ class RegistryMembership(Membership):
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         self._hosted[topic_uid] = len(consumers)
         if self._view.host(topic_uid, len(consumers)):
-            self._call(Change.MEMBERS)
+            self._call(MembershipChange.MEMBERS)
             self._process.call(self._registry.loop.call_later, 0.005, self._beat)
 
     def hosting(self, topic_uid: int) -> Mapping[str, int]:

@@ -19,10 +19,10 @@ import pytest
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.process import free_port
-from tests.sync.brokers import CLUSTER, Watched, broker_process, joined, told
-from timeline.sync import Member, MembershipRefused, Standing, make_membership
-from timeline.sync.etcd.client import Client, EtcdTrouble, LeaseLost
-from timeline.sync.etcd.url import Place
+from tests.sync.etcd_brokers import CLUSTER, Watched, broker_process, joined, told
+from timeline.sync import JoinState, Member, MembershipRefused, make_membership
+from timeline.sync.etcd.client import Client, EtcdLeaseLost, EtcdTrouble
+from timeline.sync.etcd.url import EtcdLocation
 
 pytestmark = pytest.mark.servers
 
@@ -111,7 +111,7 @@ async def test_a_broker_that_is_killed_is_missed_and_may_come_back_at_once(url: 
             await again.until(
                 lambda: again.membership.state.reason.startswith("etcd has a broker called 'b2'"), "waits"
             )
-            assert again.membership.state.standing is Standing.JOINING
+            assert again.membership.state.join_state is JoinState.JOINING
             await starting
             await one.until(lambda: again.member in one.membership.members(), "the one with the new address")
             await again.membership.stop()
@@ -186,11 +186,11 @@ async def test_a_name_that_is_lost_to_another_is_asked_for_again(etcd: EtcdServe
     async with joined(url, "b1", "b2") as (one, two):
         taken = '{"format": 1, "address": "elsewhere:1", "version": "1.0", "session": "theirs"}'
         etcd.etcdctl("put", f"/{prefix}/brokers/b1", taken)
-        await one.until(lambda: one.membership.state.standing is Standing.REFUSED, "refused")
+        await one.until(lambda: one.membership.state.join_state is JoinState.REFUSED, "refused")
         assert "another broker is called 'b1' in this cluster, at elsewhere:1" in one.membership.state.reason
         assert set(one.owners()) == {"b1", "b2"} and one.names() == ["b1", "b2"]
         etcd.etcdctl("del", f"/{prefix}/brokers/b1")
-        await one.until(lambda: one.membership.state.standing is Standing.JOINED, "joined again")
+        await one.until(lambda: one.membership.state.join_state is JoinState.JOINED, "joined again")
         await two.until(lambda: one.member in two.membership.members(), "its own address")
 
 
@@ -217,7 +217,7 @@ async def test_changes_during_compactions_are_all_told(etcd: EtcdServer, url: st
 
 
 async def test_a_watch_from_what_was_compacted_ends_with_the_reason(etcd: EtcdServer, prefix: str) -> None:
-    client = Client(Place((etcd.endpoint,), prefix), etcd.endpoint, 10.0)
+    client = Client(EtcdLocation((etcd.endpoint,), prefix), etcd.endpoint, 10.0)
     try:
         for number in range(3):
             client.change({f"/{prefix}/topics": str(number)})
@@ -238,7 +238,7 @@ async def test_a_watch_from_what_was_compacted_ends_with_the_reason(etcd: EtcdSe
 
 
 def test_a_lease_that_is_over_is_no_lease(etcd: EtcdServer, prefix: str) -> None:
-    client = Client(Place((etcd.endpoint,), prefix), etcd.endpoint, 10.0)
+    client = Client(EtcdLocation((etcd.endpoint,), prefix), etcd.endpoint, 10.0)
     try:
         lease = client.grant(60)
         client.keep_alive(lease)
@@ -247,7 +247,7 @@ def test_a_lease_that_is_over_is_no_lease(etcd: EtcdServer, prefix: str) -> None
         client.revoke(lease)
         assert client.remaining_s(lease) < 0
         for use in (lambda: client.keep_alive(lease), lambda: client.create(f"/{prefix}/x", "", lease)):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(EtcdLeaseLost):
                 use()
     finally:
         client.close()
@@ -259,7 +259,7 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        client = Client(Place((endpoint,), prefix), endpoint, 0.2)
+        client = Client(EtcdLocation((endpoint,), prefix), endpoint, 0.2)
         try:
             for call in (
                 lambda: client.list("/x/"), lambda: client.get("/x"), lambda: client.create("/x", ""),
@@ -271,7 +271,7 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
         finally:
             client.close()
         with pytest.raises(EtcdTrouble, match=LATE):
-            Client(Place((endpoint,), prefix, "user", "password"), endpoint, 0.2)
+            Client(EtcdLocation((endpoint,), prefix, "user", "password"), endpoint, 0.2)
 
 
 async def test_a_broker_waits_for_an_etcd_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_a_broker_waits_for_an_etcd_that_is_not_there_yet(tmp_path: Path) 
     early = Watched(f"etcd://127.0.0.1:{free_port()},{etcd.endpoint}/p?ttl=3s", "b1")
     starting = asyncio.ensure_future(early.start())
     await early.until(lambda: "does not answer as it should" in early.membership.state.reason, "says what it waits for")
-    assert early.membership.state.standing is Standing.JOINING and early.names() == []
+    assert early.membership.state.join_state is JoinState.JOINING and early.names() == []
     try:
         await asyncio.to_thread(etcd.start)
         await starting
@@ -296,7 +296,7 @@ async def test_a_broker_that_waits_for_etcd_can_be_told_to_end() -> None:
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert waiting.membership.state.standing is Standing.APART
+    assert waiting.membership.state.join_state is JoinState.APART
 
 
 def test_protobuf_stays_as_it_was() -> None:

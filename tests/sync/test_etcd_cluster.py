@@ -11,8 +11,8 @@ import pytest
 
 from tests.servers.etcd import EtcdClusterServer, EtcdServer
 from tests.services import require_service
-from tests.sync.brokers import every, joined, told
-from timeline.sync import Standing
+from tests.sync.etcd_brokers import every, joined, told
+from timeline.sync import JoinState
 
 pytestmark = pytest.mark.servers
 
@@ -38,7 +38,7 @@ async def test_each_member_may_die_or_stop(cluster: EtcdClusterServer, harm: sig
             try:
                 await told(one, two)
                 await told(two, one)
-                await every([one, two], lambda b: b.membership.state.standing is Standing.JOINED, "joined")
+                await every([one, two], lambda b: b.membership.state.join_state is JoinState.JOINED, "joined")
                 assert one.names() == two.names() == ["b1", "b2"]
             finally:
                 if harm is signal.SIGSTOP:
@@ -54,7 +54,7 @@ async def test_without_a_quorum_all_stays_as_it_was_and_comes_back(cluster: Etcd
         owners = one.owners()
         for member in cluster.members[:2]:
             member.kill()
-        await every([one, two], lambda b: b.membership.state.standing is Standing.FROZEN, "frozen")
+        await every([one, two], lambda b: b.membership.state.join_state is JoinState.FROZEN, "frozen")
         assert one.membership.state.reason and one.names() == two.names() == ["b1", "b2"]
         assert one.owners() == two.owners() == owners
         one.membership.host(8, "arrivals", [b"x"])
@@ -65,7 +65,7 @@ async def test_without_a_quorum_all_stays_as_it_was_and_comes_back(cluster: Etcd
         for member in cluster.members[:2]:
             member.launch()
         await asyncio.to_thread(cluster.start)
-        await every([one, two], lambda b: b.membership.state.standing is Standing.JOINED, "joined")
+        await every([one, two], lambda b: b.membership.state.join_state is JoinState.JOINED, "joined")
         await two.until(lambda: two.membership.hosting(8) == {"b1": 1}, "what was hosted meanwhile")
         await two.until(lambda: "TOPICS" in str(two.changes), "topics that changed meanwhile")
         for broker, before in zip((one, two), seen, strict=True):
@@ -80,11 +80,11 @@ async def test_an_etcd_that_lost_everything_is_filled_again(tmp_path: Path) -> N
         async with joined(f"{etcd.url}/p?ttl=3s", "b1", "b2", "b3") as brokers:
             owners = brokers[0].owners()
             etcd.kill()
-            await every(brokers, lambda b: b.membership.state.standing is Standing.FROZEN, "frozen")
+            await every(brokers, lambda b: b.membership.state.join_state is JoinState.FROZEN, "frozen")
             seen = [len(broker.seen) for broker in brokers]
             etcd.empty()
             await asyncio.to_thread(etcd.start)
-            await every(brokers, lambda b: b.membership.state.standing is Standing.JOINED, "joined")
+            await every(brokers, lambda b: b.membership.state.join_state is JoinState.JOINED, "joined")
             for name in ("b1", "b2", "b3"):
                 await brokers[0].until(
                     lambda name=name: f"brokers/{name}" in etcd.etcdctl("get", "--prefix", "/p/"), name
@@ -107,10 +107,10 @@ async def test_a_broker_of_another_store_never_takes_an_emptied_etcd_over(tmp_pa
             etcd.kill()
             etcd.empty()
             await asyncio.to_thread(etcd.start)
-            await every([one, two], lambda b: b.membership.state.standing is Standing.JOINED, "joined")
+            await every([one, two], lambda b: b.membership.state.join_state is JoinState.JOINED, "joined")
             etcd.etcdctl("put", "/p/cluster", '{"format": 1, "cluster": "another", "by": "x"}')
             etcd.etcdctl("del", "/p/brokers/b1")
-            await one.until(lambda: one.membership.state.standing is Standing.REFUSED, "refused")
+            await one.until(lambda: one.membership.state.join_state is JoinState.REFUSED, "refused")
             assert "have another store (cluster another)" in one.membership.state.reason
             assert one.owners() == ["b1" if name == "b1" else "b2" for name in one.owners()]
     finally:

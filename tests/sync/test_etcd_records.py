@@ -9,25 +9,24 @@ import pytest
 from timeline.sync import Member, MembershipRefused
 from timeline.sync.assignment import assign
 from timeline.sync.etcd import records
-from timeline.sync.etcd.client import Entry, Listing
-from timeline.sync.etcd.picture import Picture, with_lingering
-from timeline.sync.etcd.records import Keys, Unreadable
+from timeline.sync.etcd.client import EtcdEntry, Listing
+from timeline.sync.etcd.records import ClusterSnapshot, EtcdKeys, Unreadable, with_lingering
 
-KEYS = Keys("prod/timeline")
+KEYS = EtcdKeys("prod/timeline")
 B1, B2 = Member("b1", "10.0.0.1:9000", "1.2"), Member("b/ 2", "10.0.0.2:9000", "1.3")
 
 
-def broker(member: Member, revision: int = 1) -> Entry:
-    return Entry(KEYS.broker(member.name), records.broker_value(member, "s").encode(), revision, 5)
+def broker(member: Member, revision: int = 1) -> EtcdEntry:
+    return EtcdEntry(KEYS.broker(member.name), records.broker_value(member, "s").encode(), revision, 5)
 
 
-def consumers(member: Member, uid: int, count: int, revision: int = 1) -> Entry:
+def consumers(member: Member, uid: int, count: int, revision: int = 1) -> EtcdEntry:
     value = records.consumers_value("t", [b"%d" % number for number in range(count)])
-    return Entry(KEYS.consumers(member.name, uid), value.encode(), revision, 5)
+    return EtcdEntry(KEYS.consumers(member.name, uid), value.encode(), revision, 5)
 
 
-def picture(*entries: Entry, revision: int = 1) -> Picture:
-    made = Picture(KEYS)
+def snapshot(*entries: EtcdEntry, revision: int = 1) -> ClusterSnapshot:
+    made = ClusterSnapshot(KEYS)
     made.read(Listing(entries, revision, len(entries)))
     return made
 
@@ -78,12 +77,12 @@ def test_a_prefix_of_another_version_is_refused(value: bytes) -> None:
 
 
 def test_a_listing_says_who_is_there_and_what_they_host() -> None:
-    made = picture(broker(B1), broker(B2), consumers(B2, 7, 3), Entry("/prod/timeline/later/x", b"?", 1, 0))
+    made = snapshot(broker(B1), broker(B2), consumers(B2, 7, 3), EtcdEntry("/prod/timeline/later/x", b"?", 1, 0))
     assert list(made.members()) == [B1, B2] and made.hosting() == {7: {"b/ 2": 3}}
 
 
 def test_what_changed_is_enough_while_nothing_was_deleted() -> None:
-    made = picture(broker(B1), consumers(B1, 7, 3))
+    made = snapshot(broker(B1), consumers(B1, 7, 3))
     assert made.update(Listing([broker(B2, 2), consumers(B1, 7, 4, 3)], 3, 3))
     assert list(made.members()) == [B1, B2] and made.hosting() == {7: {"b1": 4}} and made.revision == 3
     assert made.update(Listing([], 9, 3)) and made.revision == 9
@@ -99,14 +98,14 @@ def test_what_changed_is_enough_while_nothing_was_deleted() -> None:
     ids=["one deleted", "one deleted, one new", "another etcd"],
 )
 def test_what_does_not_add_up_has_to_be_read_again(listing: Listing) -> None:
-    made = picture(broker(B1), consumers(B1, 7, 3))
+    made = snapshot(broker(B1), consumers(B1, 7, 3))
     assert not made.update(listing)
     assert list(made.members()) == [B1]
 
 
 def test_what_is_read_again_and_is_the_same_is_not_looked_into_again() -> None:
     entries = [broker(B1), broker(B2), consumers(B1, 7, 3), consumers(B2, 7, 1), consumers(B2, 8, 1)]
-    made = picture(*entries)
+    made = snapshot(*entries)
     before = made.hosting()
     made.read(Listing([entries[0], broker(B2, 5), *entries[2:4], consumers(B2, 9, 2, 6)], 6, 5))
     after = made.hosting()
@@ -117,10 +116,10 @@ def test_what_is_read_again_and_is_the_same_is_not_looked_into_again() -> None:
 
 
 def test_an_entry_that_cannot_be_read_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    bad = Entry(KEYS.broker("b1"), b'{"format": 9}', 2, 5)
-    made = picture(broker(B1), consumers(B1, 7, 1))
-    assert made.update(Listing([bad, Entry(KEYS.consumers("b1", 7), b"?", 2, 5)], 2, 2))
-    assert made.update(Listing([Entry(bad.key, bad.value, 3, 5)], 3, 2))
+    bad = EtcdEntry(KEYS.broker("b1"), b'{"format": 9}', 2, 5)
+    made = snapshot(broker(B1), consumers(B1, 7, 1))
+    assert made.update(Listing([bad, EtcdEntry(KEYS.consumers("b1", 7), b"?", 2, 5)], 2, 2))
+    assert made.update(Listing([EtcdEntry(bad.key, bad.value, 3, 5)], 3, 2))
     assert not made.members() and made.hosting() == {}
     assert [record.getMessage() for record in caplog.records if "brokers" in record.getMessage()] == [
         "/prod/timeline/brokers/b1 in etcd is left out: it has format 9, and this version reads 1"
@@ -146,7 +145,7 @@ def test_who_may_need_a_moment_to_come_back_is_believed_in() -> None:
 def test_a_broker_that_cannot_be_told_to_drivers_is_left_out(fields: dict[str, str], said: str) -> None:
     """A frame with such an address is refused by whoever reads it, and all brokers would send it to all drivers."""
     good = {"format": 1, "address": "10.0.0.1:9000", "version": "1.2", "session": "s"}
-    made = picture(broker(B1), Entry(KEYS.broker("evil"), json.dumps(good | fields).encode(), 1, 0))
+    made = snapshot(broker(B1), EtcdEntry(KEYS.broker("evil"), json.dumps(good | fields).encode(), 1, 0))
     assert list(made.members()) == [B1]
     with pytest.raises(Unreadable, match=said):
         records.read_broker("evil", json.dumps(good | fields).encode())
@@ -155,10 +154,12 @@ def test_a_broker_that_cannot_be_told_to_drivers_is_left_out(fields: dict[str, s
 
 def test_counts_and_keys_that_no_reckoning_takes_are_left_out() -> None:
     """Who deals what is reckoned from counts in 64 bits, by every broker, while producers wait."""
-    much = [Entry(KEYS.consumers("evil", 7), b'{"format": 1, "healthy": %d}' % many, 1, 0) for many in (10**18, 10**30)]
-    deep = Entry("/prod/timeline/consumers/evil/" + "9" * 5_000, b'{"format": 1, "healthy": 1}', 1, 0)
+    much = [
+        EtcdEntry(KEYS.consumers("evil", 7), b'{"format": 1, "healthy": %d}' % many, 1, 0) for many in (10**18, 10**30)
+    ]
+    deep = EtcdEntry("/prod/timeline/consumers/evil/" + "9" * 5_000, b'{"format": 1, "healthy": 1}', 1, 0)
     for one in (*much, deep):
-        assert picture(broker(B1), consumers(B1, 7, 1), one).hosting() == {7: {"b1": 1}}
+        assert snapshot(broker(B1), consumers(B1, 7, 1), one).hosting() == {7: {"b1": 1}}
     buckets = 4096
     dealt = assign(7, buckets, {"b1": 1, "b2": records.MOST_CONSUMERS, "b3": records.MOST_CONSUMERS})
     assert min(len(dealt.of("b2")), len(dealt.of("b3"))) > buckets // 3

@@ -12,9 +12,9 @@ import pytest
 from tests.servers.certificates import Authority
 from tests.servers.etcd import EtcdServer
 from tests.services import require_service
-from tests.sync.brokers import CLUSTER, Watched, joined, told
+from tests.sync.etcd_brokers import CLUSTER, Watched, joined, told
 from timeline.errors import Invalid
-from timeline.sync import Member, MembershipRefused, Standing, make_membership
+from timeline.sync import JoinState, Member, MembershipRefused, make_membership
 
 pytestmark = pytest.mark.servers
 
@@ -120,7 +120,7 @@ async def test_who_does_not_fit_by_tls_waits_and_says_so(secured: SecuredEtcd, t
     waiting = Watched(f"etcd://broker:{PASSWORD}@{secured.endpoint}/mine?{query}", "b1")
     starting = asyncio.ensure_future(waiting.start())
     await waiting.until(lambda: waiting.membership.state.reason.startswith(f"etcd at {secured.endpoint}"), "says why")
-    assert waiting.membership.state.standing is Standing.JOINING and PASSWORD not in waiting.membership.state.reason
+    assert waiting.membership.state.join_state is JoinState.JOINING and PASSWORD not in waiting.membership.state.reason
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -10,24 +10,27 @@ import pytest
 
 from timeline.errors import Invalid
 from timeline.sync import make_membership
-from timeline.sync.etcd.url import Place, Tls, parse
+from timeline.sync.etcd.url import EtcdLocation, Tls, parse
 
 NOTHING: dict[str, str] = {}
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "location"),
     [
-        ("etcd://h1", Place(("h1:2379",))),
-        ("etcd://h1:1,h2,[::1],[::1]:7/", Place(("h1:1", "h2:2379", "[::1]:2379", "[::1]:7"))),
-        ("etcd://h1/prod/timeline/", Place(("h1:2379",), "prod/timeline")),
-        ("etcd://u%40x:p%2F%3F@h1/a%20b?ttl=10s", Place(("h1:2379",), "a b", "u@x", "p/?", ttl_s=10)),
-        ("etcd://h1?ca=/ca.pem&cert=/c.pem&key=/k.pem", Place(("h1:2379",), tls=Tls("/ca.pem", "/c.pem", "/k.pem"))),
-        ("etcd://h1?tls=0", Place(("h1:2379",))),
+        ("etcd://h1", EtcdLocation(("h1:2379",))),
+        ("etcd://h1:1,h2,[::1],[::1]:7/", EtcdLocation(("h1:1", "h2:2379", "[::1]:2379", "[::1]:7"))),
+        ("etcd://h1/prod/timeline/", EtcdLocation(("h1:2379",), "prod/timeline")),
+        ("etcd://u%40x:p%2F%3F@h1/a%20b?ttl=10s", EtcdLocation(("h1:2379",), "a b", "u@x", "p/?", ttl_s=10)),
+        (
+            "etcd://h1?ca=/ca.pem&cert=/c.pem&key=/k.pem",
+            EtcdLocation(("h1:2379",), tls=Tls("/ca.pem", "/c.pem", "/k.pem")),
+        ),
+        ("etcd://h1?tls=0", EtcdLocation(("h1:2379",))),
     ],
 )
-def test_urls_that_are_understood(url: str, place: Place) -> None:
-    assert parse(url, NOTHING) == place
+def test_urls_that_are_understood(url: str, location: EtcdLocation) -> None:
+    assert parse(url, NOTHING) == location
 
 
 @pytest.mark.parametrize(
@@ -64,15 +67,15 @@ def test_urls_that_cannot_be_meant(url: str, said: str) -> None:
 
 def test_user_and_password_may_stand_in_the_environment() -> None:
     variables = {"TIMELINE_ETCD_USER": "u", "TIMELINE_ETCD_PASSWORD": "secret"}
-    place = parse("etcd://h1", variables)
-    assert (place.user, place.password) == ("u", "secret")
+    location = parse("etcd://h1", variables)
+    assert (location.user, location.password) == ("u", "secret")
     assert parse("etcd://other:own@h1", variables).user == "other"
 
 
 def test_a_place_shows_no_password() -> None:
-    place = parse("etcd://u:secret@h1:1,h2:2/prod", NOTHING)
-    assert str(place) == "etcd://u:…@h1:1,h2:2/prod"
-    assert "secret" not in repr(place) + repr(make_membership("etcd://u:secret@h1").__dict__)
+    location = parse("etcd://u:secret@h1:1,h2:2/prod", NOTHING)
+    assert str(location) == "etcd://u:…@h1:1,h2:2/prod"
+    assert "secret" not in repr(location) + repr(make_membership("etcd://u:secret@h1").__dict__)
 
 
 def test_tls_trusts_the_systems_certificates_unless_told_otherwise(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from timeline.errors import Invalid
-from timeline.sync import Change, Member, make_membership
+from timeline.sync import Member, MembershipChange, make_membership
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_url_that_names_no_membership_is_refused_with_what_would(url: str, sai
 
 
 async def test_one_broker_by_itself_is_the_only_member_and_deals_every_bucket() -> None:
-    membership, changes = make_membership("local://"), list[Change]()
+    membership, changes = make_membership("local://"), list[MembershipChange]()
     membership.on_change(changes.append)
     assert membership.members() == ()
     await membership.start(Member("b1", "127.0.0.1:9000"), "c0ffee")

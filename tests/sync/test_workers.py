@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from timeline.sync import Change, Member, MembershipRefused, Standing
+from timeline.sync import JoinState, Member, MembershipChange, MembershipRefused
 from timeline.sync.workers import SILENT_MS, Message, Roll, WorkerMembership
 
 CLUSTER = "c" * 32
@@ -20,7 +20,7 @@ class Machine:
     def __init__(self) -> None:
         self.roll, self.now_ms = Roll(), 0.0
         self.workers: dict[str, WorkerMembership] = {}
-        self.changes: dict[str, list[Change]] = {}
+        self.changes: dict[str, list[MembershipChange]] = {}
         self.cut: set[str] = set()
 
     def add(self, name: str) -> WorkerMembership:
@@ -62,7 +62,7 @@ async def test_they_know_each_other_and_deal_every_bucket_once() -> None:
     machine = Machine()
     a, b = await machine.joined("w-1"), await machine.joined("w-2")
     assert [member.name for member in a.members()] == [member.name for member in b.members()] == ["w-1", "w-2"]
-    assert a.state.standing is b.state.standing is Standing.JOINED
+    assert a.state.join_state is b.state.join_state is JoinState.JOINED
     assert a.buckets(TOPIC, 64) == ()
     assert a.owner(TOPIC, 3, 64) is None
     a.host(TOPIC, "t", [b"one"])
@@ -81,7 +81,7 @@ async def test_they_know_each_other_and_deal_every_bucket_once() -> None:
     machine.end("w-2")
     assert a.buckets(TOPIC, 64) is None
     assert [member.name for member in a.members()] == ["w-1"]
-    assert Change.MEMBERS in machine.changes["w-1"]
+    assert MembershipChange.MEMBERS in machine.changes["w-1"]
 
 
 async def test_what_is_said_several_times_in_a_moment_is_told_once() -> None:
@@ -91,7 +91,7 @@ async def test_what_is_said_several_times_in_a_moment_is_told_once() -> None:
     for consumers in ([b"1"], [b"1", b"2"], [], [b"1"], [b"1"]):
         a.host(TOPIC, "t", consumers)
     await asyncio.sleep(0)
-    assert machine.changes["w-2"] == [Change.MEMBERS]
+    assert machine.changes["w-2"] == [MembershipChange.MEMBERS]
     a.host(TOPIC, "t", [])
     await asyncio.sleep(0)
     assert dict(machine.workers["w-2"].hosting(TOPIC)) == {}
@@ -103,7 +103,7 @@ async def test_changed_topics_are_told_to_the_others() -> None:
     for seen in machine.changes.values():
         seen.clear()
     a.topics_changed()
-    assert machine.changes == {"w-1": [], "w-2": [Change.TOPICS]}
+    assert machine.changes == {"w-1": [], "w-2": [MembershipChange.TOPICS]}
 
 
 async def test_who_says_nothing_deals_nothing_until_it_says_something() -> None:
@@ -142,7 +142,7 @@ async def test_what_is_said_to_all_is_no_answer_to_who_asks_to_join() -> None:
     await asyncio.sleep(0)
     machine.tell_all()
     await asyncio.sleep(0)
-    assert worker.state.standing is Standing.JOINING and not starting.done()
+    assert worker.state.join_state is JoinState.JOINING and not starting.done()
     machine.cut.clear()
     machine._up("w-2", {"say": "join", "cluster": "d" * 32, "name": "w-2", "address": "w-2:1", "version": ""})
     with pytest.raises(MembershipRefused, match="another store"):
@@ -154,7 +154,7 @@ async def test_once_all_have_ended_they_may_begin_on_another_store() -> None:
     await machine.joined("w-1")
     machine.end("w-1")
     again = await machine.joined("w-1", cluster="d" * 32)
-    assert again.state.standing is Standing.JOINED
+    assert again.state.join_state is JoinState.JOINED
     with pytest.raises(MembershipRefused, match="another store"):
         await machine.joined("w-2")
 
@@ -166,19 +166,19 @@ async def test_joining_waits_for_the_supervisor_and_its_end_freezes_what_is_beli
     worker = machine.add("w-2")
     starting = asyncio.ensure_future(worker.start(Member("w-2", "w-2:1"), CLUSTER))
     await asyncio.sleep(0)
-    assert worker.state.standing is Standing.JOINING and "supervisor" in worker.state.reason
+    assert worker.state.join_state is JoinState.JOINING and "supervisor" in worker.state.reason
     machine.cut.clear()
     machine._up("w-2", {"say": "join", "cluster": CLUSTER, "name": "w-2", "address": "w-2:1", "version": ""})
     await starting
     other.host(TOPIC, "t", [b"c"])
     await asyncio.sleep(0)
     worker.lost()
-    assert worker.state.standing is Standing.FROZEN and "gone" in worker.state.reason
+    assert worker.state.join_state is JoinState.FROZEN and "gone" in worker.state.reason
     assert [member.name for member in worker.members()] == ["w-1", "w-2"]
-    assert machine.changes["w-2"][-1] is Change.STANDING
+    assert machine.changes["w-2"][-1] is MembershipChange.JOIN_STATE
     await worker.stop()
     await worker.stop()
-    assert worker.state.standing is Standing.APART
+    assert worker.state.join_state is JoinState.APART
     assert [member.name for member in other.members()] == ["w-1"]
 
 

@@ -37,7 +37,7 @@ from timeline.columns import UInt8
 from timeline.metrics import Metrics
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
-from timeline.sync import Change, Member, Membership, Standing
+from timeline.sync import JoinState, Member, Membership, MembershipChange
 from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
@@ -296,12 +296,12 @@ class Node:
         for dealer in self._dealers.values():
             dealer.wake()
 
-    def _cluster_changed(self, change: Change) -> None:
+    def _cluster_changed(self, change: MembershipChange) -> None:
         """Others came or went, or changed a topic's record, or this broker stands otherwise than before."""
         self.readiness.set()
-        if Change.TOPICS in change:
+        if MembershipChange.TOPICS in change:
             self.tasks.spawn(self._read_topics(), "catalog")
-        if Change.MEMBERS in change:
+        if MembershipChange.MEMBERS in change:
             self.cluster.changed()
             if self.neighbours.look(self.catalog.all()):
                 self.counting.restart()
@@ -419,5 +419,5 @@ class Node:
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)
         self.metrics.gauge("timeline_outbox_bytes", self.outboxes.bytes)
         self.metrics.gauge("timeline_cluster_brokers", len(self.membership.members()))
-        confirmed = self.membership.state.standing is Standing.JOINED
+        confirmed = self.membership.state.join_state is JoinState.JOINED
         self.metrics.gauge("timeline_etcd_up", 1 if confirmed else 0)

@@ -6,7 +6,7 @@ import difflib
 
 from timeline.errors import Invalid
 from timeline.sync.local import LocalMembership
-from timeline.sync.membership import Change, Member, Membership, MembershipRefused, MembershipState, Standing
+from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipRefused, MembershipState
 
 SCHEMES = ("etcd", "local")
 
@@ -40,11 +40,11 @@ def _etcd(url: str) -> Membership:
 
 
 __all__ = [
-    "Change",
+    "JoinState",
     "Member",
     "Membership",
+    "MembershipChange",
     "MembershipRefused",
     "MembershipState",
-    "Standing",
     "make_membership",
 ]

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from timeline.errors import Invalid
-from timeline.sync.membership import Change, Member, Membership, MembershipRefused, Standing
+from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipRefused
 
 WAIT_S = 60.0
 """What has not come about by then does not."""
@@ -22,7 +22,7 @@ TOPIC = 7
 Make = Callable[[], Membership]
 
 
-class Violation(AssertionError):
+class MembershipViolation(AssertionError):
     """Something that must hold does not; the text says what was seen."""
 
 
@@ -31,23 +31,23 @@ class Broker:
 
     def __init__(self, membership: Membership, member: Member) -> None:
         self.membership, self.member = membership, member
-        self.changes = Change(0)
+        self.changes = MembershipChange(0)
         self._changed = asyncio.Event()
         membership.on_change(self._noted)
 
-    def _noted(self, change: Change) -> None:
+    def _noted(self, change: MembershipChange) -> None:
         self.changes |= change
         self._changed.set()
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
-        """Waits for changes until it `holds`. Raises Violation when it does not in time."""
+        """Waits for changes until it `holds`. Raises MembershipViolation when it does not in time."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while not holds():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise Violation(f"{self.member.name}: {what}: not so after {WAIT_S:g} s") from None
+            raise MembershipViolation(f"{self.member.name}: {what}: not so after {WAIT_S:g} s") from None
 
     def names(self) -> list[str]:
         """Who it believes is there."""
@@ -68,7 +68,7 @@ class Broker:
         self.membership.host(TOPIC, "departures", ids)
 
 
-class Trial:
+class MembershipTrial:
     """Makes brokers of one cluster, and ends them."""
 
     cluster_uid = "9f" * 16
@@ -101,12 +101,12 @@ class Trial:
 
 
 def expect(found: object, wanted: object, what: str) -> None:
-    """Raises Violation unless both are the same."""
+    """Raises MembershipViolation unless both are the same."""
     if found != wanted:
-        raise Violation(f"{what}: {found!r:.300} where {wanted!r:.300} must be")
+        raise MembershipViolation(f"{what}: {found!r:.300} where {wanted!r:.300} must be")
 
 
-Check = Callable[[Trial], Awaitable[None]]
+Check = Callable[[MembershipTrial], Awaitable[None]]
 CHECKS: dict[str, tuple[Check, bool | None]] = {}
 """All checks by name, and whether they are for memberships that are shared (True), that are not (False), or for all."""
 
@@ -122,37 +122,37 @@ def check(shared: bool | None = None) -> Callable[[Check], Check]:
 
 
 async def run_check(name: str, make: Make, shared: bool) -> bool:
-    """Runs a check; False where it is not for such a membership. Raises Violation, and Invalid for no such check."""
+    """Run a check; False if it is not for such a membership. Raise MembershipViolation; Invalid for no such check."""
     if name not in CHECKS:
         raise Invalid(f"no such check: {name}. Checks: {', '.join(CHECKS)}")
     run, meant = CHECKS[name]
     if meant not in (None, shared):
         return False
-    async with Trial(make) as trial:
+    async with MembershipTrial(make) as trial:
         await run(trial)
     return True
 
 
 @check()
-async def check_joins_and_leaves(trial: Trial) -> None:
+async def check_joins_and_leaves(trial: MembershipTrial) -> None:
     """A broker is apart, joins, is a member as it said, and leaves; leaving again, or without having joined, does no
     harm."""
     broker = trial.broker("b1")
-    expect(broker.membership.state.standing, Standing.APART, "the standing before it joins")
+    expect(broker.membership.state.join_state, JoinState.APART, "the standing before it joins")
     expect(broker.names(), [], "members before it joins")
     await broker.membership.stop()
     broker = await trial.joined("b1")
-    expect(broker.membership.state.standing, Standing.JOINED, "the standing of who has joined")
+    expect(broker.membership.state.join_state, JoinState.JOINED, "the standing of who has joined")
     expect(broker.membership.state.reason, "", "the reason of who has joined")
     expect(list(broker.membership.members()), [broker.member], "members")
     await broker.membership.stop()
     await broker.membership.stop()
-    expect(broker.membership.state.standing, Standing.APART, "the standing of who has left")
+    expect(broker.membership.state.join_state, JoinState.APART, "the standing of who has left")
     expect(broker.names(), [], "members of who has left")
 
 
 @check()
-async def check_own_consumers_count_at_once(trial: Trial) -> None:
+async def check_own_consumers_count_at_once(trial: MembershipTrial) -> None:
     """Who alone hosts consumers deals every bucket, as soon as it says so; when it hosts none, nobody does."""
     broker = await trial.joined("b1")
     expect(set(broker.owners()), {None}, "owners while nobody hosts a consumer")
@@ -162,14 +162,14 @@ async def check_own_consumers_count_at_once(trial: Trial) -> None:
     expect(set(broker.owners()), {"b1"}, "owners")
     expect(dict(broker.membership.hosting(TOPIC)), {"b1": 2}, "what is hosted")
     if broker.membership.state.revision <= before:
-        raise Violation("what is believed changed, and its revision did not grow")
+        raise MembershipViolation("what is believed changed, and its revision did not grow")
     broker.host()
     expect(set(broker.owners()), {None}, "owners once nobody hosts a consumer any more")
     expect(dict(broker.membership.hosting(TOPIC)), {}, "what is hosted")
 
 
 @check()
-async def check_what_is_hosted_before_joining_counts(trial: Trial) -> None:
+async def check_what_is_hosted_before_joining_counts(trial: MembershipTrial) -> None:
     """Consumers may be there before the broker has joined."""
     broker = trial.broker("b1")
     broker.host(b"worker-1")
@@ -178,7 +178,7 @@ async def check_what_is_hosted_before_joining_counts(trial: Trial) -> None:
 
 
 @check(shared=False)
-async def check_brokers_by_themselves_do_not_meet(trial: Trial) -> None:
+async def check_brokers_by_themselves_do_not_meet(trial: MembershipTrial) -> None:
     """Where a membership is not shared, each broker is a cluster of its own."""
     one, two = await trial.joined("b1"), await trial.joined("b2")
     for broker in (one, two):
@@ -188,7 +188,7 @@ async def check_brokers_by_themselves_do_not_meet(trial: Trial) -> None:
 
 
 @check(shared=True)
-async def check_brokers_meet_and_share(trial: Trial) -> None:
+async def check_brokers_meet_and_share(trial: MembershipTrial) -> None:
     """Brokers learn of each other, in order of their names; each bucket has one dealer, the same for all of them."""
     brokers = [await trial.joined(name) for name in ("b2", "b1", "b3")]
     for broker in brokers:
@@ -204,7 +204,7 @@ async def check_brokers_meet_and_share(trial: Trial) -> None:
 
 
 @check(shared=True)
-async def check_who_alone_hosts_consumers_deals_alone(trial: Trial) -> None:
+async def check_who_alone_hosts_consumers_deals_alone(trial: MembershipTrial) -> None:
     """A topic whose consumers all sit on one broker is dealt by it, wherever its messages are put."""
     one, two = await trial.joined("b1"), await trial.joined("b2")
     two.host(b"worker-1")
@@ -215,7 +215,7 @@ async def check_who_alone_hosts_consumers_deals_alone(trial: Trial) -> None:
 
 
 @check(shared=True)
-async def check_consumers_come_and_go(trial: Trial) -> None:
+async def check_consumers_come_and_go(trial: MembershipTrial) -> None:
     """Others learn of consumers that come, move and go."""
     one, two = await trial.joined("b1"), await trial.joined("b2")
     one.host(b"worker-1", b"worker-2")
@@ -230,32 +230,32 @@ async def check_consumers_come_and_go(trial: Trial) -> None:
 
 
 @check(shared=True)
-async def check_who_leaves_is_missed_at_once(trial: Trial) -> None:
+async def check_who_leaves_is_missed_at_once(trial: MembershipTrial) -> None:
     """The buckets of a broker that leaves go to those that stay."""
     one, two = await trial.joined("b1"), await trial.joined("b2")
     one.host(b"worker-1")
     two.host(b"worker-2")
     await one.until(lambda: set(one.owners()) == {"b1", "b2"}, "both deal")
-    one.changes = Change(0)
+    one.changes = MembershipChange(0)
     await two.membership.stop()
     await one.until(lambda: one.names() == ["b1"], "the other left")
     expect(one.membership.buckets(TOPIC, BUCKETS), None, "buckets of who stays")
-    expect(Change.MEMBERS in one.changes, True, "a change of members was called back")
+    expect(MembershipChange.MEMBERS in one.changes, True, "a change of members was called back")
 
 
 @check(shared=True)
-async def check_topics_that_change_are_told(trial: Trial) -> None:
+async def check_topics_that_change_are_told(trial: MembershipTrial) -> None:
     """Every broker is told when another one changed a topic's record, each time."""
     one, two = await trial.joined("b1"), await trial.joined("b2")
     await two.until(lambda: two.names() == ["b1", "b2"], "two members")
     for teller, told in ((one, two), (two, one), (one, two)):
-        told.changes = Change(0)
+        told.changes = MembershipChange(0)
         teller.membership.topics_changed()
-        await told.until(lambda told=told: Change.TOPICS in told.changes, "told of changed topics")  # type: ignore[misc]
+        await told.until(lambda told=told: MembershipChange.TOPICS in told.changes, "told of changed topics")  # type: ignore[misc]
 
 
 @check(shared=True)
-async def check_a_broker_of_another_store_is_refused(trial: Trial) -> None:
+async def check_a_broker_of_another_store_is_refused(trial: MembershipTrial) -> None:
     """A broker whose store is another than the cluster's cannot join, and is told why."""
     one = await trial.joined("b1")
     other = trial.broker("b2")
@@ -264,11 +264,11 @@ async def check_a_broker_of_another_store_is_refused(trial: Trial) -> None:
 
 
 @check(shared=True)
-async def check_a_name_is_given_once(trial: Trial) -> None:
+async def check_a_name_is_given_once(trial: MembershipTrial) -> None:
     """A second broker of the same name cannot join while the first lives; once that has left, it can."""
     one = await trial.joined("b1")
     await _refused(trial.broker("b1"), trial.cluster_uid, "'b1'")
-    expect(one.membership.state.standing, Standing.JOINED, "the standing of the first")
+    expect(one.membership.state.join_state, JoinState.JOINED, "the standing of the first")
     await one.membership.stop()
     again = await trial.joined("b1")
     expect(list(again.membership.members()), [again.member], "members")
@@ -281,7 +281,7 @@ async def _refused(broker: Broker, cluster_uid: str, says: str) -> None:
     except MembershipRefused as refused:
         expect(says in str(refused), True, f"the refusal {str(refused)!r} says {says}")
     except TimeoutError:
-        raise Violation(f"{broker.member.name} was neither refused nor let in after {WAIT_S:g} s") from None
+        raise MembershipViolation(f"{broker.member.name} was neither refused nor let in after {WAIT_S:g} s") from None
     else:
-        raise Violation(f"{broker.member.name} was let in")
-    expect(broker.membership.state.standing, Standing.APART, "the standing of who was refused")
+        raise MembershipViolation(f"{broker.member.name} was let in")
+    expect(broker.membership.state.join_state, JoinState.APART, "the standing of who was refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from timeline.sync.membership import Member, MembershipState, Standing
+from timeline.sync.membership import JoinState, Member, MembershipState
 from timeline.sync.view import ViewMembership
 
 
@@ -19,8 +19,8 @@ class LocalMembership(ViewMembership):
 
     @property
     def state(self) -> MembershipState:
-        standing = Standing.JOINED if self._view.myself else Standing.APART
-        return MembershipState(standing, self._view.revision)
+        join_state = JoinState.JOINED if self._view.myself else JoinState.APART
+        return MembershipState(join_state, self._view.revision)
 
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         self._view.host(topic_uid, len(consumers))

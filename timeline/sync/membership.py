@@ -27,7 +27,7 @@ class MembershipRefused(Exception):
     """This broker cannot join as it is configured; the message is a sentence that says how to mend it."""
 
 
-class Standing(StrEnum):
+class JoinState(StrEnum):
     """How a broker stands in its cluster.
 
     APART: it has not started, or has left. JOINING: it waits until it can join; `reason` says for what. JOINED: what it
@@ -49,19 +49,19 @@ class MembershipState:
     believes; its own count, not to be compared with another's. `stale_ms`: so long ago all of it was confirmed last, 0
     before the first time and for a cluster of one. `reason`: why it is not JOINED, in words; empty where it is."""
 
-    standing: Standing
+    join_state: JoinState
     revision: int = 0
     stale_ms: int = 0
     reason: str = ""
 
 
-class Change(Flag):
+class MembershipChange(Flag):
     """What may have changed. MEMBERS: who is there, or who deals what. TOPICS: records of topics, to be read again from
-    the store. STANDING: how this broker stands."""
+    the store. JOIN_STATE: how this broker stands."""
 
     MEMBERS = auto()
     TOPICS = auto()
-    STANDING = auto()
+    JOIN_STATE = auto()
 
 
 class Membership(ABC):
@@ -92,7 +92,7 @@ class Membership(ABC):
         """How this broker stands now."""
 
     @abstractmethod
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
         """`callback` is called on the event loop whenever something may have changed that this broker did not say
         itself by `host`; once too often rather than once too rarely. Several may be given. `members`, `buckets` and
         `owner` answer by the change already."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from timeline.sync.assignment import Assignment, assign
-from timeline.sync.membership import Change, Member, Membership
+from timeline.sync.membership import Member, Membership, MembershipChange
 
 _NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -121,12 +121,12 @@ class ViewMembership(Membership):
 
     def __init__(self) -> None:
         self._view = View()
-        self._callbacks: list[Callable[[Change], None]] = []
+        self._callbacks: list[Callable[[MembershipChange], None]] = []
 
-    def on_change(self, callback: Callable[[Change], None]) -> None:
+    def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
         self._callbacks.append(callback)
 
-    def _call_back(self, change: Change) -> None:
+    def _call_back(self, change: MembershipChange) -> None:
         for callback in self._callbacks:
             callback(change)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from timeline.sync.membership import Change, Member, MembershipRefused, MembershipState, Standing
+from timeline.sync.membership import JoinState, Member, MembershipChange, MembershipRefused, MembershipState
 from timeline.sync.view import ViewMembership
 
 Message: TypeAlias = dict[str, Any]
@@ -33,29 +33,29 @@ class WorkerMembership(ViewMembership):
         self._tell = tell
         self._joined = asyncio.Event()
         self._refused = ""
-        self._standing, self._reason = Standing.APART, ""
+        self._join_state, self._reason = JoinState.APART, ""
         self._hosted: dict[int, int] = {}
         """What is to be told, by topic's uid."""
 
     async def start(self, member: Member, cluster_uid: str) -> None:
-        self._standing, self._reason = Standing.JOINING, "the supervisor has not answered yet"
+        self._join_state, self._reason = JoinState.JOINING, "the supervisor has not answered yet"
         self._view.join(member)
         said = {"name": member.name, "address": member.address, "version": member.version}
         self._tell({"say": "join", "cluster": cluster_uid, **said})
         await self._joined.wait()
         if self._refused:
-            self._standing = Standing.APART
+            self._join_state = JoinState.APART
             raise MembershipRefused(self._refused)
 
     async def stop(self) -> None:
-        if self._standing is not Standing.APART:
-            self._standing, self._reason = Standing.APART, ""
+        if self._join_state is not JoinState.APART:
+            self._join_state, self._reason = JoinState.APART, ""
             self._view.join(None)
             self._tell({"say": "leave"})
 
     @property
     def state(self) -> MembershipState:
-        return MembershipState(self._standing, self._view.revision, 0, self._reason)
+        return MembershipState(self._join_state, self._view.revision, 0, self._reason)
 
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         if self._view.host(topic_uid, len(consumers)):
@@ -76,23 +76,23 @@ class WorkerMembership(ViewMembership):
             self._refused = message["refused"]
             self._joined.set()
         elif "topics" in message:
-            self._call_back(Change.TOPICS)
+            self._call_back(MembershipChange.TOPICS)
         else:
             others = [Member(*each) for each in message["members"]]
             hosting = {int(uid): dict(counts) for uid, counts in message["hosting"].items()}
             news = self._view.learn(others, hosting)
             myself = self._view.myself
-            if self._standing is Standing.JOINING and myself is not None and myself in others:
-                self._standing, self._reason = Standing.JOINED, ""
+            if self._join_state is JoinState.JOINING and myself is not None and myself in others:
+                self._join_state, self._reason = JoinState.JOINED, ""
                 self._joined.set()
             if news:
-                self._call_back(Change.MEMBERS)
+                self._call_back(MembershipChange.MEMBERS)
 
     def lost(self) -> None:
         """The supervisor is gone."""
-        if self._standing is not Standing.APART:
-            self._standing, self._reason = Standing.FROZEN, "the supervisor of the workers is gone"
-            self._call_back(Change.STANDING)
+        if self._join_state is not JoinState.APART:
+            self._join_state, self._reason = JoinState.FROZEN, "the supervisor of the workers is gone"
+            self._call_back(MembershipChange.JOIN_STATE)
 
 
 @dataclass(slots=True)

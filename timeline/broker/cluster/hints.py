@@ -150,5 +150,5 @@ class ClusterHints:
     def shown(self) -> str:
         """How this broker stands among the others, in words."""
         state, members = self.membership.state, len(self.membership.members())
-        counted = f"{state.standing}, {members} broker{'' if members == 1 else 's'}"
+        counted = f"{state.join_state}, {members} broker{'' if members == 1 else 's'}"
         return f"{counted}: {state.reason}" if state.reason else counted

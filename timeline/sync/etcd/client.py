@@ -6,13 +6,13 @@ What is wrong with `etcd3` and how it is mended here:
   else in the process meets
 - the errors that it raises have lost etcd's words, and others pass through it raw: `_asked` tells them apart
 - its watch starts again by itself, without a deadline and from now on, so that what happened in between is lost, and
-  once its channel is closed its thread runs in circles: `Watch` ends by the first error, and says so
-- a refresh of a lease that is gone answers TTL 0 like any other refresh: `keep_alive` raises LeaseLost
+  once its channel is closed its thread runs in circles: `EtcdWatch` ends by the first error, and says so
+- a refresh of a lease that is gone answers TTL 0 like any other refresh: `keep_alive` raises EtcdLeaseLost
 - it drops `min_mod_revision` without a word: `list` builds its own request
 - it puts a token into credentials that gRPC sends by TLS alone: without TLS the token travels as metadata only
 - it knows one address: who has several makes a client for each (`session`)
 
-Every call ends within the client's deadline. A client is used by one thread, but for `Watch`, which has its own.
+Every call ends within the client's deadline. A client is used by one thread, but for `EtcdWatch`, which has its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import grpc
 
 from timeline.config import split_address
 from timeline.sync.etcd.messages import make_module
-from timeline.sync.etcd.url import PASSWORD, USER, Place
+from timeline.sync.etcd.url import PASSWORD, USER, EtcdLocation
 from timeline.sync.membership import MembershipRefused
 
 log = logging.getLogger("timeline.sync")
@@ -51,12 +51,12 @@ class EtcdTrouble(Exception):
     """etcd did not do it, or did and its answer was lost; trying again, perhaps at another member, helps."""
 
 
-class LeaseLost(EtcdTrouble):
+class EtcdLeaseLost(EtcdTrouble):
     """The lease is gone, and all keys that were bound to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EtcdEntry:
     """A key as it stands. `revision`: of its last change. `lease`: 0 where it is bound to none."""
 
     key: str
@@ -69,7 +69,7 @@ class Entry:
 class Listing:
     """Entries under a prefix at etcd's `revision`; `count`: how many there are, listed or not."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[EtcdEntry]
     revision: int
     count: int
 
@@ -96,11 +96,11 @@ class Client:
     """A connection to the member of etcd at `endpoint`. Raises EtcdTrouble where it does not answer, MembershipRefused
     where user, password or certificate are wrong."""
 
-    def __init__(self, place: Place, endpoint: str, deadline_s: float) -> None:
-        self._place, self.endpoint, self._deadline_s = place, endpoint, deadline_s
+    def __init__(self, location: EtcdLocation, endpoint: str, deadline_s: float) -> None:
+        self._location, self.endpoint, self._deadline_s = location, endpoint, deadline_s
         self._rpc = _ETCD3.etcdrpc
         host, port = split_address(endpoint)
-        tls = place.tls
+        tls = location.tls
         with self._asked():
             self._etcd = _ETCD3.Etcd3Client(
                 f"[{host}]" if ":" in host else host,
@@ -109,8 +109,8 @@ class Client:
                 cert_cert=(tls.cert or None) if tls else None,
                 cert_key=(tls.key or None) if tls else None,
                 timeout=deadline_s,
-                user=place.user or None,
-                password=place.password or None,
+                user=location.user or None,
+                password=location.password or None,
                 grpc_options=_OPTIONS,
             )
         if tls is None:
@@ -120,7 +120,7 @@ class Client:
         """Ends every call and watch that is under way."""
         self._etcd.close()
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> EtcdEntry | None:
         """The key, None when it is not there."""
         with self._asked():
             answer = self._etcd.kvstub.Range(self._rpc.RangeRequest(key=key.encode()), **self._how)
@@ -150,7 +150,7 @@ class Client:
             with self._leased():
                 self._etcd.transaction([], does, [])
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: EtcdEntry) -> None:
         """Deletes the key, unless it was changed since it was read."""
         of = self._etcd.transactions
         with self._asked():
@@ -162,13 +162,13 @@ class Client:
             return int(self._etcd.lease(ttl_s).id)
 
     def keep_alive(self, lease: int) -> None:
-        """The lease lives for another TTL. Raises LeaseLost when it is over already."""
+        """The lease lives for another TTL. Raises EtcdLeaseLost when it is over already."""
         with self._leased():
             answers = list(self._etcd.refresh_lease(lease))
         if not answers:
             raise EtcdTrouble(f"etcd at {self.endpoint} ended a refresh of the lease without an answer")
         if answers[0].TTL <= 0:
-            raise LeaseLost("the lease ran out")
+            raise EtcdLeaseLost("the lease ran out")
 
     def remaining_s(self, lease: int) -> int:
         """How long the lease still lives, in whole seconds; below 0 when it is over."""
@@ -180,10 +180,10 @@ class Client:
         try:
             with self._leased():
                 self._etcd.revoke_lease(lease)
-        except LeaseLost:
+        except EtcdLeaseLost:
             return
 
-    def watch(self, prefix: str, since: int, changed: Callable[[], None], ended: Callable[[str], None]) -> Watch:
+    def watch(self, prefix: str, since: int, changed: Callable[[], None], ended: Callable[[str], None]) -> EtcdWatch:
         """Calls `changed`, from a thread of its own, whenever something under `prefix` changes from revision `since`
         on, and `ended` with the reason when it tells no more, unless it was stopped."""
         first = prefix.encode()
@@ -194,7 +194,7 @@ class Client:
         call = self._rpc.WatchStub(self._etcd.channel).Watch(
             watched, metadata=metadata, credentials=self._etcd.call_credentials
         )
-        return Watch(call, watched, changed, ended)
+        return EtcdWatch(call, watched, changed, ended)
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class Client:
             cause = trouble.__cause__
             rpc = cause if isinstance(cause, grpc.RpcError) else getattr(cause, "__context__", None)
             if isinstance(rpc, grpc.RpcError) and rpc.code() is grpc.StatusCode.NOT_FOUND:
-                raise LeaseLost("etcd does not know the lease any more") from trouble
+                raise EtcdLeaseLost("etcd does not know the lease any more") from trouble
             raise
 
     def _meant(self, error: Any) -> Exception:
@@ -236,17 +236,17 @@ class Client:
                 f"etcd at {self.endpoint} asks for a user: --sync etcd://user:password@…, or {USER} and {PASSWORD}"
             )
         if code is grpc.StatusCode.PERMISSION_DENIED:
-            who = repr(self._place.user) if self._place.user else "a broker without user"
+            who = repr(self._location.user) if self._location.user else "a broker without user"
             return MembershipRefused(
                 f"etcd at {self.endpoint} does not let {who} read and write "
-                f"/{self._place.prefix}/: give it a user with a role for that"
+                f"/{self._location.prefix}/: give it a user with a role for that"
             )
         if code is grpc.StatusCode.INVALID_ARGUMENT and "authentication failed" in said:
-            return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._place.user!r}: {said}")
+            return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._location.user!r}: {said}")
         return EtcdTrouble(f"etcd at {self.endpoint} does not answer as it should: {code.name}, {said}")
 
 
-class Watch:
+class EtcdWatch:
     """A watch under way, in a thread of its own."""
 
     def __init__(
@@ -301,8 +301,8 @@ class _Requests:
         raise StopIteration
 
 
-def _entry(found: Any) -> Entry:
-    return Entry(found.key.decode(errors="replace"), found.value, found.mod_revision, found.lease)
+def _entry(found: Any) -> EtcdEntry:
+    return EtcdEntry(found.key.decode(errors="replace"), found.value, found.mod_revision, found.lease)
 
 
 def _after(prefix: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Membership through etcd: the broker's side of it, on the event loop: a `View`, which a `Session` keeps new."""
+"""Membership through etcd: the broker's side of it, on the event loop: a `View`, which an `EtcdSession` keeps new."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from timeline.sync.etcd.session import Pace, Session, Told
-from timeline.sync.etcd.url import Place, parse
-from timeline.sync.membership import Change, Member, MembershipRefused, MembershipState, Standing
+from timeline.sync.etcd.session import EtcdSession, EtcdTiming, Told
+from timeline.sync.etcd.url import EtcdLocation, parse
+from timeline.sync.membership import JoinState, Member, MembershipChange, MembershipRefused, MembershipState
 from timeline.sync.view import ViewMembership
 
 log = logging.getLogger("timeline.sync")
@@ -22,32 +22,32 @@ LEAVE_S = 4.0
 class EtcdMembership(ViewMembership):
     """`url`: see `url.parse`; raises Invalid for one that cannot be meant. Needs the extra `etcd`."""
 
-    def __init__(self, url: str | Place, pace: Pace | None = None) -> None:
+    def __init__(self, url: str | EtcdLocation, timing: EtcdTiming | None = None) -> None:
         super().__init__()
-        self._place = parse(url) if isinstance(url, str) else url
-        self._pace = pace or Pace()
-        self._standing, self._reason = Standing.APART, ""
+        self._location = parse(url) if isinstance(url, str) else url
+        self._timing = timing or EtcdTiming()
+        self._join_state, self._reason = JoinState.APART, ""
         self._hosted: dict[int, tuple[str, Collection[bytes]]] = {}
         self._member: Member | None = None
-        self._session: Session | None = None
+        self._session: EtcdSession | None = None
         self._joined: asyncio.Future[None] | None = None
         self._over = asyncio.Event()
 
     async def start(self, member: Member, cluster_uid: str) -> None:
         if self._session is not None:
             raise RuntimeError("a membership starts once")
-        if self._place.tls is not None:
-            self._place.tls.check()
+        if self._location.tls is not None:
+            self._location.tls.check()
         loop = asyncio.get_running_loop()
         self._member, self._joined = member, loop.create_future()
-        self._standing, self._reason = Standing.JOINING, f"no answer from {self._place} yet"
-        self._session = Session(
-            self._place,
+        self._join_state, self._reason = JoinState.JOINING, f"no answer from {self._location} yet"
+        self._session = EtcdSession(
+            self._location,
             member,
             cluster_uid,
             partial(_hand_over, loop, self._told),
             partial(_hand_over, loop, self._over.set),
-            self._pace,
+            self._timing,
         )
         for topic_uid, hosted in self._hosted.items():
             self._session.host(topic_uid, *hosted)
@@ -59,7 +59,7 @@ class EtcdMembership(ViewMembership):
             raise
 
     async def stop(self) -> None:
-        self._standing, self._reason = Standing.APART, ""
+        self._join_state, self._reason = JoinState.APART, ""
         self._view.join(None)
         if self._session is None or self._over.is_set():
             return
@@ -73,7 +73,7 @@ class EtcdMembership(ViewMembership):
     def state(self) -> MembershipState:
         confirmed_s = self._session.confirmed_s if self._session else 0.0
         stale_ms = int((time.monotonic() - confirmed_s) * 1000) if confirmed_s else 0
-        return MembershipState(self._standing, self._view.revision, stale_ms, self._reason)
+        return MembershipState(self._join_state, self._view.revision, stale_ms, self._reason)
 
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
         self._view.host(topic_uid, len(consumers))
@@ -89,23 +89,23 @@ class EtcdMembership(ViewMembership):
     def _told(self, told: Told) -> None:
         """By the thread, through the event loop."""
         assert self._joined is not None
-        if self._standing is Standing.APART:
+        if self._join_state is JoinState.APART:
             return  # it was stopped meanwhile
-        change = Change(0)
-        if (told.standing, told.reason) != (self._standing, self._reason):
-            self._standing, self._reason = told.standing, told.reason
-            change |= Change.STANDING
+        change = MembershipChange(0)
+        if (told.join_state, told.reason) != (self._join_state, self._reason):
+            self._join_state, self._reason = told.join_state, told.reason
+            change |= MembershipChange.JOIN_STATE
         if told.others is not None and told.hosting is not None:
             if self._view.myself is None:
                 self._view.join(self._member)
-                change |= Change.MEMBERS
+                change |= MembershipChange.MEMBERS
             if self._view.learn(told.others, told.hosting):
-                change |= Change.MEMBERS
+                change |= MembershipChange.MEMBERS
         if told.topics:
-            change |= Change.TOPICS
+            change |= MembershipChange.TOPICS
         if told.refused is not None and not self._joined.done():
             self._joined.set_exception(MembershipRefused(str(told.refused)))
-        elif told.standing is Standing.JOINED and not self._joined.done():
+        elif told.join_state is JoinState.JOINED and not self._joined.done():
             self._joined.set_result(None)
         if change:
             self._call_back(change)

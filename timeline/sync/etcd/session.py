@@ -15,20 +15,116 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from timeline.sync.etcd import records
-from timeline.sync.etcd.claim import Claim, agree
-from timeline.sync.etcd.client import Client, EtcdTrouble, LeaseLost, Watch
-from timeline.sync.etcd.picture import Hosting, Picture, with_lingering
-from timeline.sync.etcd.url import Place
-from timeline.sync.membership import Member, MembershipRefused, Standing
+from timeline.sync.etcd.client import Client, EtcdEntry, EtcdLeaseLost, EtcdTrouble, EtcdWatch
+from timeline.sync.etcd.records import (
+    ClusterSnapshot,
+    EtcdKeys,
+    Hosting,
+    Unreadable,
+    broker_value,
+    cluster_value,
+    consumers_value,
+    read_broker,
+    read_cluster,
+    topics_value,
+    with_lingering,
+)
+from timeline.sync.etcd.url import EtcdLocation
+from timeline.sync.membership import JoinState, Member, MembershipRefused
 
 log = logging.getLogger("timeline.sync")
 
 LEAST_DEADLINE_S = 1.0
+LOOK_S = 0.25
+"""Between two looks at a namesake."""
+ROUNDED_S = 1.2
+"""What a lease has left is told in whole seconds, and the answer takes a moment."""
+ALIVE = 2
+"""So often a namesake's lease has to be seen renewed before it is taken for alive. Once may have been a new leader of
+etcd, which gives all leases their whole time again."""
+
+
+def agree(client: Client, keys: EtcdKeys, cluster_uid: str, by: str) -> None:
+    """Writes down whose cluster this is, where nobody has yet. Raises MembershipRefused when it is another's."""
+    while not client.create(keys.cluster, cluster_value(cluster_uid, by)):
+        entry = client.get(keys.cluster)
+        if entry is None:
+            continue  # somebody deleted it in between
+        there = read_cluster(entry.value, keys.cluster)
+        if there == cluster_uid:
+            return
+        raise MembershipRefused(
+            f"the brokers under {keys.every} in etcd have another store (cluster {there:.40}) than this one (cluster "
+            f"{cluster_uid:.40}): give this broker their --store, or a --sync with a prefix of its own; if that store "
+            f"is gone for good, etcdctl del {keys.cluster}"
+        )
+
+
+@dataclass(slots=True)
+class Claim:
+    """A broker's way to its entry. `session`: see `broker_value`. `rest(seconds)` waits, and answers False when
+    the broker is to end; `say` is told what is waited for."""
+
+    client: Client
+    keys: EtcdKeys
+    member: Member
+    session: str
+    ttl_s: int
+    rest: Callable[[float], bool]
+    say: Callable[[str], None]
+
+    def made(self) -> int:
+        """The lease that the broker's entry is bound to, once it is there; 0 when the broker is to end. Waits while the
+        entry of a dead namesake runs out. Raises MembershipRefused when the namesake lives."""
+        key, value = self.keys.broker(self.member.name), broker_value(self.member, self.session)
+        lease = self.client.grant(self.ttl_s)
+        left_s, seen_s, renewed = float("inf"), time.monotonic(), 0
+        while not self.client.create(key, value, lease):
+            other = self.client.get(key)
+            if other is None:
+                continue
+            address, session = self._read(other)
+            if session == self.session:
+                # Ours: the answer to an earlier attempt was lost, or somebody took the lease of the last from us.
+                if other.lease:
+                    self.client.revoke(other.lease)
+                else:
+                    self.client.remove(other)  # written anew by hand, and bound to nothing that would end it
+                continue
+            if other.lease:
+                now_left_s, now_s = self.client.remaining_s(other.lease), time.monotonic()
+                # Told in whole seconds: what a lease has left, unless somebody renewed it, is less by what went by.
+                if now_left_s > left_s - (now_s - seen_s) + ROUNDED_S:
+                    renewed += 1
+                    left_s, seen_s = now_left_s, now_s
+                elif left_s == float("inf"):
+                    left_s, seen_s = now_left_s, now_s
+            if renewed >= ALIVE or not other.lease:
+                self.client.revoke(lease)
+                raise MembershipRefused(
+                    f"another broker is called {self.member.name!r} in this cluster, at {address}: give each a name of "
+                    "its own with --name"
+                )
+            self.say(
+                f"etcd has a broker called {self.member.name!r} already, at {address}; if that is this one before it "
+                f"was restarted, its entry goes within {self.ttl_s} s"
+            )
+            if not self.rest(LOOK_S):
+                self.client.revoke(lease)
+                return 0
+            self.client.keep_alive(lease)
+        return lease
+
+    def _read(self, other: EtcdEntry) -> tuple[str, str]:
+        try:
+            member, session = read_broker(self.member.name, other.value)
+        except Unreadable as bad:
+            return f"an address that cannot be read ({bad})", ""
+        return member.address, session
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EtcdTiming:
     """How often and how long, in seconds. `relist`: all is read again, whatever the watch told. `settle`: changes of
     what is hosted are gathered so long. `look`: between two readings, however much changes. `retry`: the first and
     the longest wait once no member of etcd answered. `refused`: before a broker that is refused tries again."""
@@ -45,7 +141,7 @@ class Told:
     """What the thread has learned. `others` (this broker may be among them), `hosting`: None where it is as it was.
     `topics`: records have changed. `refused`: this broker never joined, and trying again would not help."""
 
-    standing: Standing
+    join_state: JoinState
     reason: str = ""
     others: Sequence[Member] | None = None
     hosting: Hosting | None = None
@@ -53,24 +149,24 @@ class Told:
     refused: MembershipRefused | None = None
 
 
-class Session(threading.Thread):
+class EtcdSession(threading.Thread):
     """`confirmed_s`: when etcd last answered what it can only answer with a quorum, monotonic; 0 before the first time.
     `tell` is called by this thread; `ended`, too, when it is over."""
 
     def __init__(
         self,
-        place: Place,
+        location: EtcdLocation,
         member: Member,
         cluster_uid: str,
         tell: Callable[[Told], None],
         ended: Callable[[], None],
-        pace: Pace,
+        timing: EtcdTiming,
     ) -> None:
         super().__init__(name="etcd", daemon=True)
         self.confirmed_s = 0.0
-        self._place, self._member, self._cluster_uid, self._pace = place, member, cluster_uid, pace
+        self._location, self._member, self._cluster_uid, self._timing = location, member, cluster_uid, timing
         self._tell, self._ended = tell, ended
-        self._keys = records.Keys(place.prefix)
+        self._keys = EtcdKeys(location.prefix)
         self._id = secrets.token_hex(8)
 
         # Shared with the event loop and the watch's thread, under _wake. _dirty: keys to be told, _dirty_s: since when.
@@ -86,14 +182,14 @@ class Session(threading.Thread):
         # This thread's own. _written: what etcd has of ours, as far as we know. Times (_s) are monotonic.
         self._at = self._failures = self._lease = 0
         self._joined = False
-        self._standing, self._reason = Standing.JOINING, ""
+        self._join_state, self._reason = JoinState.JOINING, ""
         self._written: dict[str, str] = {}
-        self._picture = Picture(self._keys)
+        self._snapshot = ClusterSnapshot(self._keys)
         self._topics_told = -1
         self._believed: tuple[Sequence[Member], Hosting] = ((), {})
         self._lingering: tuple[Sequence[Member], Hosting] = ((), {})
         self._linger_until_s = 0.0
-        self._watch: Watch | None = None
+        self._watch: EtcdWatch | None = None
         self._refresh_s = self._relist_s = self._look_s = 0.0
 
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
@@ -133,7 +229,9 @@ class Session(threading.Thread):
         """Asks one member of etcd as long as it answers; waits a while after the last of them did not."""
         client: Client | None = None
         try:
-            client = Client(self._place, self._place.endpoints[self._at], max(LEAST_DEADLINE_S, self._place.ttl_s / 4))
+            client = Client(
+                self._location, self._location.endpoints[self._at], max(LEAST_DEADLINE_S, self._location.ttl_s / 4)
+            )
             self._attend(client)
             self._leave(client)
         except EtcdTrouble as trouble:
@@ -157,7 +255,7 @@ class Session(threading.Thread):
                     self._turn(client)
                 else:
                     self._join(client)
-            except LeaseLost as lost:
+            except EtcdLeaseLost as lost:
                 self._lost(lost)
 
     def _turn(self, client: Client) -> None:
@@ -169,7 +267,7 @@ class Session(threading.Thread):
         if self._watch is None:
             if now_s >= self._look_s:
                 self._read_all(client)
-                self._watch = client.watch(self._keys.every, self._picture.revision + 1, self._hint, self._broken)
+                self._watch = client.watch(self._keys.every, self._snapshot.revision + 1, self._hint, self._broken)
         elif now_s >= self._relist_s or (self._hinted and now_s >= self._look_s):
             self._read_changes(client)
         self._write(client)
@@ -184,7 +282,7 @@ class Session(threading.Thread):
             if self._hinted or self._watch is None:
                 times.append(self._look_s)
             if self._dirty:
-                times.append(self._dirty_s + self._pace.settle)
+                times.append(self._dirty_s + self._timing.settle)
             if self._linger_until_s:
                 times.append(self._linger_until_s)
             wait_s = min(times) - time.monotonic()
@@ -198,7 +296,7 @@ class Session(threading.Thread):
     def _join(self, client: Client) -> None:
         """The broker gets an entry and a lease, unless it is to end."""
         agree(client, self._keys, self._cluster_uid, self._member.name)
-        claim = Claim(client, self._keys, self._member, self._id, self._place.ttl_s, self._pause, self._waits)
+        claim = Claim(client, self._keys, self._member, self._id, self._location.ttl_s, self._pause, self._waits)
         lease = claim.made()
         if not lease:
             return
@@ -212,13 +310,13 @@ class Session(threading.Thread):
         self._look_s = 0.0
         log.info("joined the cluster under %s in etcd", self._keys.every)
 
-    def _lost(self, lost: LeaseLost) -> None:
+    def _lost(self, lost: EtcdLeaseLost) -> None:
         """The lease is gone: all of ours is to be written again. Others may have lost theirs with it, and may need the
         same moment to come back: they are believed in for two TTL more."""
         log.warning("this broker has to join again: %s", lost)
         self._lease, self._written = 0, {}
-        self._lingering, self._linger_until_s = self._believed, time.monotonic() + 2 * self._place.ttl_s
-        self._pause(self._pace.look)
+        self._lingering, self._linger_until_s = self._believed, time.monotonic() + 2 * self._location.ttl_s
+        self._pause(self._timing.look)
 
     def _leave(self, client: Client) -> None:
         try:
@@ -229,34 +327,34 @@ class Session(threading.Thread):
 
     def _refreshed(self) -> None:
         self.confirmed_s = time.monotonic()
-        self._refresh_s = self.confirmed_s + self._place.ttl_s / 3
+        self._refresh_s = self.confirmed_s + self._location.ttl_s / 3
 
     def _read_all(self, client: Client) -> None:
         self._before_reading()
-        self._picture.read(client.list(self._keys.every))
+        self._snapshot.read(client.list(self._keys.every))
         self._have_read()
 
     def _read_changes(self, client: Client) -> None:
         self._before_reading()
-        if self._picture.update(client.list(self._keys.every, self._picture.revision + 1)):
+        if self._snapshot.update(client.list(self._keys.every, self._snapshot.revision + 1)):
             self._have_read()
         else:
             self._read_all(client)
 
     def _before_reading(self) -> None:
         now_s = time.monotonic()
-        self._look_s, self._relist_s = now_s + self._pace.look, now_s + self._pace.relist
+        self._look_s, self._relist_s = now_s + self._timing.look, now_s + self._timing.relist
         with self._wake:
             self._hinted = False  # what changes from now on hints again
 
     def _have_read(self) -> None:
-        """Raises LeaseLost when somebody took this broker's entry away; what else of ours is missing is told again."""
+        """Raise EtcdLeaseLost when somebody took this broker's entry away; tell again what else of ours is missing."""
         self.confirmed_s = time.monotonic()
-        mine = self._picture.entries.get(self._keys.broker(self._member.name))
+        mine = self._snapshot.entries.get(self._keys.broker(self._member.name))
         if mine is None or mine.lease != self._lease:
-            raise LeaseLost("its entry in etcd was taken away")
+            raise EtcdLeaseLost("its entry in etcd was taken away")
         for key, value in list(self._written.items()):
-            entry = self._picture.entries.get(key)
+            entry = self._snapshot.entries.get(key)
             if entry is None or entry.lease != self._lease or entry.value != value.encode():
                 del self._written[key]
                 with self._wake:
@@ -268,10 +366,10 @@ class Session(threading.Thread):
         written is written again."""
         with self._wake:
             topics, self._topics_pending = self._topics_pending, False
-            due = bool(self._dirty) and time.monotonic() >= self._dirty_s + self._pace.settle
+            due = bool(self._dirty) and time.monotonic() >= self._dirty_s + self._timing.settle
             keys, self._dirty = (self._dirty, set()) if due else (set(), self._dirty)
             wanted = {key: self._wanted.get(key) for key in keys}
-        values = {key: records.consumers_value(*hosted) if hosted else None for key, hosted in wanted.items()}
+        values = {key: consumers_value(*hosted) if hosted else None for key, hosted in wanted.items()}
         changes = {key: value for key, value in values.items() if value is None or self._written.get(key) != value}
         for key in changes:
             self._written.pop(key, None)
@@ -279,7 +377,7 @@ class Session(threading.Thread):
             if changes:
                 client.change(changes, self._lease)
             if topics:
-                client.change({self._keys.topics: records.topics_value(self._member.name)})
+                client.change({self._keys.topics: topics_value(self._member.name)})
         except BaseException:
             with self._wake:
                 self._dirty |= keys
@@ -308,46 +406,46 @@ class Session(threading.Thread):
         """Tells what has changed of what is believed."""
         if self._linger_until_s and time.monotonic() >= self._linger_until_s:
             self._lingering, self._linger_until_s = ((), {}), 0.0
-        believed = with_lingering(self._picture.members(), self._picture.hosting(), *self._lingering)
-        topics = self._picture.topics_revision != self._topics_told
-        if believed == self._believed and not topics and self._standing is Standing.JOINED:
+        believed = with_lingering(self._snapshot.members(), self._snapshot.hosting(), *self._lingering)
+        topics = self._snapshot.topics_revision != self._topics_told
+        if believed == self._believed and not topics and self._join_state is JoinState.JOINED:
             return
-        if self._standing is Standing.FROZEN:
+        if self._join_state is JoinState.FROZEN:
             log.warning("etcd answers again")
-        self._standing, self._reason = Standing.JOINED, ""
-        self._believed, self._topics_told = believed, self._picture.topics_revision
-        self._tell(Told(Standing.JOINED, "", *believed, topics))
+        self._join_state, self._reason = JoinState.JOINED, ""
+        self._believed, self._topics_told = believed, self._snapshot.topics_revision
+        self._tell(Told(JoinState.JOINED, "", *believed, topics))
 
     def _waits(self, reason: str) -> None:
         """It cannot join, or cannot ask, and says why."""
-        self._stand(Standing.FROZEN if self._joined else Standing.JOINING, reason)
+        self._stand(JoinState.FROZEN if self._joined else JoinState.JOINING, reason)
 
-    def _stand(self, standing: Standing, reason: str) -> None:
-        if standing is not self._standing or not self._reason:
-            log.warning("membership %s: %s", standing, reason)
-        if (standing, reason) != (self._standing, self._reason):
-            self._standing, self._reason = standing, reason
-            self._tell(Told(standing, reason))
+    def _stand(self, join_state: JoinState, reason: str) -> None:
+        if join_state is not self._join_state or not self._reason:
+            log.warning("membership %s: %s", join_state, reason)
+        if (join_state, reason) != (self._join_state, self._reason):
+            self._join_state, self._reason = join_state, reason
+            self._tell(Told(join_state, reason))
 
     def _stumbled(self, reason: str) -> None:
         """The member of etcd that was asked is no good: the next one is."""
         self._failures += 1
-        every = len(self._place.endpoints)
+        every = len(self._location.endpoints)
         self._at = (self._at + 1) % every
         if self._failures < every or self._stopping:
             return
         self._waits(reason)
-        first_s, longest_s = self._pace.retry
+        first_s, longest_s = self._timing.retry
         wait_s = min(longest_s, first_s * 2.0 ** min(self._failures // every - 1, 16))
         self._pause(wait_s * random.uniform(0.5, 1.0))
 
     def _refused(self, refused: MembershipRefused) -> None:
         if self._joined:
-            self._stand(Standing.REFUSED, str(refused))
-            self._pause(self._pace.refused)
+            self._stand(JoinState.REFUSED, str(refused))
+            self._pause(self._timing.refused)
         else:
             self._stopping = True
-            self._tell(Told(Standing.APART, str(refused), refused=refused))
+            self._tell(Told(JoinState.APART, str(refused), refused=refused))
 
     def _pause(self, seconds: float) -> bool:
         """Waits so long; False when it is to end."""

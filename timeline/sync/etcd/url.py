@@ -41,7 +41,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EtcdLocation:
     """Where a cluster's membership lies. `endpoints`: host:port of etcd's members, any of which will do. `prefix`: keys
     begin with it, without slashes around it. `ttl_s`: so long a broker is believed in after it was heard of last."""
 
@@ -57,8 +57,8 @@ class Place:
         return f"etcd://{self.user and f'{self.user}:…@'}{','.join(self.endpoints)}/{self.prefix}"
 
 
-def parse(url: str, variables: Mapping[str, str] | None = None) -> Place:
-    """The place that `url` names. `variables`: the environment (default: the process's). Raises Invalid with the
+def parse(url: str, variables: Mapping[str, str] | None = None) -> EtcdLocation:
+    """The location that `url` names. `variables`: the environment (default: the process's). Raises Invalid with the
     sentence that mends it; never says a password."""
     variables = os.environ if variables is None else variables
     rest, _, query = url.removeprefix("etcd://").partition("?")
@@ -74,7 +74,7 @@ def parse(url: str, variables: Mapping[str, str] | None = None) -> Place:
             f"sync: etcd's {given} is given without the {missing}: etcd://user:password@…, or {USER}, {PASSWORD}"
         )
     settings = _settings(query)
-    return Place(
+    return EtcdLocation(
         tuple(_endpoint(host) for host in hosts.split(",")) if hosts else _no_hosts(),
         _prefix(path),
         user,

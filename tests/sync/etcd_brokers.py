@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from timeline.sync import Change, Member
+from timeline.sync import Member, MembershipChange
 from timeline.sync.conformance import Broker
 from timeline.sync.etcd import EtcdMembership
-from timeline.sync.etcd.session import Pace
+from timeline.sync.etcd.session import EtcdTiming
 
 CLUSTER = "9f" * 16
 
@@ -23,16 +23,16 @@ class Watched(Broker):
     """A broker that also keeps who it believed in after each change."""
 
     def __init__(self, url: str, name: str, host: str = "") -> None:
-        membership = EtcdMembership(url, Pace(refused=0.5))
+        membership = EtcdMembership(url, EtcdTiming(refused=0.5))
         at = (host or name).replace("/", "-")
         super().__init__(membership, Member(name, f"{at}.example:9000", "1.0"))
         self.seen: list[list[str]] = []
         self.stands: list[str] = []
         self.membership.on_change(self._seen)
 
-    def _seen(self, change: Change) -> None:
+    def _seen(self, change: MembershipChange) -> None:
         self.seen.append(self.names())
-        self.stands.append(str(self.membership.state.standing))
+        self.stands.append(str(self.membership.state.join_state))
 
     async def start(self) -> None:
         await self.membership.start(self.member, CLUSTER)
@@ -56,10 +56,10 @@ async def joined(url: str, *names: str) -> AsyncIterator[list[Watched]]:
 async def told(teller: Watched, *others: Watched) -> None:
     """Returns once others were told what `teller` tells from now on: that a topic's record changed."""
     for other in others:
-        other.changes = Change(0)
+        other.changes = MembershipChange(0)
     teller.membership.topics_changed()
     for other in others:
-        await other.until(lambda at=other: Change.TOPICS in at.changes, "told of changed topics")  # type: ignore[misc]
+        await other.until(lambda at=other: MembershipChange.TOPICS in at.changes, "told of changed topics")  # type: ignore[misc]
 
 
 async def every(brokers: list[Watched], holds: Callable[[Watched], object], what: str) -> None:
@@ -71,7 +71,7 @@ async def every(brokers: list[Watched], holds: Callable[[Watched], object], what
 def broker_process(url: str, name: str) -> subprocess.Popen[str]:
     """A broker in a process of its own, which prints a line once it has joined."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.sync.brokers", url, name],
+        [sys.executable, "-m", "tests.sync.etcd_brokers", url, name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
