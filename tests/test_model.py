@@ -66,7 +66,7 @@ def test_a_status_of_a_newer_version_reads_as_unknown(number: int) -> None:
 
 
 def test_an_operation_keeps_its_number_and_is_of_one_kind() -> None:
-    names = ["PUT", "LEASE", "EXTEND", "ACK", "RELEASE", "BURY", "MOVE", "CANCEL", "REVIVE", "PURGE", "RELET"]
+    names = ["PUT", "LEASE", "EXTEND", "ACK", "RELEASE", "BURY", "MOVE", "CANCEL", "REVIVE", "PURGE", "REGRANT"]
     assert [operation.name for operation in sorted(Operation)] == names
     assert [int(operation) for operation in sorted(Operation)] == list(range(11))
     assert {*SETTLES, *MUTATIONS, Operation.PUT, Operation.LEASE} == set(Operation)

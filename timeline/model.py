@@ -113,11 +113,11 @@ class Operation(IntEnum):
     CANCEL = 7
     REVIVE = 8
     PURGE = 9
-    RELET = 10
+    REGRANT = 10
     """A lease given again to the holder it has, for a new session under the same consumer id."""
 
 
-SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET)
+SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.REGRANT)
 MUTATIONS = (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE)
 
 

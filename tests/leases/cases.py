@@ -112,7 +112,7 @@ def questions(operation: Operation) -> Iterator[Question]:
             return product(messages(counts), _leases(), (PLAIN, STRICT, ENDLESS))
         case Operation.EXTEND:
             return product(messages(), settles(operation, TIMES), (PLAIN,))
-        case Operation.RELET:
+        case Operation.REGRANT:
             return product(messages(counts, last_ops=(0,)), settles(operation, TIMES), (PLAIN, ENDLESS))
         case Operation.ACK:
             return product(messages(), settles(operation), (PLAIN, STRICT))

@@ -247,7 +247,7 @@ SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
         Sentence("it is leased", Status.OK, _always, leased),
     ),
     Operation.EXTEND: (*HOLDERS, RAN_OUT, Sentence("the lease is longer", Status.OK, _always, extended)),
-    Operation.RELET: (
+    Operation.REGRANT: (
         *HOLDERS,
         Sentence("it was delivered as often as it may be", Status.DEAD, lambda c: c.delivered_out),
         RAN_OUT,

@@ -166,7 +166,7 @@ class OneId(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         operation=st.sampled_from(
-            (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET)
+            (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.REGRANT)
         ),
         ahead=st.integers(0, 40),
         unseen=st.booleans(),
@@ -201,7 +201,7 @@ class OneId(RuleBasedStateMachine):
             life.lease_ends_ms, life.asked_due_ms = 0, after.due_ms
             life.deliveries -= unseen
             assert not unseen or after.scheduled_ms == before.scheduled_ms
-        elif operation is Operation.RELET:
+        elif operation is Operation.REGRANT:
             assert after is not None and after.holder == before.holder
             self.hand_out(after)
         elif operation is Operation.BURY:
@@ -234,7 +234,7 @@ class OneId(RuleBasedStateMachine):
     def the_last_call_again(self) -> None:
         """S16: whatever was accepted last, sent again changes nothing, at once or later.
 
-        Two are no calls of a user and carry no operation id: a lease asked again is a new lease, a relet is fenced.
+        Two are no calls of a user and carry no operation id: a lease asked again is a new lease, a regrant is fenced.
         A put whose message is settled by now is the one doubling that the design names; it is not repeated here."""
         assert self.last is not None
         before, ask = self.stored, self.last

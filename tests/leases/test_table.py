@@ -135,7 +135,7 @@ def test_the_fields_that_an_operation_may_touch() -> None:
         Operation.PUT: asked,
         Operation.MOVE: asked,
         Operation.LEASE: {"due_ms", "holder", "version", "deliveries"},
-        Operation.RELET: {"due_ms", "version", "deliveries"},
+        Operation.REGRANT: {"due_ms", "version", "deliveries"},
         Operation.EXTEND: {"due_ms"},
         Operation.RELEASE: asked | {"deliveries"},
         Operation.BURY: {"dead", "died_ms"},
@@ -197,7 +197,7 @@ def test_a_live_lease_and_a_dead_letter_outlive_expiry() -> None:
         ),
         pytest.param(
             Message(BIRTH, VERSION, due_ms=NOW + 9, holder=ANNA, deliveries=25),
-            Ask(Operation.RELET, birth=BIRTH, version=VERSION, holder=ANNA, time_ms=NOW + 99),
+            Ask(Operation.REGRANT, birth=BIRTH, version=VERSION, holder=ANNA, time_ms=NOW + 99),
             Status.DEAD,
             id="what was delivered out is not let again",
         ),
@@ -239,6 +239,6 @@ def test_in_full(message: Message, ask: Ask, status: Status) -> None:
 
 def test_a_stale_token_changes_nothing_even_where_it_expired() -> None:
     message = Message(BIRTH, VERSION, due_ms=NOW - 1, holder=ANNA, expires_ms=NOW - 1)
-    for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET):
+    for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.REGRANT):
         decided = decide(message, Ask(operation, birth=BIRTH, version=VERSION - 1, holder=ANNA), NOW, PLAIN)
         assert (decided.status, decided.message) == (Status.FENCED, message)

@@ -44,7 +44,7 @@ def shares_a_token() -> Any:
         dealer.give_again(consumer, LeasedBatch(rows, rows.scheduled_ms, again, stream._node.clock.now_ms()))
         return _tokens(rows)
 
-    return instead(ConsumeStream, "_relet", as_it_is)
+    return instead(ConsumeStream, "_regrant", as_it_is)
 
 
 def follows_every_step() -> Any:

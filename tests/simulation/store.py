@@ -225,7 +225,7 @@ class TroubledStore(Store):
             answers = await self.inner.settle(topic, now_ms, settles)
             for at in np.flatnonzero(answers.repeat == 0).tolist():
                 kind = Operation(int(settles.operation[at])).name.lower()
-                version = int(answers.version[at]) if kind in ("release", "relet") else int(settles.version[at])
+                version = int(answers.version[at]) if kind in ("release", "regrant") else int(settles.version[at])
                 values = {
                     "birth": int(settles.birth[at]),
                     "version": version,

@@ -116,7 +116,7 @@ class Calls:
             Operation.EXTEND,
             Operation.RELEASE,
             Operation.BURY,
-            Operation.RELET,
+            Operation.REGRANT,
         ]
         return Settles(
             ids=Ragged.of([token[0] for token in chosen]),

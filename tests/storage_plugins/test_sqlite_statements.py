@@ -150,7 +150,7 @@ async def test_batches_of_any_size(tmp_path: Path, count: int) -> None:
     leased = await store.lease_due(made, None, NOW_MS, 0, [grant(count + 10)])
     assert leased.rows.ids.tolist() == ids(count)
     assert leased.next_due_ms == (NOW_MS + 30_000 if count else None)
-    for operation in (Operation.EXTEND, Operation.RELET):
+    for operation in (Operation.EXTEND, Operation.REGRANT):
         answers = await store.settle(made, NOW_MS, settles(leased.rows, operation, NOW_MS + 60_000))
         assert answers.due_ms.tolist() == [NOW_MS + 60_000] * count
     leased.rows.version = leased.rows.version + 1

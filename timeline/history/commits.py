@@ -2,7 +2,7 @@
 that runs (S11), before its due (S7) or after the end (S6), and each call once (S16).
 
 A `commit` line's arguments: `topic id birth version kind due_ms holder now_ms op` as the message stands afterwards,
-`kind` being put, lease, relet, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire,
+`kind` being put, lease, regrant, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire,
 replace (by a put whose birth is `op`, and whose own line follows); of a put also `group sum size expires_ms`, of a
 lease `was_due_ms` and `due_before_ms`, of a release `unseen`, of a cancel `leased`.
 """
@@ -16,9 +16,9 @@ from timeline.history.course import Standing, Stretch, expires_by
 from timeline.history.record import Event
 from timeline.history.story import Story, Violation
 
-MAKERS = ("put", "lease", "relet", "release", "move", "revive")
+MAKERS = ("put", "lease", "regrant", "release", "move", "revive")
 ONCE = ("release", "move", "revive")
-HOLDERS = ("relet", "extend", "release", "ack", "bury")
+HOLDERS = ("regrant", "extend", "release", "ack", "bury")
 RAISE = ("revive", "purge")
 """What is for dead letters alone."""
 

@@ -106,7 +106,7 @@ def _after(standing: Standing | None, change: Values) -> Standing | None:
         )
     if standing is None or kind in ENDS:
         return None
-    if kind in ("lease", "relet"):
+    if kind in ("lease", "regrant"):
         return replace(standing, version=version, due_ms=due_ms, holder=change["holder"])
     if kind == "extend":
         return replace(standing, due_ms=due_ms)

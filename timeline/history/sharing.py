@@ -144,7 +144,7 @@ def left_out(events: Sequence[Event]) -> Iterator[Violation]:
             present.pop(values["consumer"], None)
         elif kind in ("ack", "release", "bury") and (one := present.get(values["consumer"])) is not None:
             one.unsettled.discard((values["id"], values["birth"], values["version"]))
-        elif kind == "commit" and values["kind"] in ("lease", "relet"):
+        elif kind == "commit" and values["kind"] in ("lease", "regrant"):
             _leased(present, values)
         elif kind == "deal":
             for id in values["granted"]:

@@ -39,7 +39,7 @@ class Message:
 class Ask:
     """One operation with its arguments; those an operation does not use are ignored.
 
-    `time_ms`, absolute: PUT, MOVE, RELEASE, REVIVE the asked due; EXTEND, RELET the asked end of the lease; LEASE the
+    `time_ms`, absolute: PUT, MOVE, RELEASE, REVIVE the asked due; EXTEND, REGRANT the asked end of the lease; LEASE the
     length of the lease. `due_before_ms`: LEASE, how far ahead of time. `op`: the operation's id, 0 none.
     """
 
@@ -235,7 +235,7 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     Operation.BURY: ((Status.NOT_FOUND, _not_there), (Status.FENCED, _not_to_bury)),
     # A message that takes its consumer's process down each time must not be let again for ever: refused here, its
     # lease runs out, and the broker buries it.
-    Operation.RELET: (*_HOLDERS, (Status.DEAD, _delivered_out), (Status.EXPIRED, _has_expired)),
+    Operation.REGRANT: (*_HOLDERS, (Status.DEAD, _delivered_out), (Status.EXPIRED, _has_expired)),
     Operation.MOVE: (
         (Status.INVALID, _beyond_expiry),
         *_OWNERS,
@@ -279,7 +279,7 @@ def _extend(case: _Case) -> Message:
     return replace(case.message, due_ms=max(case.message.due_ms, case.ask.time_ms))
 
 
-def _relet(case: _Case) -> Message:
+def _regrant(case: _Case) -> Message:
     raised = replace(case.message, version=case.message.version + 1, deliveries=case.message.deliveries + 1)
     return replace(raised, due_ms=max(raised.due_ms, case.ask.time_ms))
 
@@ -329,7 +329,7 @@ _HELD = (State.LEASED, State.AVAILABLE)
 EFFECTS: dict[tuple[State, Operation], Effect] = {
     **{(state, Operation.LEASE): _lease for state in _FREE},
     **{(state, Operation.EXTEND): _extend for state in _HELD},
-    **{(state, Operation.RELET): _relet for state in _HELD},
+    **{(state, Operation.REGRANT): _regrant for state in _HELD},
     **{(state, Operation.RELEASE): _release for state in _HELD},
     **{(state, Operation.BURY): _bury for state in _HELD},
     **{(state, Operation.ACK): _gone for state in _HELD},

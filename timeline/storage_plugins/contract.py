@@ -182,7 +182,7 @@ class Settles:
     """A batch of settles, n as columns, operations mixed freely.
 
     `operation`: `Operation` numbers out of `model.SETTLES`. `holders`: who settles. `time_ms`, absolute: EXTEND and
-    RELET, the lease's new end; RELEASE, the due that is asked. `unseen`: RELEASE of what no person's code saw: one
+    REGRANT, the lease's new end; RELEASE, the due that is asked. `unseen`: RELEASE of what no person's code saw: one
     delivery less, `scheduled_ms` stays, due = max(now, scheduled). `reasons`: for BURY and RELEASE, empty is none.
     """
 
@@ -391,7 +391,7 @@ class Store(ABC):
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Settles each message whose birth, version and holder match; others get FENCED, NOT_FOUND, …
 
-        EXTEND: due_ms is the lease's end. ACK: `late` where the lease had run out. RELEASE, BURY, RELET: as `leases`
+        EXTEND: due_ms is the lease's end. ACK: `late` where the lease had run out. RELEASE, BURY, REGRANT: as `leases`
         says; version and due as they stand afterwards."""
 
     @abstractmethod

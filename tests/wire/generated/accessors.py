@@ -59,7 +59,7 @@ class Operation(object):
     CANCEL = 7
     REVIVE = 8
     PURGE = 9
-    RELET = 10
+    REGRANT = 10
 
 
 # Per message of a Produce. IN: `time_ms` is a duration from the broker's now. EXPIRES_IN: `expires_ms` is. MOVE: if

@@ -185,13 +185,13 @@ class ConsumeStream:
                     return  # it is for the broker that it goes to
                 if len(room):
                     # A store may walk leases by their end: what is let again here lies ahead on the same walk.
-                    in_hand |= await self._relet(rows.take(missing[: len(room)]), consumer, dealer, topic)
+                    in_hand |= await self._regrant(rows.take(missing[: len(room)]), consumer, dealer, topic)
                 if len(room) < len(missing):
                     return  # no credit for more: the rest comes back when its lease runs out
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
 
-    async def _relet(self, rows: Rows, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic) -> set[Token]:
+    async def _regrant(self, rows: Rows, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic) -> set[Token]:
         """Leases `rows` again and gives them to their holder; answers their new tokens."""
         node, count = self._node, len(rows)
         end_ms = node.clock.now_ms() + consumer.lease_ms
@@ -201,7 +201,7 @@ class ConsumeStream:
             birth=rows.birth,
             version=rows.version,
             holders=rows.holders,
-            operation=np.full(count, Operation.RELET, dtype=np.uint8),
+            operation=np.full(count, Operation.REGRANT, dtype=np.uint8),
             time_ms=np.full(count, end_ms, dtype=np.int64),
             op=none,
             unseen=np.zeros(count, dtype=np.bool_),

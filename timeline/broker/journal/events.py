@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 class EventKind(StrEnum):
     """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
-    unsettled, found when the message was leased again. RELET: its holder came back in another session. REPLACED:
+    unsettled, found when the message was leased again. REGRANTED: its holder came back in another session. REPLACED:
     another put took its place. TAG_…: by tag, `count` messages that are not named. TOPIC_DROPPED: whatever lay on it
     went, too. UNKNOWN: the store did not say what became of a call; the message may have been changed by it.
 
@@ -37,7 +37,7 @@ class EventKind(StrEnum):
     RELEASED = "released"
     HANDED_BACK = "handed_back"
     RAN_OUT = "ran_out"
-    RELET = "relet"
+    REGRANTED = "relet"
     BURIED = "buried"
     MOVED = "moved"
     CANCELLED = "cancelled"
@@ -63,7 +63,7 @@ _OF_SETTLE = {
     Operation.EXTEND: EventKind.EXTENDED,
     Operation.RELEASE: EventKind.RELEASED,
     Operation.BURY: EventKind.BURIED,
-    Operation.RELET: EventKind.RELET,
+    Operation.REGRANT: EventKind.REGRANTED,
 }
 _OF_MUTATION = {
     Operation.MOVE: EventKind.MOVED,

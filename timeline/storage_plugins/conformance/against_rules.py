@@ -97,7 +97,7 @@ class _Walk:
         rng = self.rng
         chosen = rng.choices(self.tokens[-30:], k=rng.randint(0, 8)) if self.tokens else []
         count = len(chosen)
-        operations = [Operation.ACK] * 2 + [Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.RELET]
+        operations = [Operation.ACK] * 2 + [Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.REGRANT]
         one = rng.choice(operations)
         settles = Settles(
             ids=Ragged.of([token[0] for token in chosen]),

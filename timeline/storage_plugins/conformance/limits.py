@@ -175,7 +175,7 @@ async def check_holders_that_look_alike(trial: Trial) -> None:
         page = await trial.store.held_by(topic, T0, holder, b"", 10)
         expect_equal(page.rows.holders.tolist(), [holder], f"holders of what {holder!r} holds")
     others = [ALIKE[(ALIKE.index(holder) + 1) % len(ALIKE)] for holder in rows.holders]
-    for operation in (Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.RELET, Operation.ACK):
+    for operation in (Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.REGRANT, Operation.ACK):
         answers = await trial.settle(topic, operation, rows, holder=others, time_ms=T0 + 90_000)
         expect_equal(
             set(statuses(answers)), {Status.FENCED}, f"statuses of {operation.name} by holders that look alike"

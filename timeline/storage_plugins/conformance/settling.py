@@ -8,7 +8,7 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect_equal, named, statuses
 
-SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.RELET)
+SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, Operation.REGRANT)
 
 
 @check()
@@ -162,12 +162,12 @@ async def check_release_beyond_expiry(trial: Trial) -> None:
 
 @check()
 async def check_expired_after_its_lease(trial: Trial) -> None:
-    """When a lease and the expiry have both passed: extend and relet answer EXPIRED and remove the message, a release
+    """When a lease and the expiry have both passed: extend and regrant answer EXPIRED and remove the message, a release
     too; an ack counts, and a bury makes a dead letter."""
     topic = await trial.topic()
     await trial.stored(topic, named(5), expires_ms=T0 + 100)
     rows = (await trial.lease(topic, lease_ms=50)).rows
-    operations = [Operation.EXTEND, Operation.RELET, Operation.RELEASE, Operation.ACK, Operation.BURY]
+    operations = [Operation.EXTEND, Operation.REGRANT, Operation.RELEASE, Operation.ACK, Operation.BURY]
     answers = await trial.settle(topic, operations, rows, now_ms=T0 + 100, time_ms=T0 + 900)
     expect_equal(statuses(answers), [Status.EXPIRED] * 3 + [Status.OK] * 2, "statuses")
     expect_equal(list(await trial.everything(topic, now_ms=T0 + 100)), rows.ids.tolist()[4:], "ids left")
@@ -187,7 +187,7 @@ async def check_bury(trial: Trial) -> None:
     expect_equal(found, ["no gate “7”".encode(), T0 + 4, 2, b"gate closes"], "the dead letter")
     again = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 9, reason=b"other")
     expect_equal((statuses(again), again.repeat.tolist()), ([Status.OK], [1]), "(status, repeat) of a bury repeated")
-    for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.RELET):
+    for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.REGRANT):
         answers = await trial.settle(topic, operation, rows, time_ms=T0 + 90_000)
         expect_equal(statuses(answers), [Status.DEAD], f"status of {operation.name} of a dead letter")
     expect_equal(await trial.row(topic, b"a"), row, "the dead letter afterwards")
@@ -195,28 +195,28 @@ async def check_bury(trial: Trial) -> None:
 
 
 @check()
-async def check_relet(trial: Trial) -> None:
+async def check_regrant(trial: Trial) -> None:
     """A lease let again to its holder raises version and deliveries, so that the earlier session's token is stale; one
     that was delivered out is not let again."""
     topic = await trial.topic(max_deliveries=2)
     await trial.stored(topic, [b"a"])
     rows = (await trial.lease(topic, lease_ms=1_000)).rows
-    answers = await trial.settle(topic, Operation.RELET, rows, time_ms=T0 + 1_500)
-    expect_equal((statuses(answers), answers.version.tolist()), ([Status.OK], [3]), "(status, version) of a relet")
+    answers = await trial.settle(topic, Operation.REGRANT, rows, time_ms=T0 + 1_500)
+    expect_equal((statuses(answers), answers.version.tolist()), ([Status.OK], [3]), "(status, version) of a regrant")
     expect_equal(answers.due_ms.tolist(), [T0 + 1_500], "end of the lease")
     row = await trial.row(topic, b"a")
     expect_equal((row["deliveries"], row["holders"]), (2, WORKER), "(deliveries, holder)")
     stale = await trial.settle(topic, Operation.ACK, rows)
     expect_equal(statuses(stale), [Status.FENCED], "ack with the earlier session's token")
-    out = await trial.settle(topic, Operation.RELET, rows, version=3, time_ms=T0 + 2_000)
-    expect_equal(statuses(out), [Status.DEAD], "status of a relet of what was delivered out")
+    out = await trial.settle(topic, Operation.REGRANT, rows, version=3, time_ms=T0 + 2_000)
+    expect_equal(statuses(out), [Status.DEAD], "status of a regrant of what was delivered out")
 
 
 @check()
 async def check_next_due_after_a_late_extend(trial: Trial) -> None:
     """A lease that had run out and was extended all the same is the next to run out, though others that run longer had
     come after it before."""
-    for operation in (Operation.EXTEND, Operation.RELET):
+    for operation in (Operation.EXTEND, Operation.REGRANT):
         topic = await trial.topic()
         await trial.stored(topic, [b"long"])
         await trial.lease(topic, lease_ms=600_000)

@@ -28,8 +28,8 @@ async def check_sweep_expired(trial: Trial) -> None:
     await trial.stored(topic, [b"held", b"ran out", b"dead"], expires_ms=T0 + 100)
     leased = await trial.lease(topic, lease_ms=1_000)
     operations = [Operation.BURY if id == b"dead" else Operation.EXTEND for id in leased.rows.ids]
-    relet = [T0 + 50 if id == b"ran out" else T0 + 3_000 for id in leased.rows.ids]
-    await trial.settle(topic, operations, leased.rows, time_ms=relet, reason=b"x")
+    regrant = [T0 + 50 if id == b"ran out" else T0 + 3_000 for id in leased.rows.ids]
+    await trial.settle(topic, operations, leased.rows, time_ms=regrant, reason=b"x")
     await trial.stored(topic, [b"waiting", b"moved", b"stays"], T0 + 90, expires_ms=[T0 + 100, T0 + 100, T0 + 5_000])
     await trial.mutate(topic, Operation.MOVE, [b"moved"], T0 + 95)
     first = await trial.store.sweep(topic, T0 + 100, 1_000)

@@ -183,7 +183,7 @@ async def check_scan_by_state(trial: Trial) -> None:
     operations = [Operation.EXTEND] * 3
     operations[index] = Operation.BURY
     times = [T0 + (20 if id == b"ran out" else 90_000) for id in first.rows.ids]
-    short = await trial.settle(topic, Operation.RELET, first.rows, time_ms=times)
+    short = await trial.settle(topic, Operation.REGRANT, first.rows, time_ms=times)
     await trial.settle(topic, operations, first.rows, version=short.version, time_ms=times, reason=b"x")
     await trial.stored(topic, [b"waiting", b"available"], [T0 + 70_000, T0 + 10])
     wanted = {

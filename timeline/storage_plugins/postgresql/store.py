@@ -219,7 +219,9 @@ class PostgresqlStore(Store):
             if (settles.operation == Operation.RELEASE).any():
                 self._floors.lower(topic, now_ms)
             # One that had run out may end before those that were known to run.
-            ends_ms = settles.time_ms[(settles.operation == Operation.EXTEND) | (settles.operation == Operation.RELET)]
+            ends_ms = settles.time_ms[
+                (settles.operation == Operation.EXTEND) | (settles.operation == Operation.REGRANT)
+            ]
             if len(ends_ms):
                 self._floors.lower(topic, end_ms=int(ends_ms.min()))
 

@@ -56,7 +56,7 @@ ENUMS: dict[str, dict[str, int]] = {
     'Health': {'HEALTHY': 0, 'SILENT': 1, 'STALLED': 2, 'SET_ASIDE': 3},
     'LeavingReason': {'DRAINING': 1, 'SUPERSEDED': 2, 'TOPIC_DROPPED': 3, 'STALLED': 4, 'QUARANTINED': 5},
     'MutateFlag': {'IN': 1, 'LEASED': 2},
-    'Operation': {'PUT': 0, 'LEASE': 1, 'EXTEND': 2, 'ACK': 3, 'RELEASE': 4, 'BURY': 5, 'MOVE': 6, 'CANCEL': 7, 'REVIVE': 8, 'PURGE': 9, 'RELET': 10},
+    'Operation': {'PUT': 0, 'LEASE': 1, 'EXTEND': 2, 'ACK': 3, 'RELEASE': 4, 'BURY': 5, 'MOVE': 6, 'CANCEL': 7, 'REVIVE': 8, 'PURGE': 9, 'REGRANT': 10},
     'PutFlag': {'IN': 1, 'EXPIRES_IN': 2, 'MOVE': 4, 'REPLACE': 8},
     'SettingKind': {'WHOLE': 0, 'FLAG': 1, 'TEXT': 2},
     'SettleFlag': {'AT': 1, 'UNSEEN': 2},
