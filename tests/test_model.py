@@ -265,7 +265,7 @@ def test_blank_answers_say_one_status_and_nothing_else() -> None:
     assert len(blank) == 3
     assert blank.status.tolist() == [Status.LEASED.code] * 3
     assert not any(column.any() for name, column in _columns(blank).items() if name != "status")
-    assert blank.turn == 0
+    assert blank.commit_seq == 0
     assert blank.displaced == {}
     assert blank.details == {} and Answers.blank(1).details is not Answers.blank(1).details
 

@@ -294,7 +294,8 @@ class Answers:
 
     `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 where there is none. `settled`:
     1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out. `repeat`: 1 where
-    the call was recognised as one already done. `details`: index → a sentence, for refusals. `turn`: `Store.in_turn`.
+    the call was recognised as one already done. `details`: index → a sentence, for refusals.
+    `commit_seq`: see `Store.tells_commit_seq`.
     `displaced`: index of a put → the message that it removed, expired or replaced.
     """
 
@@ -305,7 +306,7 @@ class Answers:
     late: UInt8
     repeat: UInt8
     details: dict[int, str] = dataclasses.field(default_factory=dict)
-    turn: int = 0
+    commit_seq: int = 0
     displaced: dict[int, Displaced] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:

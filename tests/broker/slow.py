@@ -72,7 +72,7 @@ class SlowStore(MemoryStore):
 class InTurn(SlowStore):
     """One that does its calls one after the other and says so."""
 
-    in_turn = True
+    tells_commit_seq = True
 
     async def put(self, *arguments: Any) -> Any:
         return await self._through("put", self._turn(MemoryStore.put(self, *arguments)))
@@ -83,5 +83,5 @@ class InTurn(SlowStore):
     async def _turn(self, work: Any) -> Any:
         answer = await work
         self.turns += 1
-        answer.turn = self.turns
+        answer.commit_seq = self.turns
         return answer

@@ -177,7 +177,7 @@ def pushes_nothing() -> Any:
 
 def is_deaf() -> Any:
     """A dealer that does not hear of what was put, moved or released."""
-    return instead(Dealer, "hint", lambda dealer, due_ms, turn=0: None)
+    return instead(Dealer, "hint", lambda dealer, due_ms, commit_seq=0: None)
 
 
 def never_sweeps() -> Any:

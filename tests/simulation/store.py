@@ -66,7 +66,7 @@ class TroubledStore(Store):
     def __init__(self, loop: VirtualLoop, rng: random.Random, history: History, store: Store | None = None) -> None:
         self.inner = store or MemoryStore(cluster_uid="0" * 32)
         self.capabilities = self.inner.capabilities
-        self.in_turn = rng.random() < 0.5
+        self.tells_commit_seq = rng.random() < 0.5
         self._turns = 0
         self.trouble = Trouble()
         self.occurred: Counter[str] = Counter()
@@ -121,7 +121,7 @@ class TroubledStore(Store):
         return answer
 
     def _turn(self) -> int:
-        self._turns += self.in_turn
+        self._turns += self.tells_commit_seq
         return self._turns
 
     def _commit(self, topic: Topic, kind: str, id: bytes, values: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ class TroubledStore(Store):
                     gone = {"birth": old.birth, "version": old.version, "due_ms": 0, "op": values["birth"]}
                     self._commit(topic, "replace", puts.ids[at], {**gone, "now_ms": now_ms})
                 self._put_or_moved(topic, now_ms, puts, at, values)
-            answers.turn = self._turn()
+            answers.commit_seq = self._turn()
             return answers
 
         return await self._through(work)
@@ -196,7 +196,7 @@ class TroubledStore(Store):
             for at in range(len(leased.buried)):
                 values = {**_row(leased.buried, at), "now_ms": now_ms}
                 self._commit(topic, "bury", leased.buried.ids[at], values)
-            leased.turn = self._turn()
+            leased.commit_seq = self._turn()
             return leased
 
         asked = {"asked": self._loop.time() * 1_000.0, "now_ms": now_ms, "overdue_ms": overdue_ms}

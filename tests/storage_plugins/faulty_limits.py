@@ -198,11 +198,11 @@ class MeasuresWhatItIsGiven(MemoryStore):
 class SaysItsTurnTooEarly(MemoryStore):
     """A lease tells the turn in which it was asked for, before the put that it has not seen."""
 
-    in_turn = True
+    tells_commit_seq = True
 
     async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
         answers = await super().put(topic, now_ms, puts_)
-        answers.turn = 1
+        answers.commit_seq = 1
         return answers
 
 

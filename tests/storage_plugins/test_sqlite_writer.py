@@ -165,7 +165,7 @@ async def test_a_lease_comes_after_the_put_that_waits_with_it(opened: Opened) ->
     turns: dict[str, int] = {}
 
     def turn(name: str) -> Callable[[Transaction], None]:
-        return lambda transaction: turns.update({name: transaction.turn})
+        return lambda transaction: turns.update({name: transaction.commit_seq})
 
     held, go = opened.hold(LEASES)
     waiting = [opened.writer.submit(turn("lease"), LEASES, 1), opened.writer.submit(turn("put"), LATER, 1)]

@@ -213,12 +213,11 @@ class Node:
         """The dealer of `topic`, which the catalog has: made when it is asked for first."""
         return self._dealers.get(topic.uid) or self._new_dealer(topic)
 
-    def hint(self, topic_uid: int, due_ms: int, turn: int = 0) -> bool:
-        """A message of the topic is due at `due_ms` now, in a bucket of ours; the store said so in its `turn`, or did
-        not say in which. Whether the topic has a dealer here: a new one looks for itself."""
+    def hint(self, topic_uid: int, due_ms: int, commit_seq: int = 0) -> bool:
+        """A message of the topic is due at `due_ms` now, in a bucket of ours; `commit_seq`: see `Store`. Whether the topic has a dealer here: a new one looks for itself."""
         dealer = self._dealers.get(topic_uid)
         if dealer is not None:
-            dealer.hint(due_ms, turn)
+            dealer.hint(due_ms, commit_seq)
         return dealer is not None
 
     def _store_took(self, took_ms: float) -> None:

@@ -163,7 +163,7 @@ class Leased:
     of grants counts, with its own due, which may be past); None when nothing is pending.
     `expired`: how many expired messages were met and removed. `buried`: rows (without payloads) that this call buried
     for having been delivered `max_deliveries` times. `damaged`: indexes of rows whose payload is gone (its bytes are
-    empty here): the broker buries them. `turn`: see `Store.in_turn`.
+    empty here): the broker buries them. `commit_seq`: see `Store.tells_commit_seq`.
     """
 
     rows: Rows
@@ -174,7 +174,7 @@ class Leased:
     expired: int = 0
     buried: Rows = field(default_factory=Rows.empty)
     damaged: tuple[int, ...] = ()
-    turn: int = 0
+    commit_seq: int = 0
 
 
 @dataclass(slots=True)
@@ -299,9 +299,10 @@ class Store(ABC):
     """
 
     capabilities: Capabilities
-    in_turn = False
-    """Whether calls are done one by one and say in which turn, a put in `Answers.turn`: a lease has seen every put of
-    an earlier one. A broker may then call for it while the put is on its way."""
+    tells_commit_seq = False
+    """Whether calls are done one by one and numbered: a put in `Answers.commit_seq`, a lease in `Leased.commit_seq`
+    (0: none). A lease has seen every put with a lower number. A broker may then call for it while the put is on its
+    way."""
 
     @abstractmethod
     async def open(self) -> Opened:

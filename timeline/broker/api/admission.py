@@ -26,8 +26,8 @@ log = logging.getLogger("timeline.broker")
 
 BEYOND_EXPIRY = "the message's expires must lie after its due and after now"
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
-"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `turn` (0: it did
-not say in which)."""
+"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's
+`commit_seq` (0: it did not say in which)."""
 _INVALID = bytes([Status.INVALID.code])
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class ClusterHints:
-    """What one broker knows of the others, and tells them. `wake(topic uid, due_ms, turn)` is told what comes due in
-    buckets that this broker deals."""
+    """What one broker knows of the others, and tells them. `wake(topic uid, due_ms, commit_seq)` is told what
+    comes due in buckets that this broker deals."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ClusterHints:
 
     # ── what comes due ──
 
-    def scheduled(self, topic: Topic, ids: Ragged, due_ms: Int64, which: Bools, turn: int) -> None:
+    def scheduled(self, topic: Topic, ids: Ragged, due_ms: Int64, which: Bools, commit_seq: int) -> None:
         """Messages (those of the columns `which`) are, or may be, due anew: tells whoever deals their buckets."""
         at = np.flatnonzero(which)
         if not len(at):
@@ -77,7 +77,7 @@ class ClusterHints:
         soonest_ms = int(due_ms[at].min())
         self._keep(topic.uid, soonest_ms)
         if self._all_ours(topic):
-            self._wake(topic.uid, soonest_ms, turn)
+            self._wake(topic.uid, soonest_ms, commit_seq)
             return
         many = topic.settings.buckets
         buckets = buckets_of(ids.take(at), many)
@@ -91,7 +91,7 @@ class ClusterHints:
             owner = self.membership.owner(topic.uid, bucket, many)
             if owner is not None and when_ms < told.get(owner.name, when_ms + 1):
                 told[owner.name] = when_ms
-        self._tell(topic, told, turn)
+        self._tell(topic, told, commit_seq)
 
     def scheduled_somewhere(self, topic: Topic, due_ms: int) -> None:
         """Messages in any of the topic's buckets may be due at `due_ms`: tells all that host consumers of it."""
@@ -124,9 +124,9 @@ class ClusterHints:
         """Whether no other broker deals any of it."""
         return all(name == self.name for name in self.membership.hosting(topic.uid))
 
-    def _tell(self, topic: Topic, told: dict[str, int], turn: int) -> None:
+    def _tell(self, topic: Topic, told: dict[str, int], commit_seq: int) -> None:
         if self.name in told:
-            self._wake(topic.uid, told.pop(self.name), turn)
+            self._wake(topic.uid, told.pop(self.name), commit_seq)
         if told:
             for member in self.membership.members():
                 if member.name in told:

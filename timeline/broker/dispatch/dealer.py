@@ -110,9 +110,9 @@ class Dealer:
         if not self._behind or self._step_until_ms <= self._clock.monotonic_ms():
             self._wake.set()
 
-    def hint(self, due_ms: int, turn: int = 0) -> None:
-        """A message was put, moved or released to `due_ms`, in the store's `turn` (0: it did not say)."""
-        if self._next.hint(due_ms, turn):
+    def hint(self, due_ms: int, commit_seq: int = 0) -> None:
+        """A message was put, moved or released to `due_ms`, in the commit `commit_seq` (0: it did not say)."""
+        if self._next.hint(due_ms, commit_seq):
             self._behind = False
             self._wake.set()
 
@@ -268,7 +268,7 @@ class Dealer:
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0
         if not overdue_ms:
-            self._next.told(leased.next_due_ms, leased.turn)
+            self._next.told(leased.next_due_ms, leased.commit_seq)
             self._behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
             return leased, done_ms, False

@@ -1,7 +1,8 @@
 """When a topic's next message is due, of what the store said last and what was hinted since. Pure.
 
 A hint that comes while a round asks the store may be of something that the round did not see: it outlives what the
-round is told. A store that does things in turn says in which, and what a round has seen needs no hint."""
+round is told. A store that numbers its commits says in which, and what a round has seen
+needs no hint."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ class NextDue:
 
     at_ms: int | None = 0
     _hinted_ms: int | None = None
-    _hinted_turn: float = 0.0
-    _seen_turn: int = 0
+    _hinted_seq: float = 0.0
+    _seen_seq: int = 0
 
-    def hint(self, due_ms: int, turn: int) -> bool:
-        """A message came to be due at `due_ms`, in the store's `turn` (0: it did not say); whether that is sooner than
-        what was known."""
-        if 0 < turn <= self._seen_turn:
+    def hint(self, due_ms: int, commit_seq: int) -> bool:
+        """A message came to be due at `due_ms`, in the store's `commit_seq` (0: it did not say). Return whether that is
+        sooner than what was known."""
+        if 0 < commit_seq <= self._seen_seq:
             return False  # the last round has seen it
-        self._hinted_turn = max(self._hinted_turn, turn or math.inf)
+        self._hinted_seq = max(self._hinted_seq, commit_seq or math.inf)
         if self._hinted_ms is None or due_ms < self._hinted_ms:
             self._hinted_ms = due_ms
         sooner = self.at_ms is None or due_ms < self.at_ms
@@ -35,16 +36,16 @@ class NextDue:
         """Anything may be due. Counts as a hint too, so that a round under way, which began before, does not have the
         last word."""
         self._hinted_ms = self.at_ms = 0
-        self._hinted_turn = math.inf
+        self._hinted_seq = math.inf
 
     def ask(self) -> None:
         """A round asks the store now."""
-        self._hinted_ms, self._hinted_turn = None, 0.0
+        self._hinted_ms, self._hinted_seq = None, 0.0
 
-    def told(self, due_ms: int | None, turn: int) -> None:
-        """The round that asked was told so, in the store's `turn`."""
-        self._seen_turn = turn
-        if self._hinted_turn <= turn:
+    def told(self, due_ms: int | None, commit_seq: int) -> None:
+        """The round that asked was told so, in the store's `commit_seq`."""
+        self._seen_seq = commit_seq
+        if self._hinted_seq <= commit_seq:
             self._hinted_ms = None
         times = [due for due in (due_ms, self._hinted_ms) if due is not None]
         self.at_ms = min(times, default=None)

@@ -37,9 +37,9 @@ class _Waiting:
 
 class Intake:
     """The queue of puts of one broker, a lane a topic. `deadline_ms` is monotonic: what did not start by then is not
-    put, nor is what nobody waits for any more. `scheduled(topic, ids, due_ms, which, turn)` is told of what was stored,
+    put, nor is what nobody waits for any more. `scheduled(topic, ids, due_ms, which, commit_seq)` is told of what was stored,
     or may have been, whether or not its producer still waits, and of what is due at once while it is on its way to a
-    store that does things in turn."""
+    store that numbers its commits."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
@@ -137,7 +137,7 @@ class Intake:
 
     async def _put(self, topic: Topic, parts: list[Puts]) -> Answers:
         puts, now_ms = concat(parts), self._now_ms()
-        if self._store.in_turn and (now := puts.due_ms <= now_ms).any():
+        if self._store.tells_commit_seq and (now := puts.due_ms <= now_ms).any():
             # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
             self._scheduled(topic, puts.ids, puts.due_ms, now, 0)
         try:
@@ -146,7 +146,7 @@ class Intake:
             nothing = isinstance(trouble, StoreUnavailable)
             answers = Answers.blank(len(puts), Status.UNAVAILABLE if nothing else Status.UNKNOWN)
             answers.details = dict.fromkeys(starts(parts), str(trouble))
-        self._scheduled(topic, puts.ids, puts.due_ms, perhaps_done(answers), answers.turn)
+        self._scheduled(topic, puts.ids, puts.due_ms, perhaps_done(answers), answers.commit_seq)
         return answers
 
     def _answer(self, waiting: _Waiting, answers: Answers) -> None:

@@ -200,9 +200,9 @@ class MeteredStore:
             self._took(self._monotonic_ms() - started_ms)
 
     @property
-    def in_turn(self) -> bool:
+    def tells_commit_seq(self) -> bool:
         """As of the store."""
-        return self.store.in_turn
+        return self.store.tells_commit_seq
 
     @property
     def embedded(self) -> bool:

@@ -393,4 +393,8 @@ async def check_leases_in_turn(trial: Trial) -> None:
     topic = await trial.topic()
     put = await trial.put(topic, [b"a"], T0)
     leased = await trial.lease(topic)
-    expect_equal((put.turn > 0, leased.turn > put.turn), (trial.store.in_turn,) * 2, "turns told, and growing")
+    expect_equal(
+        (put.commit_seq > 0, leased.commit_seq > put.commit_seq),
+        (trial.store.tells_commit_seq,) * 2,
+        "turns told, and growing",
+    )

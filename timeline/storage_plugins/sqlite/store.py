@@ -70,7 +70,7 @@ class SqliteStore(Store):
         own_clock=False,
         exact_counts=True,
     )
-    in_turn = True
+    tells_commit_seq = True
 
     def __init__(self, url: str) -> None:
         self._database = Database(Location.of(url))
@@ -225,7 +225,7 @@ class SqliteStore(Store):
             if key is None:
                 return dropped(topic, len(puts))
             answers = messages.put(transaction, topic, key, now_ms, puts)
-            answers.turn = transaction.turn
+            answers.commit_seq = transaction.commit_seq
             return answers
 
         return await self._write(act, LATER, len(puts))
@@ -249,7 +249,7 @@ class SqliteStore(Store):
                 return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
             leased = leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
             transaction.weight = len(leased.rows) + leased.expired + len(leased.buried)
-            leased.turn = transaction.turn
+            leased.commit_seq = transaction.commit_seq
             return leased
 
         return await self._write(act, LEASES, wanted)

@@ -63,7 +63,7 @@ class Transaction:
     """What puts memory right when the transaction is rolled back."""
     weight: int = 0
     """The weight of the work under way, which lowers it where it turns out to touch fewer messages."""
-    turn: int = 0
+    commit_seq: int = 0
     """Of the work under way, counted from when the writer started."""
 
     def reserve(self, count: int) -> int:
@@ -121,7 +121,7 @@ class Writer:
         self._chores_wait = False
         self._rest = False
         self._heavy_next = False
-        self._turns = 0
+        self._commit_seq = 0
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
@@ -272,8 +272,8 @@ class Writer:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for act in acts:
-                self._turns += 1
-                transaction.turn = self._turns
+                self._commit_seq += 1
+                transaction.commit_seq = self._commit_seq
                 act(transaction)
             if why := self._lost():
                 raise StoreUnavailable(why)
