@@ -257,7 +257,7 @@ def test_a_part_of_answers(count: int, start: int, more: int) -> None:
 
 def _columns(answers: Answers) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(answers)]
-    return {name: getattr(answers, name) for name in names if name not in ("details", "turn", "displaced")}
+    return {name: getattr(answers, name) for name in names if name not in ("details", "commit_seq", "displaced")}
 
 
 def test_blank_answers_say_one_status_and_nothing_else() -> None:

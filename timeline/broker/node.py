@@ -214,7 +214,8 @@ class Node:
         return self._dealers.get(topic.uid) or self._new_dealer(topic)
 
     def hint(self, topic_uid: int, due_ms: int, commit_seq: int = 0) -> bool:
-        """A message of the topic is due at `due_ms` now, in a bucket of ours; `commit_seq`: see `Store`. Whether the topic has a dealer here: a new one looks for itself."""
+        """A message of the topic is due at `due_ms` now, in a bucket of ours; `commit_seq`: see `Store`.
+        Whether the topic has a dealer here: a new one looks for itself."""
         dealer = self._dealers.get(topic_uid)
         if dealer is not None:
             dealer.hint(due_ms, commit_seq)

@@ -37,9 +37,9 @@ class _Waiting:
 
 class Intake:
     """The queue of puts of one broker, a lane a topic. `deadline_ms` is monotonic: what did not start by then is not
-    put, nor is what nobody waits for any more. `scheduled(topic, ids, due_ms, which, commit_seq)` is told of what was stored,
-    or may have been, whether or not its producer still waits, and of what is due at once while it is on its way to a
-    store that numbers its commits."""
+    put, nor is what nobody waits for any more. `scheduled(topic, ids, due_ms, which, commit_seq)` is told of what was
+    stored, or may have been, whether or not its producer still waits. A store that numbers its commits has it told of
+    what is due at once while that is on its way, too."""
 
     def __init__(
         self, store: MeteredStore, clock_ms: Callable[[], int], monotonic_ms: Callable[[], float],
