@@ -18,9 +18,9 @@ from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.terminal_theme import TerminalTheme
 
 from timeline.demo.board import draw
-from timeline.demo.conductor import Audience, Options, conduct
+from timeline.demo.conductor import DemoOptions, Viewer, conduct
 from timeline.demo.flights import DEFAULT_DAY
-from timeline.demo.picture import Picture
+from timeline.demo.picture import DayPicture
 from timeline.demo.plan import DEFAULT_SPEED
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
@@ -44,7 +44,7 @@ SVG = SVG.replace('<g class="{unique_id}-matrix">', '<g class="{unique_id}-matri
 """Rich's frame without fonts from elsewhere: the picture asks nobody for anything."""
 
 
-class Photographer(Audience):
+class Photographer(Viewer):
     """Takes the picture at the first crash after `FROM_SHARE`; until then, and without one, the latest."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Photographer(Audience):
     def say(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def watch(self, picture: Picture, now_ms: float) -> None:
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
         if self._taken:
             return
         far = picture.settled >= FROM_SHARE * len(picture.departures)
@@ -64,7 +64,7 @@ class Photographer(Audience):
             self._taken = down
 
 
-def drawn(picture: Picture, now_ms: float) -> str:
+def drawn(picture: DayPicture, now_ms: float) -> str:
     """The board as SVG."""
     console = Console(
         record=True, width=COLUMNS, height=LINES, file=io.StringIO(), force_terminal=True, color_system="truecolor"
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     photographer = Photographer()
-    played = asyncio.run(conduct(Options(day=DEFAULT_DAY, speed=asked.speed), photographer))
+    played = asyncio.run(conduct(DemoOptions(day=DEFAULT_DAY, speed=asked.speed), photographer))
     if not played.summary.well or not photographer.svg:
         print(f"no picture: {played.summary.off or 'no moment to take it'}", file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
-from timeline.demo.plan import Plan, make_plan
+from timeline.demo.plan import DayPlan, make_plan
 
 NOW_MS = 1_700_000_000_000
 
@@ -17,6 +17,6 @@ def flights() -> list[Flight]:
 
 
 @pytest.fixture
-def plan(flights: list[Flight]) -> Plan:
+def plan(flights: list[Flight]) -> DayPlan:
     """Those flights at 600× real time, long ago."""
     return make_plan(flights, DEFAULT_DAY, NOW_MS, "localhost:9000")

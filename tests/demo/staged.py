@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.clock import Clock
-from timeline.demo.gate import gate_name
-from timeline.demo.part import HISTORY_SUFFIX
-from timeline.demo.plan import GATES, Filing, Plan
+from timeline.demo.plan import GATES, HISTORY_SUFFIX, DayPlan, Filing, gate_name
 from timeline.history import HistoryFile
 from timeline.model import payload_sum
 
@@ -23,7 +21,7 @@ ANSWER_MS = 2.0
 class StagedDay:
     """Plays `plan` into history files in `folder`, up to `until_ms` (real) where given."""
 
-    plan: Plan
+    plan: DayPlan
     folder: Path
     until_ms: float = float("inf")
     transit_ms: float = 1.0

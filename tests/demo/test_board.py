@@ -10,33 +10,32 @@ import pytest
 from rich.console import Console
 
 from tests.demo.staged import StagedDay
-from timeline.demo.audience import BoardWatcher, LineWatcher, tell, watcher
 from timeline.demo.board import draw, shown
 from timeline.demo.conductor import Played
-from timeline.demo.part import HISTORY_SUFFIX
-from timeline.demo.picture import Picture, Stage, Tail, percentile
-from timeline.demo.plan import Plan
+from timeline.demo.picture import DayPicture, Stage, Tail, percentile
+from timeline.demo.plan import HISTORY_SUFFIX, DayPlan
 from timeline.demo.summary import summarize
+from timeline.demo.viewers import BoardWatcher, LineWatcher, tell, watcher
 from timeline.history import read_history
 
 
-def picture_at(plan: Plan, folder: Path, share: float) -> tuple[Picture, float]:
+def picture_at(plan: DayPlan, folder: Path, share: float) -> tuple[DayPicture, float]:
     """The picture when `share` of a perfect day has gone by, and the real time then."""
     now_ms = plan.begin_ms + share * (plan.last_due_ms + 3_000 - plan.begin_ms)
     StagedDay(plan, folder, until_ms=now_ms).play()
-    picture = Picture(plan, folder)
+    picture = DayPicture(plan, folder)
     picture.refresh()
     return picture, now_ms
 
 
-def drawn(picture: Picture, now_ms: float, size: tuple[int, int]) -> str:
+def drawn(picture: DayPicture, now_ms: float, size: tuple[int, int]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=size[0], height=size[1], color_system=None)
     console.print(draw(picture, now_ms, size), height=size[1])
     return out.getvalue()
 
 
-def test_a_whole_day(plan: Plan, tmp_path: Path) -> None:
+def test_a_whole_day(plan: DayPlan, tmp_path: Path) -> None:
     picture, _ = picture_at(plan, tmp_path, 1.0)
     cancelled = sum(filing.flight.cancelled for filing in plan.filings)
     assert picture.done
@@ -46,11 +45,11 @@ def test_a_whole_day(plan: Plan, tmp_path: Path) -> None:
     assert {one.stage for one in picture.departures.values()} == {Stage.DEPARTED, Stage.CANCELLED}
 
 
-def test_reading_on_gives_the_same_as_reading_once(plan: Plan, tmp_path: Path) -> None:
+def test_reading_on_gives_the_same_as_reading_once(plan: DayPlan, tmp_path: Path) -> None:
     early, late = tmp_path / "early", tmp_path / "late"
     early.mkdir(), late.mkdir()
     StagedDay(plan, late).play()
-    growing = Picture(plan, early)
+    growing = DayPicture(plan, early)
     lines = sorted(
         ((path.name, line) for path in late.glob(f"*{HISTORY_SUFFIX}") for line in path.read_bytes().splitlines(True)),
         key=lambda one: json.loads(one[1]).get("returned") or json.loads(one[1])["invoked"],
@@ -64,7 +63,7 @@ def test_reading_on_gives_the_same_as_reading_once(plan: Plan, tmp_path: Path) -
                 growing.refresh()
             file.write(line[10:])
     growing.refresh()
-    once = Picture(plan, late)
+    once = DayPicture(plan, late)
     once.refresh()
     assert growing.counts == once.counts
     assert growing.departures == once.departures
@@ -73,7 +72,7 @@ def test_reading_on_gives_the_same_as_reading_once(plan: Plan, tmp_path: Path) -
 
 @pytest.mark.parametrize("size", [(76, 20), (80, 24), (103, 30), (104, 30), (160, 50), (220, 70)])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 1.0])
-def test_the_board_fits_every_terminal(plan: Plan, tmp_path: Path, size: tuple[int, int], share: float) -> None:
+def test_the_board_fits_every_terminal(plan: DayPlan, tmp_path: Path, size: tuple[int, int], share: float) -> None:
     picture, now_ms = picture_at(plan, tmp_path, share)
     lines = drawn(picture, now_ms, size).splitlines()
     assert len(lines) == size[1]
@@ -83,14 +82,14 @@ def test_the_board_fits_every_terminal(plan: Plan, tmp_path: Path, size: tuple[i
         assert word in text
 
 
-def test_the_board_shows_what_happens(plan: Plan, tmp_path: Path) -> None:
+def test_the_board_shows_what_happens(plan: DayPlan, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     whole.mkdir(), part.mkdir()
     StagedDay(plan, whole).play()
     crash = next(event for event in read_history([whole / f"gate-2{HISTORY_SUFFIX}"]) if event.operation == "fault")
     until_ms = crash.wall_ms + 500.0
     StagedDay(plan, part, until_ms=until_ms).play()
-    picture = Picture(plan, part)
+    picture = DayPicture(plan, part)
     picture.refresh()
     text = drawn(picture, until_ms, (120, 40))
     assert "CRASHED, holds 1" in text
@@ -99,29 +98,29 @@ def test_the_board_shows_what_happens(plan: Plan, tmp_path: Path) -> None:
     assert f" {plan.clock.text(plan.clock.day(until_ms))} " in text
 
 
-def test_the_next_departure_stands_before_the_later_ones(plan: Plan, tmp_path: Path) -> None:
+def test_the_next_departure_stands_before_the_later_ones(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.4)
     waiting = [one.due_ms for one in shown(picture, now_ms, 30) if one.stage in (Stage.ON_TIME, Stage.DELAYED)]
     assert waiting == sorted(waiting) and waiting[0] >= now_ms - 1
 
 
-def test_load_ahead_counts_what_is_on_the_timeline(plan: Plan, tmp_path: Path) -> None:
+def test_load_ahead_counts_what_is_on_the_timeline(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.4)
     loads = picture.load_ahead(now_ms, 1_000, 1_000)
     waiting = [one for one in picture.departures.values() if one.stage in (Stage.ON_TIME, Stage.DELAYED)]
     assert sum(loads) == len(waiting) > 0
 
 
-def test_a_failed_call_is_told(plan: Plan, tmp_path: Path) -> None:
+def test_a_failed_call_is_told(plan: DayPlan, tmp_path: Path) -> None:
     line = {"operation": "move", "arguments": {"id": plan.filings[0].flight.id}, "process": "feeder-1", "invoked": 1.0,
             "returned": 2.0, "wall_ms": 1.0, "outcome": "fail"}  # fmt: skip
     (tmp_path / f"feeder-1{HISTORY_SUFFIX}").write_text(json.dumps(line) + "\n")
-    picture = Picture(plan, tmp_path)
+    picture = DayPicture(plan, tmp_path)
     picture.refresh()
     assert [one.kind for one in picture.happenings] == ["trouble"]
 
 
-def test_an_ack_without_an_answer_is_taken_for_done_when_nothing_comes_back(plan: Plan, tmp_path: Path) -> None:
+def test_an_ack_without_an_answer_is_taken_for_done_when_nothing_comes_back(plan: DayPlan, tmp_path: Path) -> None:
     StagedDay(plan, tmp_path).play()
     path = tmp_path / f"gate-3{HISTORY_SUFFIX}"
     lines = path.read_bytes().splitlines(True)
@@ -129,7 +128,7 @@ def test_an_ack_without_an_answer_is_taken_for_done_when_nothing_comes_back(plan
     call = json.loads(lines[ack])
     answer = next(n for n, line in enumerate(lines) if json.loads(line).get("call") == call["call"] and n != ack)
     path.write_bytes(b"".join(line for number, line in enumerate(lines) if number != answer))
-    picture = Picture(plan, tmp_path)
+    picture = DayPicture(plan, tmp_path)
     picture.refresh()
     left_ms = call["wall_ms"]
     picture.presume(left_ms + plan.lease_ms)
@@ -150,7 +149,7 @@ def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
     assert list(tail.lines()) == [b"two"]
 
 
-def test_plain_lines(plan: Plan, tmp_path: Path) -> None:
+def test_plain_lines(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 1.0)
     said: list[str] = []
     lines = LineWatcher(said.append)
@@ -169,7 +168,7 @@ def test_a_board_needs_a_terminal_with_room() -> None:
         assert isinstance(watcher(board, console, print), LineWatcher)
 
 
-def test_the_terminal_is_itself_again_after_the_board(plan: Plan, tmp_path: Path) -> None:
+def test_the_terminal_is_itself_again_after_the_board(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.5)
     out = io.StringIO()
     with (
@@ -182,7 +181,7 @@ def test_the_terminal_is_itself_again_after_the_board(plan: Plan, tmp_path: Path
     assert out.getvalue().count(shown_on) == out.getvalue().count(shown_off) == 1
 
 
-def test_the_end_is_told(plan: Plan, tmp_path: Path) -> None:
+def test_the_end_is_told(plan: DayPlan, tmp_path: Path) -> None:
     StagedDay(plan, tmp_path).play()
     summary = summarize(
         plan, read_history(tmp_path.glob(f"*{HISTORY_SUFFIX}")), [], plan.last_due_ms + 10_000, ["a gate fell"]

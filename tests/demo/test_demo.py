@@ -24,7 +24,7 @@ from tests.servers.redis_cluster import RedisClusterServer
 from tests.services import require_service
 from tests.storage_plugins.cockroach_stand_in import REAL
 from timeline.demo.flights import COLUMNS, Flight
-from timeline.demo.part import HISTORY_SUFFIX
+from timeline.demo.plan import HISTORY_SUFFIX
 from timeline.demo.servers import ETCD, REDIS, missing
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from timeline.demo.airports import AIRLINES, CITIES
 from timeline.demo.flights import (
+    AIRLINES,
+    CITIES,
     COLUMNS,
     DEFAULT_DAY,
     MINUTE_MS,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.demo.conftest import NOW_MS
 from timeline.demo.flights import DEFAULT_DAY, MINUTE_MS, Flight, flights_of
-from timeline.demo.plan import GATES, LEASE_MS, MAX_SPEED, MIN_SPEED, NOTICE_REAL_MS, Plan, make_plan, read_plan
+from timeline.demo.plan import GATES, LEASE_MS, MAX_SPEED, MIN_SPEED, NOTICE_REAL_MS, DayPlan, make_plan, read_plan
 from timeline.errors import Invalid
 
 
@@ -30,7 +30,7 @@ def test_everything_is_in_time_at_every_speed(day: str, speed: float) -> None:
     assert plan.boarding_ms < LEASE_MS / 2
 
 
-def test_real_time_follows_the_days_clock(plan: Plan) -> None:
+def test_real_time_follows_the_days_clock(plan: DayPlan) -> None:
     clock = plan.clock
     for filing in plan.filings:
         assert filing.due_ms == math.ceil(clock.real_ms + (filing.flight.scheduled_ms - clock.day_ms) / 600)
@@ -38,14 +38,14 @@ def test_real_time_follows_the_days_clock(plan: Plan) -> None:
     assert clock.text(plan.filings[0].flight.scheduled_ms) == "05:00"
 
 
-def test_crashes_are_spread_over_the_day_and_the_gates(plan: Plan) -> None:
+def test_crashes_are_spread_over_the_day_and_the_gates(plan: DayPlan) -> None:
     assert [crash.gate for crash in plan.crashes] == list(range(GATES))
     times = [crash.after_ms for crash in plan.crashes]
     assert times == sorted(times)
     assert plan.filings[0].due_ms < times[0] and times[-1] < plan.last_due_ms
 
 
-def test_every_carrier_has_one_feeder(plan: Plan, flights: list[Flight]) -> None:
+def test_every_carrier_has_one_feeder(plan: DayPlan, flights: list[Flight]) -> None:
     shared = [carrier for share in plan.carriers for carrier in share]
     assert sorted(shared) == sorted({flight.carrier for flight in flights})
     assert len(plan.carriers) == 3
@@ -62,7 +62,7 @@ def test_a_day_of_cancellations_has_no_crash() -> None:
     assert make_plan(flights, DEFAULT_DAY, NOW_MS, "a:1").crashes == ()
 
 
-def test_a_plan_reads_back_as_it_was(plan: Plan, tmp_path: Path) -> None:
+def test_a_plan_reads_back_as_it_was(plan: DayPlan, tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
 

@@ -9,24 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.demo.staged import StagedDay
-from timeline.demo.part import HISTORY_SUFFIX
-from timeline.demo.plan import LEASE_MS, Plan
+from timeline.demo.plan import HISTORY_SUFFIX, LEASE_MS, DayPlan
 from timeline.demo.summary import Spread, Summary, summarize
 from timeline.history import Event, read_history
 
 
 @pytest.fixture
-def events(plan: Plan, tmp_path: Path) -> list[Event]:
+def events(plan: DayPlan, tmp_path: Path) -> list[Event]:
     """The histories of a perfect day."""
     StagedDay(plan, tmp_path).play()
     return read_history(tmp_path.glob(f"*{HISTORY_SUFFIX}"))
 
 
-def judged(plan: Plan, events: list[Event], troubles: tuple[str, ...] = ()) -> Summary:
+def judged(plan: DayPlan, events: list[Event], troubles: tuple[str, ...] = ()) -> Summary:
     return summarize(plan, events, [], plan.last_due_ms + 10_000, troubles)
 
 
-def test_a_perfect_day(plan: Plan, events: list[Event]) -> None:
+def test_a_perfect_day(plan: DayPlan, events: list[Event]) -> None:
     summary = judged(plan, events)
     flights = [filing.flight for filing in plan.filings]
     assert summary.off == [] and summary.well
@@ -41,7 +40,7 @@ def test_a_perfect_day(plan: Plan, events: list[Event]) -> None:
     assert summary.redelivery_lateness.p50 >= LEASE_MS
 
 
-def test_json_has_the_promised_keys(plan: Plan, events: list[Event]) -> None:
+def test_json_has_the_promised_keys(plan: DayPlan, events: list[Event]) -> None:
     told = judged(plan, events).as_json()
     assert set(told) >= {"put", "moved", "cancelled", "delivered", "early", "lost", "doubled", "lateness_ms"}
     assert set(told["lateness_ms"]) == {"p50", "p99", "max"}
@@ -138,7 +137,7 @@ def no_lease_back(events: list[Event]) -> None:
     ],
 )
 def test_each_way_of_spoiling_a_day_is_named(
-    plan: Plan, events: list[Event], spoil: Callable[[list[Event]], None], said: str
+    plan: DayPlan, events: list[Event], spoil: Callable[[list[Event]], None], said: str
 ) -> None:
     spoil(events)
     events.sort(key=lambda event: event.invoked)
@@ -147,13 +146,13 @@ def test_each_way_of_spoiling_a_day_is_named(
     assert any(said in sentence for sentence in summary.off), summary.off
 
 
-def test_an_ack_whose_answer_a_crash_swallowed_may_have_counted(plan: Plan, events: list[Event]) -> None:
+def test_an_ack_whose_answer_a_crash_swallowed_may_have_counted(plan: DayPlan, events: list[Event]) -> None:
     event = _one(events, "ack")
     event.outcome, event.result, event.returned = "unknown", {}, float("inf")
     assert judged(plan, events).off == []
 
 
-def test_what_is_left_on_the_timeline_is_off(plan: Plan, events: list[Event]) -> None:
+def test_what_is_left_on_the_timeline_is_off(plan: DayPlan, events: list[Event]) -> None:
     flight = plan.filings[0].flight
     row = {"topic": plan.topic, "id": flight.id, "birth": 9, "version": 1, "due_ms": plan.filings[0].due_ms,
            "scheduled_ms": plan.filings[0].due_ms, "holder": "", "deliveries": 0, "group": flight.carrier, "tag": "",
@@ -162,7 +161,7 @@ def test_what_is_left_on_the_timeline_is_off(plan: Plan, events: list[Event]) ->
     assert any("still on the timeline" in sentence for sentence in summary.off)
 
 
-def test_troubles_of_processes_are_off(plan: Plan, events: list[Event]) -> None:
+def test_troubles_of_processes_are_off(plan: DayPlan, events: list[Event]) -> None:
     assert judged(plan, events, ("gate-1 ended with code 1",)).off == ["gate-1 ended with code 1"]
 
 

@@ -1,4 +1,4 @@
-"""The board: what a person at the terminal watches while the day goes by. Draws a `Picture`, changes nothing."""
+"""The board: what a person at the terminal watches while the day goes by. Draws a `DayPicture`, changes nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from timeline.demo.airports import AIRLINES, city
-from timeline.demo.flights import MINUTE_MS
-from timeline.demo.picture import Departure, Gate, Happening, Picture, Stage
+from timeline.demo.flights import AIRLINES, MINUTE_MS, city
+from timeline.demo.picture import DayPicture, Departure, GateView, Happening, Stage
 
 FRAME = "grey37"
 AMBER = "bold #ffc20e"
@@ -51,7 +50,7 @@ def fits(console: Console) -> bool:
     return console.is_terminal and width >= LEAST_COLUMNS and height >= LEAST_LINES
 
 
-def draw(picture: Picture, now_ms: float, size: tuple[int, int]) -> RenderableType:
+def draw(picture: DayPicture, now_ms: float, size: tuple[int, int]) -> RenderableType:
     """The whole board for a terminal of `size` (columns, lines)."""
     width, height = size
     layout = Layout()
@@ -64,7 +63,7 @@ def draw(picture: Picture, now_ms: float, size: tuple[int, int]) -> RenderableTy
     return layout
 
 
-def _wide(body: Layout, picture: Picture, now_ms: float, lines: int, columns: int) -> None:
+def _wide(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
     """Departures and events on the left, gates, lateness and load on the right."""
     gates_lines = max(len(picture.gates), 4) + 2
     events_lines = min(max(5, lines // 4), 9)
@@ -80,7 +79,7 @@ def _wide(body: Layout, picture: Picture, now_ms: float, lines: int, columns: in
     )
 
 
-def _narrow(body: Layout, picture: Picture, now_ms: float, lines: int, columns: int) -> None:
+def _narrow(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
     """Departures above; events and gates below, lateness and load as a line."""
     gates_lines = max(len(picture.gates), 4) + 2
     body.split_column(
@@ -95,7 +94,7 @@ def _panel(content: RenderableType, title: str) -> Panel:
     return Panel(content, title=f"[bold]{title}[/]", title_align="left", border_style=FRAME, padding=(0, 1))
 
 
-def _head(picture: Picture, now_ms: float, wide: bool) -> RenderableType:
+def _head(picture: DayPicture, now_ms: float, wide: bool) -> RenderableType:
     clock = picture.plan.clock
     row = Table.grid(expand=True)
     row.add_column(ratio=1)
@@ -112,7 +111,7 @@ def _head(picture: Picture, now_ms: float, wide: bool) -> RenderableType:
     return Panel(row, border_style=FRAME, padding=(0, 1))
 
 
-def shown(picture: Picture, now_ms: float, lines: int) -> list[Departure]:
+def shown(picture: DayPicture, now_ms: float, lines: int) -> list[Departure]:
     """The flights that stand on a board of `lines` lines: those that just left, those boarding, then the next ones."""
     clock = picture.plan.clock
     fresh = now_ms - GONE_FOR_MS
@@ -132,7 +131,7 @@ def shown(picture: Picture, now_ms: float, lines: int) -> list[Departure]:
     return [*just_left, *here][:lines]
 
 
-def _departures(picture: Picture, now_ms: float, lines: int, airlines: bool = False) -> RenderableType:
+def _departures(picture: DayPicture, now_ms: float, lines: int, airlines: bool = False) -> RenderableType:
     clock = picture.plan.clock
     table = Table(expand=True, box=None, padding=(0, 1, 0, 0), header_style="grey58")
     for name in ("TIME", "FLIGHT", *(["AIRLINE"] if airlines else []), "DESTINATION", "FROM", "NEW", "STATUS"):
@@ -153,7 +152,7 @@ def _departures(picture: Picture, now_ms: float, lines: int, airlines: bool = Fa
     return _panel(table, "Next departures")
 
 
-def _status(picture: Picture, departure: Departure) -> Text:
+def _status(picture: DayPicture, departure: Departure) -> Text:
     word, style = _STAGES[departure.stage]
     if departure.stage is not Stage.BOARDING:
         return Text(word, style=style)
@@ -165,7 +164,7 @@ def _status(picture: Picture, departure: Departure) -> Text:
     return Text(departure.gate.replace("gate-", "GATE ") + again, style="bold cyan" if again else style)
 
 
-def _gates(picture: Picture) -> RenderableType:
+def _gates(picture: DayPicture) -> RenderableType:
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
@@ -177,7 +176,7 @@ def _gates(picture: Picture) -> RenderableType:
     return _panel(table, "Gates")
 
 
-def _gate(gate: Gate) -> tuple[Text, Text, Text]:
+def _gate(gate: GateView) -> tuple[Text, Text, Text]:
     name = Text.assemble(("● ", "green" if gate.up else "bold red"), gate.title)
     if not gate.up:
         doing = Text(f"CRASHED, holds {len(gate.boarding)}", style="bold white on red")
@@ -190,7 +189,7 @@ def _gate(gate: Gate) -> tuple[Text, Text, Text]:
     return name, doing, left
 
 
-def _lateness(picture: Picture) -> RenderableType:
+def _lateness(picture: DayPicture) -> RenderableType:
     now = picture.lateness()
     row = Table.grid(expand=True)
     for _ in range(3):
@@ -216,7 +215,7 @@ def _histogram(values: Sequence[float], edges: Sequence[float]) -> list[Renderab
     ]
 
 
-def _measures(picture: Picture, now_ms: float) -> RenderableType:
+def _measures(picture: DayPicture, now_ms: float) -> RenderableType:
     """Lateness and load ahead in one line."""
     late = picture.lateness()
     loads = picture.load_ahead(now_ms, LOAD_STEP_MIN * MINUTE_MS / picture.plan.clock.speed, LOAD_STEPS)
@@ -230,7 +229,7 @@ def _measures(picture: Picture, now_ms: float) -> RenderableType:
     )
 
 
-def _load(picture: Picture, now_ms: float, lines: int) -> RenderableType:
+def _load(picture: DayPicture, now_ms: float, lines: int) -> RenderableType:
     clock = picture.plan.clock
     step_ms = LOAD_STEP_MIN * MINUTE_MS / clock.speed
     loads = picture.load_ahead(now_ms, step_ms, min(lines, LOAD_STEPS))
@@ -254,7 +253,7 @@ def _bar(share: float, columns: int) -> str:
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def _events(picture: Picture, lines: int) -> RenderableType:
+def _events(picture: DayPicture, lines: int) -> RenderableType:
     recent = list(picture.happenings)
     # A crash and what came back from it are rare and worth reading: they stay a little among the many delays.
     rare = [one for one in recent[-60:] if one.kind in ("crash", "back", "up", "trouble")][-max(1, lines // 2) :]
@@ -263,7 +262,7 @@ def _events(picture: Picture, lines: int) -> RenderableType:
     return _panel(Group(*(_event(picture, one) for one in ordered)), "What happens")
 
 
-def _event(picture: Picture, happening: Happening) -> Text:
+def _event(picture: DayPicture, happening: Happening) -> Text:
     sign, style = _KINDS[happening.kind]
     clock = picture.plan.clock
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -273,7 +272,7 @@ def _event(picture: Picture, happening: Happening) -> Text:
     return line
 
 
-def _progress(picture: Picture) -> RenderableType:
+def _progress(picture: DayPicture) -> RenderableType:
     counts, total = picture.counts, len(picture.departures)
     said = Text.assemble(
         (f" put {counts['put']}", ""),

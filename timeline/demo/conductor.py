@@ -16,13 +16,22 @@ from typing import Any, Protocol
 import timeline
 from timeline.clock import Clock
 from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
-from timeline.demo.gate import gate_name
-from timeline.demo.part import HISTORY_SUFFIX, PLAN
-from timeline.demo.picture import Picture
-from timeline.demo.plan import DEFAULT_SPEED, GATES, LEASE_MS, TOPIC, Plan, check_speed, make_plan
+from timeline.demo.picture import DayPicture
+from timeline.demo.plan import (
+    DEFAULT_SPEED,
+    GATES,
+    HISTORY_SUFFIX,
+    LEASE_MS,
+    PLAN,
+    TOPIC,
+    DayPlan,
+    check_speed,
+    gate_name,
+    make_plan,
+)
+from timeline.demo.processes import CannotPlay, DemoChild, DemoProcesses
 from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
 from timeline.demo.summary import Summary, summarize
-from timeline.demo.troupe import CannotPlay, Player, Troupe
 from timeline.history import read_history
 from timeline.model import encode_headers, payload_sum
 
@@ -39,7 +48,7 @@ the other, is answered for certain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What a person asks of a demo. `store`: a URL, empty for an SQLite file of its own, or a Redis of its own where
     `cluster` asks for two brokers over three members of etcd. `keep`: leave the folder with histories, logs and store
     behind."""
@@ -52,10 +61,10 @@ class Options:
     cluster: bool = False
 
 
-class Audience(Protocol):
+class Viewer(Protocol):
     """Who watches: a board, or somebody who prints lines."""
 
-    def watch(self, picture: Picture, now_ms: float) -> None:
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
         """Called about ten times a second while the day goes by."""
 
     def say(self, text: str) -> None:
@@ -67,13 +76,13 @@ class Played:
     """A day that has been played, and where its files are (None: gone)."""
 
     summary: Summary
-    plan: Plan
+    plan: DayPlan
     folder: Path | None
     killed: str = ""
     """The broker that was, in a cluster."""
 
 
-async def conduct(options: Options, audience: Audience) -> Played:
+async def conduct(options: DemoOptions, viewer: Viewer) -> Played:
     """Plays a day and judges it; every process has ended when it returns or raises. Raises Invalid for a day, file or
     speed that cannot be played, CannotPlay when a process cannot be started or a broker dies unasked."""
     check_speed(options.speed)
@@ -86,12 +95,12 @@ async def conduct(options: Options, audience: Audience) -> Played:
         # Whoever ends the demo, or closes its terminal, ends all of its processes too.
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     with _folder(options.keep) as folder:
-        troupe = Troupe(folder)
-        conductor = Conductor(options, flights, folder, troupe, audience)
+        processes = DemoProcesses(folder)
+        conductor = Conductor(options, flights, folder, processes, viewer)
         try:
             summary, plan = await conductor.play()
         finally:
-            await troupe.kill()
+            await processes.kill()
         killed = conductor.killed.name if conductor.killed is not None else ""
         return Played(summary, plan, folder if options.keep else None, killed)
 
@@ -110,22 +119,22 @@ class Conductor:
     """One day on its way."""
 
     def __init__(
-        self, options: Options, flights: list[Flight], folder: Path, troupe: Troupe, audience: Audience
+        self, options: DemoOptions, flights: list[Flight], folder: Path, processes: DemoProcesses, viewer: Viewer
     ) -> None:
         self.options = options
         self.flights = flights
         self.folder = folder
-        self.troupe = troupe
-        self.audience = audience
+        self.processes = processes
+        self.viewer = viewer
         self.clock = Clock()
         self.troubles: list[str] = []
-        self.brokers: list[Player] = []
-        self.killed: Player | None = None
+        self.brokers: list[DemoChild] = []
+        self.killed: DemoChild | None = None
         self.lives = [1] * GATES
-        self.gates: list[Player | None] = [None] * GATES
+        self.gates: list[DemoChild | None] = [None] * GATES
         self.returning: set[asyncio.Task[None]] = set()
 
-    async def play(self) -> tuple[Summary, Plan]:
+    async def play(self) -> tuple[Summary, DayPlan]:
         """The whole day; what it came to."""
         address = await (self._cluster() if self.options.cluster else self._broker())
         # In a store that somebody else may use, a topic of our own; it goes when the day is over.
@@ -150,22 +159,22 @@ class Conductor:
 
     async def _broker(self) -> str:
         """One broker; its address."""
-        self.audience.say("opening: a broker, airlines' feeders and gates, each a process of its own …")
+        self.viewer.say("opening: a broker, airlines' feeders and gates, each a process of its own …")
         store = self.options.store or f"sqlite:///{self.folder / 'timeline.db'}"
-        broker, address = await self.troupe.broker(store)
+        broker, address = await self.processes.broker(store)
         self.brokers = [broker]
         return address
 
     async def _cluster(self) -> str:
         """Brokers that find each other through etcd; their addresses."""
-        self.audience.say(
+        self.viewer.say(
             f"opening: etcd's members, {BROKERS} brokers, airlines' feeders and gates, each a process of its own …"
         )
-        sync = await start_etcd(self.troupe)
-        store = self.options.store or await start_redis(self.troupe)
+        sync = await start_etcd(self.processes)
+        store = self.options.store or await start_redis(self.processes)
         names = [f"broker-{number}" for number in range(1, BROKERS + 1)]
         opened = await asyncio.gather(
-            *(self.troupe.broker(store, name, "--sync", sync, "--name", name) for name in names)
+            *(self.processes.broker(store, name, "--sync", sync, "--name", name) for name in names)
         )
         self.brokers = [broker for broker, _ in opened]
         return ",".join(address for _, address in opened)
@@ -184,31 +193,31 @@ class Conductor:
         dying.cancel()
         creating.result()
 
-    async def _begin(self, address: str, topic: str) -> tuple[Plan, list[Player]]:
+    async def _begin(self, address: str, topic: str) -> tuple[DayPlan, list[DemoChild]]:
         """Starts everybody; the day's clock starts when all of them are ready."""
         now_ms = self.clock.now_ms()
         feeder_count = len(make_plan(self.flights, self.options.day, now_ms, address, self.options.speed).carriers)
-        feeders = [await self.troupe.part(f"feeder-{n + 1}", "feeder", n) for n in range(feeder_count)]
-        gates = [await self.troupe.part(gate_name(n), "gate", n, 1) for n in range(GATES)]
+        feeders = [await self.processes.role(f"feeder-{n + 1}", "feeder", n) for n in range(feeder_count)]
+        gates = [await self.processes.role(gate_name(n), "gate", n, 1) for n in range(GATES)]
         self.gates = [*gates]
-        await self.troupe.ready(*feeders, *gates)
+        await self.processes.ready(*feeders, *gates)
         self.clock.observe()
         plan = make_plan(self.flights, self.options.day, self.clock.now_ms(), address, self.options.speed, topic=topic)
         plan.write(self.folder / PLAN)
-        for player in (*gates, *feeders):
-            await player.go()
+        for child in (*gates, *feeders):
+            await child.go()
         return plan, feeders
 
-    async def _watch(self, plan: Plan, feeders: list[Player]) -> None:
+    async def _watch(self, plan: DayPlan, feeders: list[DemoChild]) -> None:
         """Lets the day go by until every flight has left or is cancelled, or time is up."""
-        picture = Picture(plan, self.folder)
+        picture = DayPicture(plan, self.folder)
         until_ms = plan.last_due_ms + 2 * plan.lease_ms + OVERTIME_MS
         while not picture.done and self.clock.now() < until_ms:
             await asyncio.sleep(TICK_S)
             self.clock.observe()
             picture.refresh()
             picture.presume(self.clock.now())
-            self.audience.watch(picture, self.clock.now())
+            self.viewer.watch(picture, self.clock.now())
             if self.options.cluster and self.killed is None and 2 * picture.settled >= len(picture.departures):
                 await self._kill_a_broker(picture)
             for broker in self.brokers:
@@ -220,13 +229,13 @@ class Conductor:
                     raise CannotPlay(f"{feeder.name} died with code {feeder.process.returncode}: {feeder.last_words()}")
             self._look_after_gates(plan)
 
-    async def _kill_a_broker(self, picture: Picture) -> None:
+    async def _kill_a_broker(self, picture: DayPicture) -> None:
         """kill -9; the others have all of its work from then on."""
         self.killed = self.brokers.pop()
         picture.say(self.clock.now(), "crash", f"{self.killed.name} is killed; {self.brokers[0].name} goes on")
         await self.killed.kill()
 
-    def _look_after_gates(self, plan: Plan) -> None:
+    def _look_after_gates(self, plan: DayPlan) -> None:
         """A gate that has crashed comes back after a while, as another consumer."""
         for number, gate in enumerate(self.gates):
             if gate is None or gate.running:
@@ -244,23 +253,23 @@ class Conductor:
 
     async def _reopen(self, number: int, life: int) -> None:
         await asyncio.sleep(AGAIN_S)
-        gate = await self.troupe.part(gate_name(number, life), "gate", number, life)
+        gate = await self.processes.role(gate_name(number, life), "gate", number, life)
         try:
-            await self.troupe.ready(gate)
+            await self.processes.ready(gate)
             await gate.go()
         except (CannotPlay, ConnectionError) as trouble:
             self.troubles.append(f"{gate.name} could not come back: {trouble}")
         else:
             self.gates[number] = gate
 
-    async def _close(self, feeders: list[Player]) -> None:
+    async def _close(self, feeders: list[DemoChild]) -> None:
         """Ends gates and feeders in order, so that their histories are whole."""
         if self.returning:
             await asyncio.gather(*self.returning)
-        for player in [*feeders, *(gate for gate in self.gates if gate is not None)]:
-            code = await player.end()
+        for child in [*feeders, *(gate for gate in self.gates if gate is not None)]:
+            code = await child.end()
             if code:
-                self.troubles.append(f"{player.name} ended with code {code}: {player.last_words()}")
+                self.troubles.append(f"{child.name} ended with code {code}: {child.last_words()}")
 
     async def _scan(self, client: timeline.Timeline, topic: str) -> list[dict[str, Any]]:
         """What is still on the timeline, as the checker takes it."""

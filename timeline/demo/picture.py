@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from timeline.demo.plan import Filing, Plan
+from timeline.demo.plan import DayPlan, Filing
 
 EVENTS_KEPT = 200
 PRESUMED_AFTER_MS = 3_000
@@ -44,7 +44,7 @@ class Departure:
 
 
 @dataclass(slots=True)
-class Gate:
+class GateView:
     """A gate as the board knows it. `boarding`: flights in hand, oldest first."""
 
     name: str
@@ -102,14 +102,14 @@ def percentile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, int(-(-share * len(ordered) // 1)) - 1))]
 
 
-class Picture:
+class DayPicture:
     """What the histories say so far. `refresh` reads on."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: DayPlan, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
         self.departures = {filing.flight.id: Departure(filing, due_ms=filing.due_ms) for filing in plan.filings}
-        self.gates: dict[str, Gate] = {}
+        self.gates: dict[str, GateView] = {}
         self.counts: Counter[str] = Counter()
         self.lateness_ms: list[float] = []
         self.happenings: deque[Happening] = deque(maxlen=EVENTS_KEPT)
@@ -260,9 +260,9 @@ class Picture:
         held = ", ".join(gate.boarding)
         self.say(wall_ms, "crash", f"{gate.title} crashes with {held} in hand")
 
-    def _gate(self, consumer: str) -> Gate:
+    def _gate(self, consumer: str) -> GateView:
         name = consumer.partition(".")[0]
-        return self.gates.setdefault(name, Gate(name))
+        return self.gates.setdefault(name, GateView(name))
 
     def say(self, real_ms: float, kind: str, text: str) -> None:
         """A line for the events list."""

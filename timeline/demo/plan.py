@@ -16,9 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timeline.demo.day_clock import DayClock
-from timeline.demo.flights import MINUTE_MS, Flight
+from timeline.demo.flights import MINUTE_MS, NEW_YORK, Flight
 from timeline.errors import Invalid
+
+PLAN = "plan.json"
+"""The file of the plan, in the demo's folder."""
+READY, GO = "ready", "go"
+"""What a process says once it could begin, and what the conductor answers."""
+HISTORY_SUFFIX = ".history.jsonl"
 
 MIN_SPEED, MAX_SPEED = 1.0, 20_000.0
 DEFAULT_SPEED = 600.0
@@ -39,6 +44,33 @@ START_MS = 500
 """From making the plan to the first put: every process reads the plan meanwhile."""
 CRASHES_AT = (0.12, 0.32, 0.55, 0.78)
 """When gates crash, as shares of the day's departures."""
+
+
+def gate_name(number: int, life: int = 1) -> str:
+    """The consumer id of gate `number` (from 0) in its `life` (from 1): a gate that comes back after a crash is another
+    consumer, so that what the dead one had in hand comes back by its lease alone."""
+    return f"gate-{number + 1}" + (f".{life}" if life > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DayClock:
+    """At `real_ms` (milliseconds UTC, now) it is `day_ms` (milliseconds UTC, in 2013)."""
+
+    real_ms: int
+    day_ms: int
+    speed: float
+
+    def real(self, day_ms: float) -> int:
+        """The real time at which the day's clock says `day_ms`, rounded up."""
+        return math.ceil(self.real_ms + (day_ms - self.day_ms) / self.speed)
+
+    def day(self, real_ms: float) -> int:
+        """What the day's clock says at `real_ms`."""
+        return int(self.day_ms + (real_ms - self.real_ms) * self.speed)
+
+    def text(self, day_ms: float, seconds: bool = False) -> str:
+        """New York's wall time at `day_ms`, such as 07:42."""
+        return dt.datetime.fromtimestamp(day_ms / 1000, NEW_YORK).strftime("%H:%M:%S" if seconds else "%H:%M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,7 @@ class Filing:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DayPlan:
     """All that the processes of a demo share."""
 
     day: dt.date
@@ -99,11 +131,11 @@ class Plan:
         path.write_text(json.dumps(dataclasses.asdict(self), default=str), encoding="utf-8")
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan that `Plan.write` wrote."""
+def read_plan(path: Path) -> DayPlan:
+    """The plan that `DayPlan.write` wrote."""
     said = json.loads(path.read_text(encoding="utf-8"))
     filings = tuple(Filing(**{**each, "flight": Flight(**each["flight"])}) for each in said.pop("filings"))
-    return Plan(
+    return DayPlan(
         day=dt.date.fromisoformat(said.pop("day")),
         clock=DayClock(**said.pop("clock")),
         filings=filings,
@@ -120,7 +152,7 @@ def make_plan(
     address: str,
     speed: float = DEFAULT_SPEED,
     topic: str = TOPIC,
-) -> Plan:
+) -> DayPlan:
     """The plan for `flights` (at least one), whose first put happens START_MS after `now_ms`. Raises Invalid for a
     speed out of range."""
     check_speed(speed)
@@ -129,7 +161,7 @@ def make_plan(
     ahead_ms = math.ceil(max(FILED_AHEAD_REAL_MS, NOTICE_MIN * MINUTE_MS / speed + NOTICE_REAL_MS))
     clock = DayClock(now_ms + START_MS, int(first_ms - ahead_ms * speed), speed)
     filings = tuple(_filing(flight, clock) for flight in flights)
-    return Plan(day, clock, filings, _crashes(filings), _shared_out(flights), address, topic=topic)
+    return DayPlan(day, clock, filings, _crashes(filings), _shared_out(flights), address, topic=topic)
 
 
 def check_speed(speed: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeline.demo.picture import lateness_of, percentile
-from timeline.demo.plan import Plan
+from timeline.demo.plan import DayPlan
 from timeline.history import Event, check
 
 LIVENESS_MARGIN_MS = 10_000
@@ -83,7 +83,7 @@ class Summary:
 
 
 def summarize(
-    plan: Plan,
+    plan: DayPlan,
     events: Sequence[Event],
     rows: Sequence[dict[str, Any]],
     end_wall_ms: float,
@@ -123,7 +123,7 @@ def summarize(
     return summary
 
 
-def data_of(plan: Plan) -> dict[str, int]:
+def data_of(plan: DayPlan) -> dict[str, int]:
     """What a day comes to, by the data: the counts of a Summary on which nothing is off."""
     flights = [filing.flight for filing in plan.filings]
     cancelled = sum(flight.cancelled for flight in flights)
@@ -142,7 +142,7 @@ def _done(events: Iterable[Event], operation: str) -> set[str]:
     return {event.arguments["id"] for event in events if event.operation == operation and event.happened}
 
 
-def _off(summary: Summary, plan: Plan, rows: Sequence[dict[str, Any]]) -> list[str]:
+def _off(summary: Summary, plan: DayPlan, rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the totals show, next to the data's own."""
     data = data_of(plan)
     found = {name: getattr(summary, name) for name in data}
@@ -159,7 +159,7 @@ def _off(summary: Summary, plan: Plan, rows: Sequence[dict[str, Any]]) -> list[s
 
 
 def _off_by_flight(
-    plan: Plan, events: Sequence[Event], delivered: set[str], rows: Sequence[dict[str, Any]]
+    plan: DayPlan, events: Sequence[Event], delivered: set[str], rows: Sequence[dict[str, Any]]
 ) -> list[str]:
     """What single flights show: the right ones went out, at the times that the data say."""
     flown = {filing.flight.id for filing in plan.filings if not filing.flight.cancelled}

@@ -11,11 +11,11 @@ import click
 from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed, say
 from timeline.cli.options.values import Url
 from timeline.cli.terminal.output import Screen, print_json
-from timeline.demo.audience import tell, watcher
-from timeline.demo.conductor import Options, conduct
+from timeline.demo.conductor import DemoOptions, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
 from timeline.demo.plan import DEFAULT_SPEED
-from timeline.demo.troupe import CannotPlay
+from timeline.demo.processes import CannotPlay
+from timeline.demo.viewers import tell, watcher
 from timeline.storage_plugins import make_store
 
 
@@ -53,12 +53,12 @@ def demo(
     """
     if store:
         make_store(store)  # judged here, before anything begins: as a setting, not as a broker that ended
-    options = Options(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
+    options = DemoOptions(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
     console = Screen()
     write = partial(say, err=as_json)
     try:
-        with watcher(not (no_board or as_json), console, write) as audience:
-            played = asyncio.run(conduct(options, audience))
+        with watcher(not (no_board or as_json), console, write) as viewer:
+            played = asyncio.run(conduct(options, viewer))
     except asyncio.CancelledError:
         return INTERRUPTED
     except CannotPlay as trouble:

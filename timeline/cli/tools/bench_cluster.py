@@ -15,8 +15,8 @@ from timeline.bench.scenarios.cluster import Cluster, run_cluster
 from timeline.bench.scenarios.failover import Failover, run_failover
 from timeline.cli.options.values import Url
 from timeline.cli.tools.scenario import SOME, Finite, conducted, measured
+from timeline.demo.processes import CannotPlay, DemoProcesses
 from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
-from timeline.demo.troupe import CannotPlay, Troupe
 
 BROKERS = click.IntRange(1, 64)
 Together: TypeAlias = Callable[[Any, Path], Coroutine[Any, Any, Report]]
@@ -40,13 +40,13 @@ def together(
 
     async def with_servers(place: Path) -> Report:
         async with AsyncExitStack() as stack:
-            troupe = Troupe(place)
-            stack.push_async_callback(troupe.kill)
+            processes = DemoProcesses(place)
+            stack.push_async_callback(processes.kill)
             if absent := missing(*([ETCD] * (meet and not sync) + [REDIS] * (not store))):
                 raise CannotMeasure(absent)
             try:
-                at = sync or (await start_etcd(troupe) if meet else "")
-                on = store or await start_redis(troupe)
+                at = sync or (await start_etcd(processes) if meet else "")
+                on = store or await start_redis(processes)
             except CannotPlay as trouble:
                 raise CannotMeasure(trouble.reason) from trouble
             return await run(kind(store=on, sync=at, **settings), place)

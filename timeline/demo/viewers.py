@@ -11,7 +11,7 @@ from rich.text import Text
 
 from timeline.demo.board import draw, fits
 from timeline.demo.conductor import Played
-from timeline.demo.picture import Happening, Picture
+from timeline.demo.picture import DayPicture, Happening
 from timeline.demo.summary import Spread, Summary, data_of
 
 LINE_EVERY_MS = 5_000
@@ -38,7 +38,7 @@ class BoardWatcher:
     def say(self, text: str) -> None:
         self._console.print(Text(text, style="grey58"))
 
-    def watch(self, picture: Picture, now_ms: float) -> None:
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
         if not self._started:
             self._started = True
             self._live.start()
@@ -62,7 +62,7 @@ class LineWatcher:
     def say(self, text: str) -> None:
         self._write(text)
 
-    def watch(self, picture: Picture, now_ms: float) -> None:
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
         new = min(picture.happened - self._happened, len(picture.happenings))
         self._happened = picture.happened
         for happening in list(picture.happenings)[-new:] if new else []:
@@ -73,12 +73,12 @@ class LineWatcher:
             self._write(_state_line(picture, now_ms))
 
 
-def _happening_line(picture: Picture, happening: Happening) -> str:
+def _happening_line(picture: DayPicture, happening: Happening) -> str:
     clock = picture.plan.clock
     return f"{clock.text(clock.day(happening.real_ms))}  {happening.text}"
 
 
-def _state_line(picture: Picture, now_ms: float) -> str:
+def _state_line(picture: DayPicture, now_ms: float) -> str:
     counts, clock, late = picture.counts, picture.plan.clock, picture.lateness()
     return (
         f"{clock.text(clock.day(now_ms))}  put {counts['put']}, moved {counts['moved']}, cancelled "

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from timeline.child import Child
-from timeline.demo.part import GO, READY
+from timeline.demo.plan import GO, READY
 from timeline.errors import TimelineError
 
 START_S = 30.0
@@ -23,7 +23,7 @@ class CannotPlay(TimelineError):
     code = "CANNOT_PLAY"
 
 
-class Player(Child):
+class DemoChild(Child):
     """A process of the demo."""
 
     trouble = CannotPlay
@@ -37,7 +37,7 @@ class Player(Child):
         await self.tell(GO)
 
 
-class Backstage(Player):
+class ServerChild(DemoChild):
     """A server that brokers need, and what runs it."""
 
     async def kill(self) -> None:
@@ -48,41 +48,41 @@ class Backstage(Player):
             await self.process.wait()
 
 
-class Troupe:
+class DemoProcesses:
     """All child processes of one demo, in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.players: list[Player] = []
+        self.children: list[DemoChild] = []
 
-    async def broker(self, store: str, name: str = "broker", *options: str) -> tuple[Player, str]:
+    async def broker(self, store: str, name: str = "broker", *options: str) -> tuple[DemoChild, str]:
         """Starts a broker on free ports, with more `options` of serve; the process and the address it listens on."""
         free = "127.0.0.1:0"
         flags = ("serve", "--listen", free, "--metrics", free, "--store", store, "--json", *options)
-        player = await self._start(Player, name, "timeline.demo.broker", *flags)
-        return player, str(json.loads(await player.first_line())["listen"])
+        child = await self._start(DemoChild, name, "timeline.demo.servers", *flags)
+        return child, str(json.loads(await child.first_line())["listen"])
 
-    async def server(self, name: str, *command: str) -> Player:
+    async def server(self, name: str, *command: str) -> DemoChild:
         """Starts a server that brokers need."""
-        return await self._start(Backstage, name, "timeline.demo.servers", *command)
+        return await self._start(ServerChild, name, "timeline.demo.servers", *command)
 
-    async def part(self, name: str, module: str, *arguments: object) -> Player:
-        """Starts `python -m timeline.demo.<module> FOLDER <arguments>`."""
-        return await self._start(Player, name, f"timeline.demo.{module}", str(self.folder), *map(str, arguments))
+    async def role(self, name: str, role: str, *numbers: int) -> DemoChild:
+        """Starts `python -m timeline.demo.roles ROLE FOLDER NUMBER …`."""
+        return await self._start(DemoChild, name, "timeline.demo.roles", role, str(self.folder), *map(str, numbers))
 
-    async def ready(self, *players: Player) -> None:
+    async def ready(self, *children: DemoChild) -> None:
         """Waits until all of them could begin. Raises CannotPlay."""
-        for player in players:
-            said = await player.first_line()
+        for child in children:
+            said = await child.first_line()
             if said != READY:
-                raise CannotPlay(f"{player.name} said {said!r} instead of {READY}")
+                raise CannotPlay(f"{child.name} said {said!r} instead of {READY}")
 
     async def kill(self) -> None:
         """Ends all that still runs, at once."""
-        for player in self.players:
-            await player.kill()
+        for child in self.children:
+            await child.kill()
 
-    async def _start(self, kind: type[Player], name: str, module: str, *arguments: str) -> Player:
-        player = await kind.start(name, self.folder, sys.executable, "-m", module, *arguments)
-        self.players.append(player)
-        return player
+    async def _start(self, kind: type[DemoChild], name: str, module: str, *arguments: str) -> DemoChild:
+        child = await kind.start(name, self.folder, sys.executable, "-m", module, *arguments)
+        self.children.append(child)
+        return child
