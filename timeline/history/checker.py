@@ -19,7 +19,7 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | fault | what (crash, stop, continue, drain, cut, step …) | |
 | healed | all faults are over | |
 | commit | see `commits` | |
-| deal | see `rounds` | |
+| deal | see `liveness` | |
 | queue | what, most, bound: the most that a queue of a broker held, and may hold | |
 
 Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost; and
@@ -33,19 +33,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from timeline.history.answers import answers
-from timeline.history.bounds import over_bounds, stranded
-from timeline.history.commits import commits
-from timeline.history.presence import presence
-from timeline.history.record import Event, Values, read_lines
-from timeline.history.rounds import left_lying
-from timeline.history.sharing import left_out, over_credit, unfair
+from timeline.history.commits import answers, commits
+from timeline.history.liveness import left_lying, stranded
+from timeline.history.lives import is_early, lives
+from timeline.history.record import Event, Values, in_order, read_lines
+from timeline.history.sharing import left_out, over_bounds, over_credit, unfair
 from timeline.history.story import Declared, Story, Violation, sort_out
-from timeline.history.timing import is_early, timing
-from timeline.history.tokens import tokens
 
 TOLD_IDS = 3
 """Of so many ids with a broken promise a verdict tells all that was done with them."""
@@ -100,7 +96,10 @@ def check(
     """
     events = _events(history)
     rows = list(dump)
-    declared = _declared(events, durable, clock_bound_ms, transit_bound_ms, liveness_bound_ms, end_wall_ms)
+    end_ms = inf if end_wall_ms is None else end_wall_ms
+    declared = _declared(
+        events, Declared(durable, clock_bound_ms, transit_bound_ms, liveness_bound_ms, end_wall_ms=end_ms)
+    )
     found: list[Violation] = []
     stories = sort_out(events, rows, declared)
     for story in stories:
@@ -135,7 +134,7 @@ def _told(shown: list[Violation], stories: list[Story], events: list[Event]) -> 
 
 
 def _judge(story: Story) -> list[Violation]:
-    return [*presence(story), *tokens(story), *timing(story), *commits(story), *answers(story)]
+    return [*lives(story), *commits(story), *answers(story)]
 
 
 def _events(history: Iterable[Event] | Iterable[str] | Iterable[bytes]) -> list[Event]:
@@ -146,22 +145,11 @@ def _events(history: Iterable[Event] | Iterable[str] | Iterable[bytes]) -> list[
             events.append(line)
         else:
             lines.append(line)
-    events.extend(read_lines(lines))
-    events.sort(key=lambda event: (event.invoked, event.returned))
-    for number, event in enumerate(events):
-        event.number = number
-    return events
+    return in_order([*events, *read_lines(lines)])
 
 
-def _declared(
-    events: list[Event],
-    durable: bool,
-    clock_bound_ms: float,
-    transit_bound_ms: float | None,
-    liveness_bound_ms: float | None,
-    end_wall_ms: float | None,
-) -> Declared:
-    """The arguments of `check` and what the history says of topics and crashes."""
+def _declared(events: list[Event], given: Declared) -> Declared:
+    """Return `given` with what the history says of topics, crashes and sessions."""
     remember: dict[str, bool] = {}
     retention: set[str] = set()
     dropped: set[str] = set()
@@ -186,11 +174,8 @@ def _declared(
                 dropped.add(values["name"])
         elif event.operation == "fault" and values.get("what") == "crash":
             last_crash = max(last_crash, event.invoked)
-    return Declared(
-        durable=durable,
-        clock_bound_ms=clock_bound_ms,
-        transit_bound_ms=transit_bound_ms,
-        liveness_bound_ms=liveness_bound_ms,
+    return replace(
+        given,
         remember=frozenset(name for name, remembers in remember.items() if remembers),
         retention=frozenset(retention),
         dropped=frozenset(dropped),
@@ -198,7 +183,6 @@ def _declared(
         sessions=sessions,
         witnessed=any(event.operation == "commit" for event in events),
         settings=told,
-        end_wall_ms=inf if end_wall_ms is None else end_wall_ms,
     )
 
 

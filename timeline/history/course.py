@@ -17,7 +17,7 @@ ENDS = (*SETTLED, "purge", "replace")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MessageState:
     """A message as one change left it. Times in ms UTC on the broker's clock; `expires_ms` 0 is none."""
 
     birth: int
@@ -33,13 +33,13 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CourseStretch:
     """From `since` until `until` (monotonic ms) the message stood as `standing` says, or (None) there was none.
     `remembered`: an earlier life had been settled by then. `by`: the change that began it."""
 
     since: float
     until: float
-    standing: Standing | None
+    standing: MessageState | None
     remembered: bool
     by: Event | None
 
@@ -50,17 +50,17 @@ class Course:
     def __init__(self, commits: Iterable[Event]) -> None:
         changes = sorted(commits, key=lambda event: (event.returned, event.number))
         self.changes = changes
-        self.stretches: list[Stretch] = []
+        self.stretches: list[CourseStretch] = []
         since, standing, remembered, by = -inf, None, False, None
         for event in changes:
-            self.stretches.append(Stretch(since, event.returned, standing, remembered, by))
+            self.stretches.append(CourseStretch(since, event.returned, standing, remembered, by))
             since, by = event.returned, event
             vanished = standing is not None and event.arguments["kind"] == "put"
             remembered = remembered or vanished or event.arguments["kind"] in SETTLED
             standing = _after(standing, event.arguments)
-        self.stretches.append(Stretch(since, inf, standing, remembered, by))
+        self.stretches.append(CourseStretch(since, inf, standing, remembered, by))
 
-    def during(self, event: Event) -> Iterator[Stretch]:
+    def during(self, event: Event) -> Iterator[CourseStretch]:
         """What stood at any moment from when `event` was invoked until it returned."""
         for stretch in self.stretches:
             if stretch.since <= event.returned and stretch.until >= event.invoked:
@@ -72,7 +72,7 @@ class Course:
             if change.arguments["kind"] in kinds and event.invoked <= change.returned <= event.returned:
                 yield change
 
-    def met(self, change: Event) -> Standing | None:
+    def met(self, change: Event) -> MessageState | None:
         """What stood when `change` was made."""
         return self.stretches[self.changes.index(change)].standing
 
@@ -81,7 +81,7 @@ class Course:
         return sum(1 for one in self.changes if one.arguments["kind"] == "put" and one.arguments["birth"] == birth)
 
 
-def expires_by(standing: Standing, wall_ms: float) -> bool:
+def expires_by(standing: MessageState, wall_ms: float) -> bool:
     """Whether the message may have been removed as expired by then: that goes without a line of its own. A lease that
     runs and a dead letter outlive expiry."""
     if not standing.expires_ms or standing.dead:
@@ -89,11 +89,11 @@ def expires_by(standing: Standing, wall_ms: float) -> bool:
     return max(standing.expires_ms, standing.due_ms if standing.holder else 0) <= wall_ms
 
 
-def _after(standing: Standing | None, change: Values) -> Standing | None:
+def _after(standing: MessageState | None, change: Values) -> MessageState | None:
     """What stands after a change. `commits` says what is wrong with one that meets nothing."""
     kind, due_ms, version = change["kind"], change["due_ms"], change["version"]
     if kind == "put":
-        return Standing(
+        return MessageState(
             birth=change["birth"],
             version=version,
             due_ms=due_ms,

@@ -186,6 +186,11 @@ def read_history(paths: Iterable[str | Path]) -> list[Event]:
     for path in paths:
         with open(path, "rb") as file:
             events.extend(read_lines(file, str(path)))
+    return in_order(events)
+
+
+def in_order(events: list[Event]) -> list[Event]:
+    """Sort events by the time they were invoked, number them, and return them."""
     events.sort(key=lambda event: (event.invoked, event.returned))
     for number, event in enumerate(events):
         event.number = number

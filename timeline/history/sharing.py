@@ -1,4 +1,4 @@
-"""S14: nobody has more in flight than its credit, and those with credit get the same share."""
+"""S14: nobody has more in flight than its credit, and those with credit get the same share. S15: queues are bounded."""
 
 from __future__ import annotations
 
@@ -74,20 +74,15 @@ def unfair(events: Iterable[Event]) -> Iterator[Violation]:
     """Where consumers with credit got shares that differ by more than one: within a dealing round, and over rounds as
     long as the same consumers had credit.
 
-    See `rounds` for what a `deal` line says. A round that dealt nothing shared nothing out."""
+    See `liveness` for what a `deal` line says. A round that dealt nothing shared nothing out."""
     runs: dict[tuple[str, str], _Run] = {}
     for event in events:
         if event.operation != "deal" or not _dealt_something(event):
             continue
         values = event.arguments
-        granted, dealt, largest = values["granted"], values["dealt"], values["largest"]
-        got = {holder: dealt.get(holder, (0, 0)) for holder in granted}
-        able = [
-            holder
-            for holder, (messages, nbytes) in granted.items()
-            if got[holder][0] < messages and got[holder][1] + largest <= nbytes
-        ]
-        counts = {holder: count for holder, (count, _) in got.items()}
+        granted = values["granted"]
+        able = with_credit(values, values["largest"])
+        counts = {holder: values["dealt"].get(holder, (0, 0))[0] for holder in granted}
         yield from _uneven(event, counts, able, "in one round")
         run = runs.setdefault((values.get("topic", ""), values.get("broker", "")), _Run())
         if run.holders != frozenset(granted):
@@ -97,6 +92,16 @@ def unfair(events: Iterable[Event]) -> Iterator[Violation]:
             continue
         run.counts = {holder: run.counts[holder] + count for holder, count in counts.items()}
         yield from _uneven(event, run.counts, able, "over rounds in which all had credit")
+
+
+def with_credit(round: Values, largest: int) -> list[str]:
+    """Return who had credit left after a dealing round for one more message of `largest` bytes."""
+    dealt = round["dealt"]
+    return [
+        holder
+        for holder, (messages, nbytes) in round["granted"].items()
+        if dealt.get(holder, (0, 0))[0] < messages and dealt.get(holder, (0, 0))[1] + largest <= nbytes
+    ]
 
 
 def _dealt_something(event: Event) -> bool:
@@ -178,3 +183,12 @@ def _passed_over(present: dict[str, _Present], event: Event) -> Iterator[Violati
         if free and id not in values["granted"] and values.get("asked", event.invoked) > one.since + SETTLED_IN_MS:
             sentence = f"{id!r} had nothing in flight and was passed over"
             yield Violation("S14", sentence, one.topic, lines=(event.as_line(),))
+
+
+def over_bounds(events: Iterable[Event]) -> Iterator[Violation]:
+    """Queues that grew past their bounds. `queue` lines say the most that each held."""
+    for event in events:
+        values = event.arguments
+        if event.operation == "queue" and values["most"] > values["bound"]:
+            sentence = f"{values['what']} grew to {values['most']}, where {values['bound']} are allowed"
+            yield Violation("S15", sentence, lines=(event.as_line(),))

@@ -1,4 +1,6 @@
-"""S12 as the store's side shows it, dealing round by dealing round: while there is credit, whatever comes due is looked
+"""S12 and L1: nothing that is due is left lying, or stranded once all faults are healed.
+
+S12 as the store's side shows it, dealing round by dealing round: while there is credit, whatever comes due is looked
 for at once, and a round with credit left leaves nothing lying that is due.
 
 A `deal` line is a call of the store that leased, or found nothing to lease. It says when it began, `asked` (monotonic
@@ -15,10 +17,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import TypeAlias
 
-from timeline.history.course import Standing, Stretch, expires_by
-from timeline.history.record import Event
-from timeline.history.story import Story, Violation
+from timeline.history.course import CourseStretch, MessageState, expires_by
+from timeline.history.record import Event, Values, described
+from timeline.history.sharing import with_credit
+from timeline.history.story import Declared, Story, Violation
 from timeline.model import bucket_of
 
 LOOKED_FOR_IN_MS = 500.0
@@ -68,7 +72,7 @@ def _rounds(stories: Sequence[Story], events: Iterable[Event]) -> dict[str, Roun
             rounds = topics[values["topic"]]
             rounds.events.append(event)
             rounds.begins.append(values["asked"])
-            rounds.credit.append(_has_credit(event, largest[values["topic"]]))
+            rounds.credit.append(bool(with_credit(values, largest[values["topic"]])))
         elif event.operation in ("fault", "healed"):
             over = min(over, event.invoked)
         elif event.operation == "topic" and (values.get("settings") or {}).get("paused"):
@@ -78,16 +82,8 @@ def _rounds(stories: Sequence[Story], events: Iterable[Event]) -> dict[str, Roun
     return {name: rounds for name, rounds in topics.items() if rounds.events}
 
 
-def _is_lease(stretch: Stretch) -> bool:
+def _is_lease(stretch: CourseStretch) -> bool:
     return stretch.by is not None and stretch.by.arguments["kind"] == "lease"
-
-
-def _has_credit(event: Event, largest: int) -> bool:
-    values = event.arguments
-    return any(
-        values["dealt"][holder][0] < messages and values["dealt"][holder][1] + largest <= nbytes
-        for holder, (messages, nbytes) in values["granted"].items()
-    )
 
 
 def _left(story: Story, rounds: Rounds, buckets: int, backoff_ms: int) -> Violation | None:
@@ -109,7 +105,7 @@ def _left(story: Story, rounds: Rounds, buckets: int, backoff_ms: int) -> Violat
 
 
 def _passed_over(
-    stretch: Stretch, standing: Standing, bucket: int, backoff_ms: int, event: Event, bound_ms: float
+    stretch: CourseStretch, standing: MessageState, bucket: int, backoff_ms: int, event: Event, bound_ms: float
 ) -> bool:
     values = event.arguments
     if event.returned >= stretch.until or (values["buckets"] is not None and bucket not in values["buckets"]):
@@ -120,7 +116,9 @@ def _passed_over(
     return standing.due_ms + rests_ms <= values["now_ms"] and not expires_by(standing, over_ms)
 
 
-def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds, bucket: int, bound_ms: float) -> bool:
+def _not_looked_for(
+    stretch: CourseStretch, standing: MessageState, rounds: Rounds, bucket: int, bound_ms: float
+) -> bool:
     """Whether the last round before that was for its bucket had credit left, and none came when this was due. Of
     several brokers that dealt the bucket, the last one of each: which of them deals it now, nobody says. A sweep of
     what others should deal is for no bucket."""
@@ -141,3 +139,44 @@ def _not_looked_for(stretch: Stretch, standing: Standing, rounds: Rounds, bucket
 def _is_for(event: Event, bucket: int) -> bool:
     values = event.arguments
     return not values["overdue_ms"] and (values["buckets"] is None or bucket in values["buckets"])
+
+
+def stranded(events: Iterable[Event], rows: Iterable[Values], declared: Declared) -> Iterator[Violation]:
+    """What was due after all faults were healed and not handed out within the bound: left lying, or leased again and
+    again and never with anybody's code. Counted from the time that a person asked for, and once it was handed out since
+    then from its due."""
+    bound_ms = declared.liveness_bound_ms
+    if bound_ms is None:
+        return
+    events = list(events)
+    healed = next((event for event in reversed(events) if event.operation == "healed"), None)
+    healed_ms = -inf if healed is None else healed.wall_ms
+    handed_ms: dict[Life, float] = {}
+    for event in events:
+        values = event.arguments
+        if event.operation == "receive":
+            late_ms = event.wall_ms - max(_since(values, handed_ms, healed_ms), healed_ms)
+            handed_ms[_life(values)] = event.wall_ms
+            if healed is not None and event.invoked >= healed.invoked and late_ms > bound_ms:
+                sentence = f"delivered {late_ms:.0f} ms late after all was healed, where {bound_ms:.0f} are allowed"
+                yield Violation("S12", sentence, values.get("topic", ""), values["id"], (event.as_line(),))
+    for row in rows:
+        # A due that lies behind is as late as it is, whenever faults were healed.
+        late_ms = declared.end_wall_ms - min(row["due_ms"], max(_since(row, handed_ms, healed_ms), healed_ms))
+        if not row["died_ms"] and late_ms > bound_ms:
+            sentence = f"still not delivered {late_ms:.0f} ms after its due, where {bound_ms:.0f} are allowed"
+            yield Violation("L1", sentence, row.get("topic", ""), row["id"], (described(row),))
+
+
+Life: TypeAlias = tuple[str, str, int]
+
+
+def _life(values: Values) -> Life:
+    return values.get("topic", ""), values["id"], values["birth"]
+
+
+def _since(values: Values, handed_ms: dict[Life, float], healed_ms: float) -> float:
+    """Since when it should have been handed out."""
+    asked_ms = float(values["scheduled_ms"])
+    handed = handed_ms.get(_life(values), -inf) >= max(asked_ms, healed_ms)
+    return float(values["due_ms"]) if handed else asked_ms
