@@ -23,8 +23,7 @@ from timeline.cli.app import cli, complain, say
 from timeline.cli.terminal.output import print_json
 from timeline.model import Topic, TopicSettings
 from timeline.outbox import add
-from timeline.pipeline.audit import Audit
-from timeline.pipeline.audit_page import audit_page
+from timeline.pipeline.jobs.audit import Audit, audit_page
 from timeline.storage_plugins import open_store
 from timeline.wording import printable
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from timeline.pipeline.source import TimelineSource
-from timeline.pipeline.writing import TimelineWriter, Written
+from timeline.pipeline.source.writing import TimelineWriter, Written
 
 BATCHES_BEFORE = 5
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from timeline.pipeline import spark_session
 from timeline.pipeline.source import TimelineSource
-from timeline.pipeline.writing import TimelineWriter, Written
+from timeline.pipeline.source.writing import TimelineWriter, Written
 
 ROWS, PARTS, BATCHES_BEFORE = 12_000, 8, 3
 STALLED = 0

@@ -19,13 +19,11 @@ import timeline
 from tests.driver.broker import Broker
 from timeline.errors import Invalid
 from timeline.model import Operation
-from timeline.pipeline import holders
-from timeline.pipeline.holders import LATE_MS, Share, gather, held, settle_all
-from timeline.pipeline.intake import Seen
-from timeline.pipeline.options import Options
-from timeline.pipeline.schema import read_schema
-from timeline.pipeline.streaming import TimelineStreamReader
-from timeline.pipeline.writing import Plan, Task
+from timeline.pipeline.source.columns import read_schema
+from timeline.pipeline.source.intake import Seen
+from timeline.pipeline.source.options import SourceOptions
+from timeline.pipeline.source.streaming import LATE_MS, Share, TimelineStreamReader, gather, held, settle_all
+from timeline.pipeline.source.writing import Task, WritePlan
 
 pytestmark = pytest.mark.slow
 
@@ -49,8 +47,8 @@ def batches(count: int, size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([due, pa.array(payloads, pa.binary())], ["due", "payload"])
 
 
-def plan(broker: Broker, **options: Any) -> Plan:
-    return Plan(Options(broker.address, "t", **options), "run", 0, True)
+def plan(broker: Broker, **options: Any) -> WritePlan:
+    return WritePlan(SourceOptions(broker.address, "t", **options), "run", 0, True)
 
 
 async def test_two_tries_of_one_task_at_once_and_one_that_died_put_each_row_once(broker: Broker) -> None:
@@ -177,16 +175,16 @@ def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> 
 )
 def test_an_option_that_cannot_be_meant_is_named(asked: dict[str, str], sentence: str) -> None:
     with pytest.raises(Invalid, match=sentence):
-        Options.of(asked)
+        SourceOptions.of(asked)
 
 
 def test_options_are_written_as_anybody_writes_them() -> None:
-    told = Options.of({"TOPIC": "t", "max_rejects": "3", "rejectspath": "file:///x", "checkpointLocation": "y"})
+    told = SourceOptions.of({"TOPIC": "t", "max_rejects": "3", "rejectspath": "file:///x", "checkpointLocation": "y"})
     assert (told.topic, told.max_rejects, told.rejects_path, told.addresses) == ("t", 3, "file:///x", "localhost:9000")
 
 
 def _reader(broker: Broker) -> TimelineStreamReader:
-    return TimelineStreamReader(Options(broker.address, "t", partitions=1), read_schema(False))
+    return TimelineStreamReader(SourceOptions(broker.address, "t", partitions=1), read_schema(False))
 
 
 def _read(reader: TimelineStreamReader, start: Any, end: Any) -> set[str]:
@@ -202,7 +200,9 @@ async def _there(broker: Broker) -> set[str]:
 async def test_what_was_done_when_a_query_ended_is_acknowledged_by_the_next(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holders, "MORE_MS", 60_000.0)  # what is due is there: each batch is full before that
+    monkeypatch.setattr(
+        "timeline.pipeline.source.streaming.MORE_MS", 60_000.0
+    )  # what is due is there: each batch is full before that
     ids = {f"m{at:02d}" for at in range(30)}
     async with timeline.connect(broker.address) as tl, tl.producer("t") as p:
         (await p.produce_many(timeline.Batch([b"x"] * 30, at=1_700_000_000_000, ids=sorted(ids)))).raise_failed()

@@ -11,9 +11,8 @@ import pytest
 
 from tests.pipeline.conftest import write_events
 from timeline.broker.journal.events import IDLE_MS
-from timeline.pipeline.audit import Audit, audit, silence
-from timeline.pipeline.audit_page import audit_page
-from timeline.pipeline.pending import Pending
+from timeline.pipeline.jobs.audit import Audit, audit, audit_page, silence
+from timeline.pipeline.jobs.stories import Pending
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

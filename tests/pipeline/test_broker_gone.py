@@ -13,10 +13,10 @@ import pytest
 import timeline
 from tests.pipeline.conftest import Serving
 from timeline.errors import Unavailable, Unknown
-from timeline.pipeline.options import Options
-from timeline.pipeline.reading import BucketRange, TimelineReader
-from timeline.pipeline.schema import read_schema
-from timeline.pipeline.writing import Plan, Task
+from timeline.pipeline.source.columns import read_schema
+from timeline.pipeline.source.options import SourceOptions
+from timeline.pipeline.source.reading import BucketRange, TimelineReader
+from timeline.pipeline.source.writing import Task, WritePlan
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 LATER_US = 1_930_000_000_000_000
@@ -67,7 +67,7 @@ def batches(reached: threading.Event, on: threading.Event) -> Iterator[pa.Record
 
 def test_a_write_goes_on_where_a_broker_was_killed(broker: Mortal) -> None:
     reached, on = threading.Event(), threading.Event()
-    task = Task(Plan(Options(broker.address, "t"), "run", 0, True), 0)
+    task = Task(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0)
     with ThreadPoolExecutor(1) as other:
         writing = other.submit(task.write, batches(reached, on))
         assert reached.wait(60)
@@ -86,7 +86,7 @@ def payloads(address: str) -> list[bytes]:
 
 def test_a_write_to_a_broker_that_stays_away_says_so_and_the_same_again_is_exact(broker: Mortal) -> None:
     reached, on = threading.Event(), threading.Event()
-    task = Task(Plan(Options(broker.address, "t", timeout_ms=500), "run", 0, True), 0)
+    task = Task(WritePlan(SourceOptions(broker.address, "t", timeout_ms=500), "run", 0, True), 0)
     with ThreadPoolExecutor(1) as other:
         writing = other.submit(task.write, batches(reached, on))
         assert reached.wait(60)
@@ -96,7 +96,7 @@ def test_a_write_to_a_broker_that_stays_away_says_so_and_the_same_again_is_exact
             writing.result(120)
     broker.rise()
     on.set()
-    again = Task(Plan(Options(broker.address, "t"), "run", 0, True), 0).write(batches(reached, on))
+    again = Task(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0).write(batches(reached, on))
     assert again.put + again.there == ROWS and again.there > 0 and not again.collapsed
     assert sorted(payloads(broker.address)) == sorted(b"p%d" % at for at in range(ROWS))
 
@@ -106,7 +106,7 @@ def test_a_read_goes_on_where_a_broker_was_killed(broker: Mortal) -> None:
         at = [LATER_US // 1_000 + at for at in range(ROWS)]
         batch = timeline.Batch([b"x"] * ROWS, at=at, ids=[f"r{one}" for one in range(ROWS)])
         p.produce_many(batch, timeout="60s").raise_failed()
-    reader = TimelineReader(Options(broker.address, "t"), read_schema(payload=False))
+    reader = TimelineReader(SourceOptions(broker.address, "t"), read_schema(payload=False))
     rows = reader.read(BucketRange(0, 4))
     found = [id for _ in range(3) for id in next(rows).column("id").to_pylist()]
     broker.fall()

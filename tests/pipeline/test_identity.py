@@ -11,7 +11,7 @@ from tests.security.guarded import Guarded, Tokens
 from tests.services import require_service
 from timeline.driver.blocking.background import Background
 from timeline.errors import Forbidden, Invalid
-from timeline.pipeline.connection import IDENTITY, Connection, identity
+from timeline.pipeline.connection import IDENTITY, SparkConnection, identity
 
 
 @pytest.fixture(autouse=True)
@@ -38,18 +38,18 @@ def broker(tokens: Tokens) -> Iterator[Guarded]:
 def test_a_connection_shows_the_token_of_its_process(
     broker: Guarded, tokens: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with Connection(broker.address, 20_000) as nobody, pytest.raises(Forbidden, match="token"):
+    with SparkConnection(broker.address, 20_000) as nobody, pytest.raises(Forbidden, match="token"):
         nobody.run(nobody.client.topics())
     token = tokens.add("spark", "admin")
     broker.look()
     monkeypatch.setenv("TIMELINE_TOKEN", token)
-    with Connection(broker.address, 20_000) as connection:
+    with SparkConnection(broker.address, 20_000) as connection:
         connection.run(connection.client.create_topic("departures"))
         assert connection.topic("departures").name == "departures"
     monkeypatch.delenv("TIMELINE_TOKEN")
     (tmp_path / "token").write_text(token)
     monkeypatch.setenv("TIMELINE_TOKEN_FILE", str(tmp_path / "token"))
-    with Connection(broker.address, 20_000) as connection:
+    with SparkConnection(broker.address, 20_000) as connection:
         assert connection.topic("departures").name == "departures"
 
 
@@ -57,23 +57,23 @@ def test_whether_rows_may_be_put_is_known_before_any_is(
     broker: Guarded, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_service("spark")
-    from timeline.pipeline.load import Asked, load
+    from timeline.pipeline.jobs.load import LoadRequest, load
 
     governs = tokens.add("admin", "admin")
     puts, takes = tokens.add("web", "produce", groups=("web",)), tokens.add("worker", "consume")
     broker.look()
     monkeypatch.setenv("TIMELINE_TOKEN", governs)
-    with Connection(broker.address, 20_000) as connection:
+    with SparkConnection(broker.address, 20_000) as connection:
         connection.run(connection.client.create_topic("departures"))
     monkeypatch.setenv("TIMELINE_TOKEN", puts)
-    with Connection(broker.address, 20_000) as connection:
+    with SparkConnection(broker.address, 20_000) as connection:
         connection.check_put("departures", "web")
         with pytest.raises(Forbidden, match=r"group 'default': its groups are web.*--group NAME"):
             connection.check_put("departures", "default")
     with pytest.raises(Forbidden, match="its groups are web"):
-        load(None, None, Asked(broker.address, "departures", dry_run=True))  # type: ignore[arg-type]
+        load(None, None, LoadRequest(broker.address, "departures", dry_run=True))  # type: ignore[arg-type]
     monkeypatch.setenv("TIMELINE_TOKEN", takes)
-    with Connection(broker.address, 20_000) as connection, pytest.raises(Forbidden, match="the right produce"):
+    with SparkConnection(broker.address, 20_000) as connection, pytest.raises(Forbidden, match="the right produce"):
         connection.check_put("departures", "default")
 
 

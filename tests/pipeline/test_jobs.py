@@ -18,16 +18,15 @@ import timeline
 from tests.pipeline.conftest import LATER, MAPPING, Serving, serving, stored, write_events
 from timeline.errors import Invalid, Unavailable
 from timeline.pipeline import connection
-from timeline.pipeline.audit import audit
-from timeline.pipeline.audit_page import audit_page
-from timeline.pipeline.backup import backup
-from timeline.pipeline.compact import compact
-from timeline.pipeline.forecast import forecast, forecast_page
-from timeline.pipeline.journal import live_files
-from timeline.pipeline.load import Asked, load
-from timeline.pipeline.measure import measure
-from timeline.pipeline.pending import pending_in
-from timeline.pipeline.restore import restore, verify
+from timeline.pipeline.jobs.audit import audit, audit_page
+from timeline.pipeline.jobs.backup import backup
+from timeline.pipeline.jobs.compact import compact
+from timeline.pipeline.jobs.forecast import forecast, forecast_page
+from timeline.pipeline.jobs.journal import live_files
+from timeline.pipeline.jobs.load import LoadRequest, load
+from timeline.pipeline.jobs.measure import measure
+from timeline.pipeline.jobs.restore import restore, verify
+from timeline.pipeline.jobs.stories import pending_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -109,7 +108,7 @@ def test_a_job_says_that_no_broker_answers(
 ) -> None:
     monkeypatch.setattr(connection, "ASK_MS", 500)
     for job in (
-        lambda: load(spark, table, Asked("127.0.0.1:1", "t"), MAPPING),
+        lambda: load(spark, table, LoadRequest("127.0.0.1:1", "t"), MAPPING),
         lambda: backup(spark, "127.0.0.1:1", "t", f"file://{tmp_path}/b"),
     ):
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):

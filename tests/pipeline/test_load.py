@@ -16,13 +16,13 @@ import pytest
 
 from tests.pipeline.conftest import LATER, MAPPING, Serving, stored
 from timeline.errors import Invalid
-from timeline.pipeline.load import Asked, load
+from timeline.pipeline.jobs.load import LoadRequest, load
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_dry_run_says_what_would_be_and_puts_nothing(spark: Any, broker: Serving, topic: str, table: Any) -> None:
-    found = load(spark, table, Asked(broker.address, topic, dry_run=True), MAPPING)
+    found = load(spark, table, LoadRequest(broker.address, topic, dry_run=True), MAPPING)
     assert (found.checked.rows, found.checked.rejected, found.put) == (300, 0, 0)
     assert sum(count for _, count in found.checked.curve) == 300
     spike = found.checked.spikes[0]
@@ -36,7 +36,7 @@ def test_any_table_is_loaded_and_again_changes_nothing(
     spark: Any, broker: Serving, make_topic: Callable[..., str], table: Any, tmp_path: Path
 ) -> None:
     topic = make_topic(remember="1h")
-    asked = Asked(broker.address, topic, state=f"file://{tmp_path}/state.json")
+    asked = LoadRequest(broker.address, topic, state=f"file://{tmp_path}/state.json")
     found = load(spark, table, asked, MAPPING)
     assert (found.put, found.there, found.warnings[:0]) == (300, 0, [])
     one = next(each for each in stored(broker.address, topic) if each.id == "F0003")
@@ -60,14 +60,14 @@ def test_rows_are_looked_at_before_any_is_put(spark: Any, broker: Serving, topic
         "id string, due timestamp, payload string",
     )
     with pytest.raises(Invalid, match=r"3 of 5 rows cannot be put.*due is null.*the id is another row's, too"):
-        load(spark, rows, Asked(broker.address, topic))
+        load(spark, rows, LoadRequest(broker.address, topic))
     twins = spark.createDataFrame([(LATER, "x"), (LATER, "x")], "due timestamp, payload string")
     with pytest.raises(Invalid, match="1 of 2 rows are identical to another"):
-        load(spark, twins, Asked(broker.address, topic))
+        load(spark, twins, LoadRequest(broker.address, topic))
     with pytest.raises(Invalid, match="column 'due' must be a timestamp, not bigint"):
-        load(spark, table, Asked(broker.address, topic), MAPPING | {"due": "sched_dep_ms"})
+        load(spark, table, LoadRequest(broker.address, topic), MAPPING | {"due": "sched_dep_ms"})
     assert stored(broker.address, topic) == []
-    found = load(spark, twins, Asked(broker.address, topic, allow_identical=True))
+    found = load(spark, twins, LoadRequest(broker.address, topic, allow_identical=True))
     assert found.put == 1 and len(stored(broker.address, topic)) == 1
 
 
@@ -77,14 +77,14 @@ def test_a_state_of_another_load_is_refused(
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"fingerprint": "other", "run": "x", "done": [], "shift_by_ms": 0, "checked_ms": 1}))
     with pytest.raises(Invalid, match="is of another load"):
-        load(spark, table, Asked(broker.address, topic, state=f"file://{state}"), MAPPING)
+        load(spark, table, LoadRequest(broker.address, topic, state=f"file://{state}"), MAPPING)
 
 
 def test_a_table_in_many_files_is_loaded_in_steps_and_what_each_leaves_out_is_kept(
     spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names of files and folders that are written otherwise in a URL, as people have them."""
-    monkeypatch.setattr("timeline.pipeline.load.FILES_A_STEP", 1)
+    monkeypatch.setattr("timeline.pipeline.jobs.load.FILES_A_STEP", 1)
     topic = make_topic(remember="1h")
     folder = tmp_path / "last night's table 100%"
     folder.mkdir()
@@ -95,7 +95,7 @@ def test_a_table_in_many_files_is_loaded_in_steps_and_what_each_leaves_out_is_ke
         pq.write_table(pa.table(columns), folder / f"part #{part}+ä.parquet")
     table = spark.read.parquet(f"file://{folder}")
     state, rejects = tmp_path / "state.json", tmp_path / "rejects"
-    asked = Asked(
+    asked = LoadRequest(
         broker.address, topic, max_rejects=3, rejects=f"file://{rejects}", state=f"file://{state}", where="half >= 0"
     )
     found = load(spark, table, asked, {})
@@ -117,12 +117,12 @@ def test_a_load_that_was_done_but_for_its_last_word_is_done(
 ) -> None:
     topic = make_topic(remember="1h")
     state = tmp_path / "state.json"
-    asked = Asked(broker.address, topic, state=f"file://{state}", where="carrier = 'UA'")
+    asked = LoadRequest(broker.address, topic, state=f"file://{state}", where="carrier = 'UA'")
 
     def killed(url: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("timeline.pipeline.load.remove", killed)
+    monkeypatch.setattr("timeline.pipeline.jobs.load.remove", killed)
     with pytest.raises(KeyboardInterrupt):
         load(spark, table, asked, MAPPING)
     monkeypatch.undo()
@@ -158,7 +158,7 @@ def test_times_are_moved_alike_however_far_off_they_are_and_whatever_zone_a_sess
         micros = {one: (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) for one, when in
                   (("far", far), ("night", night))}  # fmt: skip
         due = f"timestamp_micros(IF(id = 'far', {micros['far']}L, {micros['night']}L))"
-        asked = Asked(broker.address, topic, shift_to_ms=int(night.timestamp() * 1000) + 1 + 7_200_000)
+        asked = LoadRequest(broker.address, topic, shift_to_ms=int(night.timestamp() * 1000) + 1 + 7_200_000)
         load(spark, rows, asked, {"due": due})
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.services import require_service
-from timeline.pipeline.audit import PROMISES, Audit, Gap
-from timeline.pipeline.audit_page import audit_page
-from timeline.pipeline.forecast import Forecast, Step, forecast_page
+from timeline.pipeline.jobs.audit import PROMISES, Audit, Gap, audit_page
+from timeline.pipeline.jobs.forecast import ForecastStep, LoadForecast, forecast_page
 
 HOUR_MS = 3_600_000
 START_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
@@ -61,9 +60,9 @@ def audited() -> Audit:
     )  # fmt: skip
 
 
-def ahead() -> Forecast:
+def ahead() -> LoadForecast:
     steps = [
-        Step(
+        ForecastStep(
             START_MS + at * HOUR_MS,
             400 * (at % 24 > 4),
             500.0 * (at % 24 > 4) + 3_000 * (at == 30),
@@ -73,7 +72,7 @@ def ahead() -> Forecast:
         )
         for at in range(72)
     ]  # fmt: skip
-    return Forecast("departures", START_MS, HOUR_MS, steps, overdue=3, weeks=4, per_consumer_s=20.0, measured=True)
+    return LoadForecast("departures", START_MS, HOUR_MS, steps, overdue=3, weeks=4, per_consumer_s=20.0, measured=True)
 
 
 @pytest.mark.processes

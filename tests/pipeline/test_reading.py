@@ -12,8 +12,8 @@ from pyspark.sql import datasource as ds
 import timeline
 from tests.pipeline.conftest import Serving
 from timeline.model import State
-from timeline.pipeline.options import LIVING
-from timeline.pipeline.reading import Where, pushed
+from timeline.pipeline.source.options import LIVING
+from timeline.pipeline.source.reading import Where, pushed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 LATER = datetime(2031, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from timeline.errors import Invalid
 from timeline.model import Topic, TopicSettings
 from timeline.pipeline.files import read_json, write_bytes, write_json
-from timeline.pipeline.manifest import Chunk, chunk_of, manifest_of, read_manifest
+from timeline.pipeline.jobs.backup import Chunk, chunk_of, manifest_of, read_manifest
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
 """The variables are these behind TIMELINE_."""
 
 
-class Connection:
+class SparkConnection:
     """A client at `addresses` whose calls wait `timeout_ms`, `ASK_MS` when it is 0, as whom the process's variables say
     (`identity`). Use it with `with`. Raises Invalid."""
 
@@ -88,7 +88,7 @@ class Connection:
 
 def identity() -> Credentials:
     """Who we are to brokers and whom we trust: the variables that client commands take, which reach each of Spark's
-    Python workers. Options of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
+    Python workers. SourceOptions of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
     tls, ca, cert, key, file, token = (os.environ.get(f"TIMELINE_{name}") or None for name in IDENTITY)
     try:
         encrypted = (parse_switch(tls) or None) if tls else None

@@ -1,20 +1,30 @@
-"""The Spark session that the jobs run in when they are commands, and what the source needs of anybody's."""
+"""The Spark session that the jobs run in when they are commands, and what all jobs use of one."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from subprocess import Popen, TimeoutExpired
-from traceback import walk_tb
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from pyspark.sql import SparkSession
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from timeline.pipeline.source import TimelineSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 WORKERS = "spark.pyspark.python"
-ENDS_WITHIN_S = 10.0
+Progress = Callable[[str, int, int], None]
+"""Receives what a job is doing, how many of it are done, and of how many (0: unknown)."""
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Ignore the progress of a job."""
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -43,30 +53,74 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
         os.environ.setdefault("PYSPARK_PYTHON", asked.get(WORKERS, sys.executable))
     for key, value in (defaults | asked).items():
         builder = builder.config(key, value)
+    before = processes()
     try:
         return register(builder.getOrCreate())
-    except KeyboardInterrupt as interrupted:
-        _end_engine(interrupted)
+    except KeyboardInterrupt:
+        # The engine ignores SIGINT. Cut off before it could say where it listens, it would stay for ever.
+        for pid in [pid for pid, (parent, _) in processes().items() if parent == os.getpid() and pid not in before]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         raise
 
 
-def _end_engine(interrupted: KeyboardInterrupt) -> None:
-    """Ends the Java process that was being launched. It takes no SIGINT, and what it waits for, an end of its standard
-    input, it only notices once it is up: by then the folder is gone in which it wanted to say where it listens, and it
-    would stay for ever. Nobody but the launching function that was cut off knows the process."""
-    for frame, _ in walk_tb(interrupted.__traceback__):
-        if frame.f_globals.get("__name__") not in ("pyspark.java_gateway", "subprocess"):
-            continue
-        for value in [*frame.f_locals.values()]:
-            if isinstance(value, Popen) and value.poll() is None:
-                value.terminate()
-                try:
-                    value.wait(ENDS_WITHIN_S)
-                except TimeoutExpired:
-                    value.kill()
-                    value.wait()
+def processes() -> dict[int, tuple[int, str]]:
+    """Return all processes of this machine by id: whose child each is, and its name."""
+    found: dict[int, tuple[int, str]] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            head, _, rest = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8").rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended this moment
+        found[int(entry)] = int(rest.split()[1]), head.partition("(")[2]
+    return found
 
 
 def _is_here(master: str) -> bool:
     """Whether Spark's workers run on this machine, started by this process. spark-submit has said where they run."""
     return "PYSPARK_GATEWAY_PORT" not in os.environ and (not master or master.startswith("local"))
+
+
+EVERY_S = 0.25
+T = TypeVar("T")
+
+
+def read_topic(spark: SparkSession, addresses: str, topic: str, columns: str, **options: str) -> DataFrame:
+    """Return the messages of `topic` in all states, unless `options` say otherwise; `columns` as DDL."""
+    told = {"addresses": addresses, "topic": topic, "state": "all"} | options
+    return spark.read.format("timeline").options(**told).schema(columns).load()
+
+
+def watched(spark: SparkSession, action: Callable[[], T], progress: Callable[[int, int], None]) -> T:
+    """What `action` answers. `progress(done, total)` is told of its tasks meanwhile, from another thread."""
+    # Spark looks for data sources in the session of the thread that writes, and a thread that did not make the session
+    # has none. Making a frame is the public call that tells the thread its session.
+    spark.createDataFrame([], StructType([]))
+    context, group = spark.sparkContext, f"timeline-{uuid.uuid4().hex[:12]}"
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(EVERY_S):
+            progress(*_tasks(spark, group))
+
+    watcher = InheritableThread(target=watch, name="timeline-pipeline", daemon=True)
+    context.setJobGroup(group, "timeline pipeline", interruptOnCancel=True)
+    watcher.start()
+    try:
+        return action()
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
+    """How many tasks of the group's stages are done, and how many there are."""
+    tracker = spark.sparkContext.statusTracker()
+    done = total = 0
+    for job in tracker.getJobIdsForGroup(group):
+        told = tracker.getJobInfo(job)
+        for stage in told.stageIds if told is not None else ():
+            found = tracker.getStageInfo(stage)
+            if found is not None:
+                done, total = done + found.numCompletedTasks, total + found.numTasks
+    return done, max(1, total)

@@ -78,11 +78,11 @@ def load(
     if shift_to:
         shift_ms = parse_time(shift_to, "--shift-to").absolute_ms()
     with running("load", master, settings) as spark, watched() as watch:
-        from timeline.pipeline.load import Asked
-        from timeline.pipeline.load import load as run
+        from timeline.pipeline.jobs.load import LoadRequest
+        from timeline.pipeline.jobs.load import load as run
 
         table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
-        wish = Asked(address, topic, shift_to_ms=shift_ms, state=state, where=where or "", **asked)
+        wish = LoadRequest(address, topic, shift_to_ms=shift_ms, state=state, where=where or "", **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, as_json)
     return SOME_FAILED if loaded.rejected else DONE
@@ -137,7 +137,7 @@ def backup(
       timeline pipeline backup departures file:///backups/departures
     """
     with running("backup", master, settings) as spark, watched() as watch:
-        from timeline.pipeline.backup import backup as run
+        from timeline.pipeline.jobs.backup import backup as run
 
         manifest = run(spark, address, topic, url, chunks, watch)
     if as_json:
@@ -173,7 +173,7 @@ def restore(
       timeline pipeline restore file:///backups/departures --address new-broker:9000 --verify
     """
     with running("restore", master, settings) as spark, watched() as watch:
-        from timeline.pipeline import restore as jobs
+        from timeline.pipeline.jobs import restore as jobs
 
         if not verifies:
             done = jobs.restore(spark, address, url, topic, past, dead, watch)
@@ -216,8 +216,8 @@ def forecast(
     spans = duration_ms(window, "--window", least_ms=1), duration_ms(step, "--step", least_ms=1)
     with running("forecast", master, settings) as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
-        from timeline.pipeline.forecast import forecast as run
-        from timeline.pipeline.forecast import forecast_page
+        from timeline.pipeline.jobs.forecast import forecast as run
+        from timeline.pipeline.jobs.forecast import forecast_page
 
         ahead = run(spark, address, topic, *spans, journal, per_consumer, watch)
         if html:
@@ -271,11 +271,10 @@ def audit(
       timeline pipeline audit file:///var/journal --topic departures --html audit.html
     """
     with running("audit", master, settings) as spark, watched() as watch:
-        from timeline.pipeline.audit import STORIES, silence
-        from timeline.pipeline.audit import audit as run
-        from timeline.pipeline.audit_page import audit_page
         from timeline.pipeline.files import write_bytes
-        from timeline.pipeline.pending import pending_in
+        from timeline.pipeline.jobs.audit import STORIES, audit_page, silence
+        from timeline.pipeline.jobs.audit import audit as run
+        from timeline.pipeline.jobs.stories import pending_in
 
         if len(set(ids)) > STORIES:
             raise click.UsageError(f"--id: {STORIES} stories can be told at once, not {len(set(ids))}")
@@ -358,7 +357,7 @@ def compact(journal: str, older: str, address: str, master: str, settings: tuple
     """
     older_ms = duration_ms(older, "--older")
     with running("compact", master, settings) as spark:
-        from timeline.pipeline.compact import compact as run
+        from timeline.pipeline.jobs.compact import compact as run
 
         done = run(spark, journal, older_ms)
     _tell(dataclasses.asdict(done), as_json)

@@ -35,7 +35,7 @@ def year(
     """
     spans = duration_ms(begins_in, "--begins-in"), duration_ms(lasts, "--lasts", least_ms=1)
     with tempfile.TemporaryDirectory(prefix="timeline-year-") as scratch, running("year", master, settings) as spark:
-        from timeline.pipeline.year import year as run
+        from timeline.pipeline.jobs.year import year as run
 
         folder = Path(into or scratch).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def measure(
             running("measure", master or f"local[{parallel}]", settings) as spark,
         ):
             from timeline.bench.suite import fresh
-            from timeline.pipeline.measure import measure as run
+            from timeline.pipeline.jobs.measure import measure as run
 
             folder = Path(scratch)
             stores = fresh(store, folder, "one"), fresh(restore_into, folder, "two")

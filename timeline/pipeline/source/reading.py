@@ -26,10 +26,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from timeline.model import MAX_TIME_MS, State
-from timeline.pipeline.connection import Connection
-from timeline.pipeline.options import Options
-from timeline.pipeline.outflow import PageRows, record_batch
-from timeline.pipeline.schema import CONTENT, READ, check_read
+from timeline.pipeline.connection import SparkConnection
+from timeline.pipeline.source.columns import CONTENT, READ, PageRows, check_read, record_batch
+from timeline.pipeline.source.options import SourceOptions
 
 MOST_IDS = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -135,7 +134,7 @@ class TimelineReader(DataSourceReader):
     """Batch read of what lies on a timeline. Columns are those of `schema`: fewer of them cost less, and payloads and
     headers are fetched only when they are among them."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_read(schema, READ)
         self._options = options
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
@@ -144,7 +143,7 @@ class TimelineReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of buckets, one task each."""
-        with Connection(self._options.addresses, self._options.timeout_ms) as connection:
+        with SparkConnection(self._options.addresses, self._options.timeout_ms) as connection:
             buckets = connection.topic(self._options.topic).settings.buckets
         if self._where.ids is not None or self._where.empty:
             return [BucketRange(0, 0)]
@@ -170,7 +169,7 @@ class TimelineReader(DataSourceReader):
             asked["ids"] = where.ids
         elif partition.end:
             asked["buckets"] = (partition.first, partition.end)
-        with Connection(self._options.addresses, self._options.timeout_ms) as connection:
+        with SparkConnection(self._options.addresses, self._options.timeout_ms) as connection:
             for page in connection.iterate(connection.client.scan_pages(self._options.topic, **asked)):
                 if len(page.rows):
                     yield record_batch(PageRows(page.rows, page.now_ms), self._schema)

@@ -16,13 +16,14 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from timeline.bench.processes import TICKS_PER_S, Measured, broker
+from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Measured, broker, resident_bytes
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.pipeline.backup import backup
-from timeline.pipeline.load import Asked, load
-from timeline.pipeline.restore import restore
-from timeline.pipeline.schema import read_schema
+from timeline.pipeline.jobs.backup import backup
+from timeline.pipeline.jobs.load import LoadRequest, load
+from timeline.pipeline.jobs.restore import restore
+from timeline.pipeline.session import processes, read_topic
+from timeline.pipeline.source.columns import read_schema
 
 TOPIC = "measured"
 ROWS_A_PARTITION = 250_000
@@ -35,7 +36,7 @@ NO_CONTENT = [name for name in read_schema(payload=True).names if name not in ("
 
 
 @dataclass
-class Step:
+class MeasuredStep:
     """One step: rows a second, and the processor time of Spark's engine, of its Python workers and of the brokers, in
     microseconds a row. `engine_mib`, `driver_mib`: memory of the engine and of this process at ten points of it."""
 
@@ -51,13 +52,13 @@ class Step:
 
 
 @dataclass
-class Figures:
+class PipelineMeasurement:
     """What was measured; `looked_s`: of the load, the time until its first row was put."""
 
     rows: int
     parallel: int
     store: str
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: dict[str, MeasuredStep] = field(default_factory=dict)
     looked_s: float = 0.0
     broker_mib: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -65,10 +66,10 @@ class Figures:
 
 async def measure(
     spark: SparkSession, folder: Path, store: str, into: str, rows: int, payload_bytes: int, parallel: int
-) -> Figures:
+) -> PipelineMeasurement:
     """Writes `rows` of `payload_bytes` as Parquet, loads them onto a broker on `store`, scans them, backs them up, and
     restores them to one on `into`. Raises CannotMeasure, and whatever the jobs raise."""
-    figures = Figures(rows, parallel, store.partition(":")[0])
+    figures = PipelineMeasurement(rows, parallel, store.partition(":")[0])
     table, place = f"file://{folder}/table", f"file://{folder}/backup"
     made = _made(spark, rows, payload_bytes, Clock().now_ms() + AHEAD_MS)
     made.write.parquet(table)
@@ -78,8 +79,8 @@ async def measure(
         source = spark.read.parquet(table)
         await _step(figures, "parquet", [one], lambda: source.write.parquet(f"file://{folder}/again"))
         looked = _Looked()
-        asked = Asked(address, TOPIC)
-        loading = _step(figures, "load", [one], lambda: load(spark, source, asked, said=looked))
+        asked = LoadRequest(address, TOPIC)
+        loading = _step(figures, "load", [one], lambda: load(spark, source, asked, progress=looked))
         if (loaded := await loading).put != rows:
             figures.wrong.append(f"{loaded.put:,} rows were put")
         figures.looked_s = round(looked.seconds, 2)
@@ -105,11 +106,10 @@ def _made(spark: SparkSession, rows: int, payload_bytes: int, first_ms: int) -> 
 def _scanned(spark: SparkSession, address: str, columns: list[str], partitions: int) -> DataFrame:
     fields = [one for one in read_schema(payload=True).fields if one.name in columns]
     schema = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in fields)
-    options = {"addresses": address, "topic": TOPIC, "partitions": str(partitions)}
-    return spark.read.format("timeline").options(**options).schema(schema).load()
+    return read_topic(spark, address, TOPIC, schema, state="", partitions=str(partitions))
 
 
-def _counted(frame: DataFrame, figures: Figures) -> None:
+def _counted(frame: DataFrame, figures: PipelineMeasurement) -> None:
     """All columns of all rows are made, and dropped."""
     names = [one for one in frame.columns if one != "headers"]
     found = frame.selectExpr(f"xxhash64({', '.join(f'`{name}`' for name in names)}) AS hash").agg({"hash": "count"})
@@ -131,9 +131,9 @@ class _Looked:
             self.seconds = (self._clock.monotonic_ms() - self._began_ms) / 1000
 
 
-async def _step(figures: Figures, name: str, brokers: list[Measured], work: Callable[[], T]) -> T:
+async def _step(figures: PipelineMeasurement, name: str, brokers: list[Measured], work: Callable[[], T]) -> T:
     """Does `work` in another thread, watched."""
-    clock, step = Clock(), figures.steps.setdefault(name, Step())
+    clock, step = Clock(), figures.steps.setdefault(name, MeasuredStep())
     before, served = _Used.now(brokers), sum(one.cpu_s() for one in brokers)
     began_ms = clock.monotonic_ms()
     async with _sampled(step, brokers):
@@ -149,7 +149,7 @@ async def _step(figures: Figures, name: str, brokers: list[Measured], work: Call
 
 
 @asynccontextmanager
-async def _sampled(step: Step, brokers: list[Measured]) -> AsyncIterator[None]:
+async def _sampled(step: MeasuredStep, brokers: list[Measured]) -> AsyncIterator[None]:
     """Keeps an eye on the memory meanwhile."""
     seen: list[tuple[int, int]] = []
 
@@ -182,11 +182,10 @@ class _Used:
     @classmethod
     def now(cls, brokers: list[Measured]) -> _Used:
         """Looks at all processes that this one has started, but for `brokers`."""
-        used, served = cls(driver_bytes=_resident_bytes(os.getpid())), {one.pid for one in brokers}
+        used, served = cls(driver_bytes=resident_bytes(os.getpid())), {one.pid for one in brokers}
         children: dict[int, list[tuple[int, str]]] = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and (found := _parent_and_name(int(entry))) is not None:
-                children.setdefault(found[0], []).append((int(entry), found[1]))
+        for pid, (parent, name) in processes().items():
+            children.setdefault(parent, []).append((pid, name))
         below = [one for one in children.get(os.getpid(), []) if one[0] not in served]
         while below:
             pid, name = below.pop()
@@ -196,22 +195,13 @@ class _Used:
                 used.workers_s += ended_s
                 if name == "java":
                     used.engine_s += own_s
-                    used.engine_bytes += _resident_bytes(pid)
+                    used.engine_bytes += resident_bytes(pid)
                 elif name.startswith("python"):
                     used.workers_s += own_s
-                    used.worker_bytes = max(used.worker_bytes, _resident_bytes(pid))
-            except (FileNotFoundError, ProcessLookupError):
+                    used.worker_bytes = max(used.worker_bytes, resident_bytes(pid))
+            except (FileNotFoundError, ProcessLookupError, CannotMeasure):
                 continue  # it has ended this moment
         return used
-
-
-def _parent_and_name(pid: int) -> tuple[int, str] | None:
-    try:
-        said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    head, _, rest = said.rpartition(")")
-    return int(rest.split()[1]), head.partition("(")[2]
 
 
 def _spent_s(pid: int) -> tuple[float, float]:
@@ -219,8 +209,3 @@ def _spent_s(pid: int) -> tuple[float, float]:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     own, ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
     return own / TICKS_PER_S, ended / TICKS_PER_S
-
-
-def _resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -6,7 +6,6 @@ backup's is a restore that broke off, and goes on. Dead letters stay in the back
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,11 +15,11 @@ from pyspark.sql import functions as F
 from timeline.clock import Clock
 from timeline.errors import Invalid, NotFound
 from timeline.model import FIXED_SETTINGS, TopicSettings
-from timeline.pipeline.connection import Connection
-from timeline.pipeline.load import write
-from timeline.pipeline.manifest import Manifest, check_files, data_of, read_manifest
+from timeline.pipeline.connection import SparkConnection
+from timeline.pipeline.jobs.backup import Manifest, check_files, data_of, read_manifest
+from timeline.pipeline.jobs.load import write
+from timeline.pipeline.session import Progress, quiet, read_topic
 
-Said = Callable[[str, int, int], None]
 PAST = ("refuse", "now", "skip")
 DEAD = ("skip", "revive")
 EXAMPLES = 10
@@ -42,7 +41,7 @@ class Restored:
 
 
 @dataclass
-class Compared:
+class BackupComparison:
     """Both sides held against each other: how many are the same, missing in the topic, there and not in the backup, or
     differing, with some ids and what is wrong with them."""
 
@@ -65,7 +64,7 @@ def restore(
     topic: str = "",
     past: str = "refuse",
     dead: str = "skip",
-    said: Said = lambda what, done, total: None,
+    progress: Progress = quiet,
 ) -> Restored:
     """Puts the messages of the backup at `url` on `topic` (empty: the one it was of). `past`: what is to become of
     messages that are due by now. Raises Invalid when the backup is not whole, when the topic has other messages, or,
@@ -73,7 +72,7 @@ def restore(
     if past not in PAST or dead not in DEAD:
         raise Invalid(f"past is one of {', '.join(PAST)}, dead one of {', '.join(DEAD)}")
     manifest = read_manifest(url)
-    said("checking the backup", 0, 0)
+    progress("checking the backup", 0, 0)
     check_files(spark, url, manifest)
     rows = data_of(spark, url, manifest.chunks)
     name = topic or manifest.topic
@@ -99,7 +98,7 @@ def restore(
             spark,
             part,
             options,
-            lambda tasks, total: said("messages", manifest.messages * tasks // total, manifest.messages),
+            lambda tasks, total: progress("messages", manifest.messages * tasks // total, manifest.messages),
         )
         done.put += counts["put"]
         done.there += counts["there"]
@@ -137,7 +136,7 @@ def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
 
 def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
     """Makes the topic as it was; False when it is there."""
-    with Connection(addresses) as connection:
+    with SparkConnection(addresses) as connection:
         try:
             connection.topic(name)
         except NotFound:
@@ -158,14 +157,9 @@ def _asked(settings: TopicSettings) -> dict[str, Any]:
     }
 
 
-def _there(spark: SparkSession, addresses: str, topic: str, columns: str) -> DataFrame:
-    options = {"addresses": addresses, "topic": topic, "state": "all"}
-    return spark.read.format("timeline").options(**options).schema(columns).load()
-
-
 def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFrame) -> None:
     """Raises Invalid when the topic has messages that the backup has not."""
-    there = _there(spark, addresses, topic, "id string")
+    there = read_topic(spark, addresses, topic, "id string")
     others = there.join(rows.select("id"), "id", "left_anti").limit(EXAMPLES).collect()
     if others:
         raise Invalid(
@@ -176,14 +170,14 @@ def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFra
 
 def verify(
     spark: SparkSession, addresses: str, url: str, topic: str = "", past: str = "refuse", dead: str = "skip"
-) -> Compared:
+) -> BackupComparison:
     """Holds the topic against the backup, message by message: scheduled time (unless it was past), tag, group, expiry,
     and content by its checksum."""
     manifest = read_manifest(url)
     now_ms = Clock().now_ms()
     ours = _kept(data_of(spark, url, manifest.chunks), now_ms, past, dead)
     columns = "id string, scheduled timestamp, tag string, `group` string, expires timestamp, payload_sum long"
-    theirs = _there(spark, addresses, topic or manifest.topic, columns)
+    theirs = read_topic(spark, addresses, topic or manifest.topic, columns)
     joined = ours.alias("a").join(theirs.alias("b"), F.col("a.id") == F.col("b.id"), "full_outer")
     wrong = [
         F.when(~F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")), F.lit(name))
@@ -197,7 +191,9 @@ def verify(
     )
     judged = joined.select(F.coalesce("a.id", "b.id").alias("id"), why.alias("why"))
     counts = {row["why"]: row["count"] for row in judged.groupBy("why").count().collect()}
-    compared = Compared(counts.pop("", 0), counts.pop("missing", 0), counts.pop("extra", 0), sum(counts.values()))
+    compared = BackupComparison(
+        counts.pop("", 0), counts.pop("missing", 0), counts.pop("extra", 0), sum(counts.values())
+    )
     for row in judged.where("why != ''").limit(EXAMPLES).collect():
         compared.examples[row["id"]] = row["why"]
     return compared

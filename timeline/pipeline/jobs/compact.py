@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from timeline.clock import Clock
 from timeline.pipeline.files import at, write_bytes
-from timeline.pipeline.journal import NOTE, live_files
+from timeline.pipeline.jobs.journal import NOTE, live_files
 
 LEAST_FILES = 2
 SETTLED_MS = 2 * 3_600_000

@@ -25,12 +25,11 @@ from timeline.driver.batch import Batch
 from timeline.driver.receipts import Receipts
 from timeline.errors import Invalid, NotFound
 from timeline.model import Status
-from timeline.pipeline.connection import Connection
+from timeline.pipeline.connection import SparkConnection
 from timeline.pipeline.files import write_json
-from timeline.pipeline.intake import Judge, Judged, Seen, births_of, salt_of
-from timeline.pipeline.options import Options
-from timeline.pipeline.rejects import EXAMPLES, Rejects
-from timeline.pipeline.schema import check_written
+from timeline.pipeline.source.columns import check_written
+from timeline.pipeline.source.intake import EXAMPLES, Judge, JudgedRows, Rejects, Seen, births_of, salt_of
+from timeline.pipeline.source.options import SourceOptions
 
 _STREAMS = ("sql.streaming.queryId", "streaming.sql.batchId")
 """Under these names Spark tells a task whose it is."""
@@ -87,38 +86,38 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """What every task of a write knows. `past_ms`: rows due by then are rejected, 0: none are."""
 
-    options: Options
+    options: SourceOptions
     run: str
     past_ms: int
     refuses_identical: bool
 
 
-def plan_write(options: Options, schema: StructType, streaming: bool) -> Plan:
+def plan_write(options: SourceOptions, schema: StructType, streaming: bool) -> WritePlan:
     """Checks the columns, that brokers answer and that the topic is there, before any task starts."""
     check_written(schema)
-    with Connection(options.addresses, options.timeout_ms) as connection:
+    with SparkConnection(options.addresses, options.timeout_ms) as connection:
         connection.topic(options.topic)
     past = options.past or ("now" if streaming else "reject")
     past_ms = int(past) if past.isdigit() else (Clock().now_ms() if past == "reject" else 0)
-    return Plan(options, options.run or uuid.uuid4().hex, past_ms, not (streaming or options.allow_identical))
+    return WritePlan(options, options.run or uuid.uuid4().hex, past_ms, not (streaming or options.allow_identical))
 
 
 class Task:
     """One task's part of a write."""
 
-    def __init__(self, plan: Plan, part: int) -> None:
+    def __init__(self, plan: WritePlan, part: int) -> None:
         options = self._options = plan.options
         self._judge = Judge(plan.past_ms)
         self._salts = salt_of(plan.run, part), salt_of(f"{plan.run}\0again", part)
         self._seen = Seen()
         self._done = Written()
         self._rejects = Rejects(options.rejects_path, f"{_digest(plan.run, batch_name())}-{part:05d}")
-        self._under_way: deque[tuple[Judged, int, Future[Receipts]]] = deque()
+        self._under_way: deque[tuple[JudgedRows, int, Future[Receipts]]] = deque()
         self._bytes = 0
-        self._connection = Connection(options.addresses, options.timeout_ms)
+        self._connection = SparkConnection(options.addresses, options.timeout_ms)
         self._producer = self._connection.client.producer(options.topic, options.group)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -171,7 +170,7 @@ class Task:
         done.there += int(repeats.sum()) + int((there & ~collapsed & ~elsewhere).sum())
         self._reject(judged, receipts, elsewhere)
 
-    def _elsewhere(self, judged: Judged, receipts: Receipts, there: Bools) -> Bools:
+    def _elsewhere(self, judged: JudgedRows, receipts: Receipts, there: Bools) -> Bools:
         """Which of those that were `there` carry another due than the row says, though nobody has touched them
         since they were put: the id is used twice."""
         if self._options.if_exists:
@@ -187,7 +186,7 @@ class Task:
         if np.isin(codes, list(_AGAIN)).any():
             receipts.raise_failed()
 
-    def _reject(self, judged: Judged, receipts: Receipts, elsewhere: Bools) -> None:
+    def _reject(self, judged: JudgedRows, receipts: Receipts, elsewhere: Bools) -> None:
         bad = dict(judged.bad)
         codes = receipts.status_codes
         for at in np.flatnonzero(elsewhere | ((codes != _OK) & (codes != _DUPLICATE))).tolist():
@@ -216,7 +215,7 @@ _WORDS = {
 }
 
 
-def too_many(done: Written, options: Options) -> str:
+def too_many(done: Written, options: SourceOptions) -> str:
     """The sentence that ends a write for its rejected rows."""
     told = "; ".join(f"{many} × {reason}" for reason, many in done.rejected.most_common(5))
     first = "; ".join(f"row {row}: {reason}" for row, reason in done.examples[:3])
@@ -227,7 +226,7 @@ def too_many(done: Written, options: Options) -> str:
     )
 
 
-def conclude(plan: Plan, messages: Sequence[WriterCommitMessage | None]) -> Written:
+def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> Written:
     """All tasks' counts; raises Invalid where they are not what was allowed."""
     done = Written()
     for message in messages:
@@ -268,7 +267,7 @@ def part_number() -> int:
 class TimelineWriter(DataSourceArrowWriter):
     """Batch write: rows → put."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._plan = plan_write(options, schema, streaming=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -284,7 +283,7 @@ class TimelineStreamWriter(DataSourceStreamArrowWriter):
     """Stream write: each micro-batch → put. Identical rows without an id collapse, as a micro-batch that is run again
     cannot be told from them; rows that are due already are delivered now unless `past` says otherwise."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._plan = plan_write(options, schema, streaming=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

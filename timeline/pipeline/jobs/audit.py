@@ -6,8 +6,9 @@ when it knows nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pyspark import StorageLevel
@@ -16,12 +17,11 @@ from pyspark.sql import functions as F
 
 from timeline.clock import Clock
 from timeline.driver.times import as_datetime
-from timeline.pipeline.gaps import Gap, gaps
-from timeline.pipeline.journal import is_kind, journal, rows_of
-from timeline.pipeline.pending import Pending
-from timeline.pipeline.stories import PROMISES, broken, is_open, judged, lives, with_tags
+from timeline.pipeline.jobs.journal import Gap, gaps, is_kind, journal, rows_of
+from timeline.pipeline.jobs.page import bars, folded, lines, page, paragraph, section, table, tiles
+from timeline.pipeline.jobs.stories import PROMISES, Pending, broken, is_open, judged, lives, with_tags
+from timeline.pipeline.session import Progress, quiet
 
-Said = Callable[[str, int, int], None]
 EXAMPLES = 20
 STEPS_MS = (1_000, 10_000, 60_000, 600_000)
 POINTS = 150
@@ -94,13 +94,13 @@ def audit(
     topics: Sequence[str] = (),
     pending: Pending | None = None,
     ids: Sequence[str] = (),
-    said: Said = lambda what, done, total: None,
+    progress: Progress = quiet,
 ) -> Audit:
     """Audits the journal at `url`, of `topics` (none: all). `pending`: what lies on the timelines still
     (`pending_in`), of a backup or of the brokers; without it nothing can be called lost. `ids`: whose stories to tell
     besides those that are worth it. Raises Invalid when there is no journal."""
     steps = ["reading the journal", "messages", "lateness", "promises", "stories"]
-    said(steps[0], 0, len(steps))
+    progress(steps[0], 0, len(steps))
     everything = journal(spark, url)
     unsaid = gaps(everything, Clock().now_ms())
     found = Audit(gaps=unsaid.missing, unended=unsaid.unended)
@@ -108,7 +108,7 @@ def audit(
     if topics:
         events = events.where(F.col("topic").isin(*topics))
     events = events.persist(StorageLevel.MEMORY_AND_DISK)
-    said(steps[1], 1, len(steps))
+    progress(steps[1], 1, len(steps))
     _span(events, found)
     _listen(everything, events, topics, ids, found)
     until_ms = max(found.until_ms, pending.until_ms if pending is not None else 0)
@@ -116,13 +116,13 @@ def audit(
     whole = whole.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         _count(events, whole, found)
-        said(steps[2], 2, len(steps))
+        progress(steps[2], 2, len(steps))
         _measure(events, found)
-        said(steps[3], 3, len(steps))
+        progress(steps[3], 3, len(steps))
         worth = _judge(whole, pending, found)
-        said(steps[4], 4, len(steps))
+        progress(steps[4], 4, len(steps))
         _tell(events, whole, [*ids, *worth], found)
-        said("done", len(steps), len(steps))
+        progress("done", len(steps), len(steps))
     finally:
         whole.unpersist()
         events.unpersist()
@@ -202,8 +202,8 @@ def _measure(events: DataFrame, found: Audit) -> None:
     if step_ms:
         at = F.timestamp_millis(F.floor(F.unix_millis("time") / step_ms) * step_ms)
         kinds.append(("time", first.withColumn("at_time", F.date_format(at, "yyyy-MM-dd HH:mm:ss")), "at_time"))
-    for name, table, by in kinds:
-        grouped = table.groupBy(F.col(by).alias("of")).agg(*_percentiles())
+    for name, deliveries, by in kinds:
+        grouped = deliveries.groupBy(F.col(by).alias("of")).agg(*_percentiles())
         order = "of" if name in ("hour", "time") else F.desc("deliveries")
         found.lateness[name] = rows_of(grouped.orderBy(order).limit(1_000))
     bucket = F.when(F.col("lateness") <= 0, F.lit(0)).otherwise(F.floor(F.log2(F.greatest("lateness", F.lit(1)))) + 1)
@@ -247,4 +247,169 @@ def _tell(events: DataFrame, whole: DataFrame, ids: Sequence[str], found: Audit)
         found.stories.setdefault(row["id"], []).append(row)
 
 
-__all__ = ["PROMISES", "Audit", "Gap", "audit", "silence"]
+_SHOWN = [f"p{100 * share:g}" if share < 1 else "most" for share in PERCENTILES]
+
+
+def audit_page(found: Audit, source: str) -> str:
+    """The whole page; `source`: where the journal is."""
+    under = f"{source}, {_when(found.since_ms)} to {_when(found.until_ms)} UTC"
+    parts = [
+        _verdict(found),
+        _glance(found),
+        _lateness(found),
+        _late(found),
+        _again(found),
+        _open(found),
+        _stories(found),
+    ]
+    return page("What happened to every message", under, parts)
+
+
+def _when(millis: int) -> str:
+    return as_datetime(millis).strftime("%Y-%m-%d %H:%M:%S") if millis else "–"
+
+
+def _verdict(found: Audit) -> str:
+    said: list[str] = []
+    for name, count in found.broken.items():
+        said.append(paragraph(f"Broken for {count:,} messages: {PROMISES[name]}", "bad"))
+    said += [paragraph(f"Not known: {sentence}.", "bad") for sentence in silence(found)]
+    if not found.broken and found.events:
+        checked = [
+            text.partition(":")[0] for name, text in PROMISES.items() if name != "lost" or found.pending is not None
+        ]
+        said.append(paragraph(f"Kept for every message: {', '.join(checked)}.", "good"))
+    if found.pending is None:
+        said.append(
+            paragraph(
+                "What lies on the timelines was not looked at: nothing could be called lost (--topic or --backup).",
+                "soft",
+            )
+        )
+    for gap in found.gaps:
+        what = f"{_missing(gap.events)} of broker {gap.broker} are missing"
+        said.append(paragraph(f"Not known: {what}, from {_when(gap.since_ms)} to {_when(gap.until_ms)}.", "bad"))
+    if found.unknown:
+        said.append(
+            paragraph(
+                f"Not known: {found.unknown:,} messages are not on the timeline, and what ended them may be missing in "
+                "the journal, or not be written yet.",
+                "soft",
+            )
+        )
+    if found.unended:
+        named = ", ".join(sorted(set(found.unended))[:10])
+        said.append(
+            paragraph(
+                f"{len(found.unended)} broker sessions never said that they ended, being running or killed: {named}.",
+                "soft",
+            )
+        )
+    rows = [
+        (row["promise"], row["topic"], row["id"], row["put"], row["last"], row["ended"], row["delivered"])
+        for row in found.examples
+    ]
+    if rows:
+        said.append(table(("promise", "topic", "id", "put", "last seen", "last event", "deliveries"), rows))
+    return section("The promises", *said)
+
+
+def _missing(events: int) -> str:
+    return f"{events:,} events" if events else "events, nobody knows how many,"
+
+
+def _glance(found: Audit) -> str:
+    told = found.messages
+    names = ("put", "delivered", "acked", "moved", "cancelled", "buried", "redelivered", "open")
+    values = [(name, f"{told.get(name, 0):,}") for name in names]
+    rows = [(kind.replace("_", " "), count) for kind, count in found.events.items()]
+    return section("Messages", tiles(values), folded("events by kind", table(("event", "how many"), rows)))
+
+
+def _ms(value: Any) -> str:
+    return f"{value:,} ms" if value is not None and value < 10_000 else f"{(value or 0) / 1000:,.1f} s"
+
+
+def _lateness(found: Audit) -> str:
+    heads = ("", "deliveries", "least", *_SHOWN)
+    parts: list[str] = []
+    names = [_bucket(row["bucket"]) for row in found.histogram]
+    counts = [float(row["count"]) for row in found.histogram]
+    parts.append(bars("first deliveries by lateness", list(zip(names, counts, strict=True))))
+    fine = found.lateness.get("time", [])
+    steps = fine or found.lateness.get("hour", [])
+    if steps:
+        series = {_SHOWN[at]: [float(row["at"][at] or 0) for row in steps] for at in (0, 2, 3)}
+        names = [row["of"][11 if fine else 5 :] for row in steps]
+        parts.append(lines("lateness over time", names, series, axis=_short_ms))
+    for name in ("topic", "consumer"):
+        rows = [
+            (row["of"] or "–", row["deliveries"], _ms(row["least"]), *(_ms(value) for value in row["at"]))
+            for row in found.lateness.get(name, [])[:100]
+        ]
+        parts.append(folded(f"by {name}", table(heads, rows)) if name == "consumer" else table(heads, rows))
+    return section("Lateness: from due to handed to the wire, first deliveries", *parts)
+
+
+def _short_ms(value: float) -> str:
+    """Of an axis."""
+    return f"{value:.3g} ms" if value < 1_000 else f"{value / 1_000:.3g} s"
+
+
+def _bucket(number: int) -> str:
+    return "0 ms" if number == 0 else _ms(1 << (number - 1)) if number == 1 else f"≥{_ms(1 << (number - 1))}"
+
+
+def _late(found: Audit) -> str:
+    if not found.late:
+        return section("Late by more than 50 ms", paragraph("nothing", "good"))
+    rows = [(cause.replace("_", " "), count) for cause, count in found.late.items()]
+    return section(
+        "Late by more than 50 ms, and why", bars("late deliveries by cause", [(n, float(c)) for n, c in rows])
+    )
+
+
+def _again(found: Audit) -> str:
+    words = {
+        "ran_out": "lease ran out",
+        "released": "released",
+        "handed_back": "handed back unseen",
+        "relet": "same holder, new session",
+    }
+    rows = [(words[kind], count) for kind, count in found.redelivered.items()]
+    if not rows:
+        return section("Given again", paragraph("nothing", "good"))
+    return section(
+        "Given again, and why", bars("redeliveries by cause", [(name, float(count)) for name, count in rows])
+    )
+
+
+def _open(found: Audit) -> str:
+    told = f"{found.open:,} messages were put and not settled by the end"
+    there = "" if found.pending is None else f"; {found.pending:,} of them are on the timeline still"
+    return section("Not settled", paragraph(f"{told}{there}."))
+
+
+def _stories(found: Audit) -> str:
+    parts: list[str] = []
+    for id, events in found.stories.items():
+        rows = [
+            (
+                _time(one["time"]),
+                one["kind"].replace("_", " "),
+                one["topic"],
+                one["version"],
+                _time(one["due"]),
+                one["lateness"],
+                one["consumer"],
+                one["cause"],
+            )
+            for one in events
+        ]
+        heads = ("time", "event", "topic", "version", "due", "late by, ms", "consumer", "cause or reason")
+        parts.append(folded(f"{id}: {len(events)} events", table(heads, rows)))
+    return section("Stories", *(parts or [paragraph("none asked for", "soft")]))
+
+
+def _time(at: datetime | None) -> str:
+    return at.strftime("%m-%d %H:%M:%S.%f")[:-3] if at is not None else "–"

@@ -15,17 +15,17 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from timeline.errors import Invalid
-from timeline.pipeline.options import Options
-from timeline.pipeline.reading import PushingReader, TimelineReader
-from timeline.pipeline.schema import STREAMED, read_schema
-from timeline.pipeline.streaming import TimelineStreamReader
-from timeline.pipeline.writing import TimelineStreamWriter, TimelineWriter
+from timeline.pipeline.source.columns import STREAMED, read_schema
+from timeline.pipeline.source.options import SourceOptions
+from timeline.pipeline.source.reading import PushingReader, TimelineReader
+from timeline.pipeline.source.streaming import TimelineStreamReader
+from timeline.pipeline.source.writing import TimelineStreamWriter, TimelineWriter
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class TimelineSource(DataSource):
-    """Batch write, batch read, stream write and stream read of a topic's timeline; see `Options` for what may be
+    """Batch write, batch read, stream write and stream read of a topic's timeline; see `SourceOptions` for what may be
     asked."""
 
     @classmethod
@@ -34,8 +34,8 @@ class TimelineSource(DataSource):
         return "timeline"
 
     @cached_property
-    def _asked(self) -> Options:
-        return Options.of(dict(self.options))
+    def _asked(self) -> SourceOptions:
+        return SourceOptions.of(dict(self.options))
 
     def schema(self) -> StructType:
         """The columns of a message. A person may ask for some of them only: `.schema("id string, due timestamp")`."""

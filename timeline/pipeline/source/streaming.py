@@ -7,11 +7,12 @@ repeats apart."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,121 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from timeline.clock import Clock
-from timeline.errors import Invalid, TimelineError
-from timeline.model import Operation, Topic
-from timeline.pipeline.connection import Connection
-from timeline.pipeline.holders import LEASING_MS, Share, bury, gather, held, holder_of, settle_all, sound
-from timeline.pipeline.options import MAX_ROWS, Options
-from timeline.pipeline.outflow import PageRows, record_batch
-from timeline.pipeline.schema import CONTENT, READ, check_read
+from timeline.driver.client import Timeline
+from timeline.errors import Invalid, Superseded, TimelineError, Unavailable
+from timeline.model import PAYLOAD_DAMAGED, Operation, Rows, Topic, payload_sums
+from timeline.pipeline.connection import SparkConnection
+from timeline.pipeline.source.columns import CONTENT, READ, PageRows, check_read, record_batch
+from timeline.pipeline.source.options import MAX_ROWS, SourceOptions
+
+LEASING_MS = 30_000
+"""After a batch was planned, its tasks may lease for so long."""
+LATE_MS = 10_000
+"""A lease that began in time is over by then."""
+MORE_MS = 50.0
+"""What comes due later than so long after the last part is the next batch's."""
+LOOK_MS = 250
+"""A try that may not lease looks so often whether the one that may has."""
+
+
+@dataclass
+class Share(InputPartition):
+    """One partition of a micro-batch. `most`: rows it may lease. `again`: the batch was planned before, by a query that
+    ended; nothing is leased for it any more."""
+
+    topic: str
+    holder: str
+    most: int
+    lease_ms: int
+    lease_by_ms: int
+    again: bool
+
+
+def holder_of(query: str, batch: int, part: int) -> str:
+    """The holder of a partition of a micro-batch."""
+    return f"spark/{query}/{batch}/{part}"
+
+
+async def gather(client: Timeline, share: Share, first_try: bool) -> None:
+    """What the partition is to have is under its holder, and will not be more. `first_try`: of the task."""
+    if first_try and not share.again and await _leased(client, share):
+        return
+    while True:
+        found, now_ms = await _look(client, share)
+        left_ms = share.lease_by_ms + LATE_MS - now_ms
+        over = left_ms <= 0
+        if (found or over) and (await _brokers(client, share) <= 1 or over):
+            return
+        # Where there are several, the first try may be at another broker, where nobody has taken it over.
+        await asyncio.sleep((left_ms if found else min(left_ms, LOOK_MS)) / 1000.0)
+
+
+async def _brokers(client: Timeline, share: Share) -> int:
+    """Takes the holder over, which ends a lease under way at the broker that is reached; how many brokers there are."""
+    try:
+        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
+            assert holding.welcome is not None
+            return len(holding.welcome.brokers)
+    except Superseded:
+        return 1  # by another try at this broker, which leases no more than this one does
+
+
+async def _leased(client: Timeline, share: Share) -> bool:
+    """Leases for the partition, unless that was done or it is too late; False: another try took the holder over."""
+    try:
+        async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
+            found, now_ms = await _look(client, share)
+            if not found and now_ms < share.lease_by_ms:
+                await holding.lease(share.most, first_ms=2 * MORE_MS, more_ms=MORE_MS)
+            return True
+    except Superseded:
+        return False
+
+
+async def _look(client: Timeline, share: Share) -> tuple[bool, int]:
+    """Whether the holder has anything, and when the broker said so, by its clock."""
+    now_ms = 0
+    async for page in client.scan_pages(share.topic, holder=share.holder, limit=1):
+        now_ms = page.now_ms
+        if len(page.rows):
+            return True, now_ms
+    return False, now_ms
+
+
+async def held(client: Timeline, topic: str, holder: str, payload: bool) -> AsyncIterator[PageRows]:
+    """What a holder has. Due is what was asked for, not the end of the lease."""
+    async for page in client.scan_pages(topic, holder=holder, payload=payload):
+        if len(page.rows):
+            yield PageRows(page.rows, page.now_ms)
+
+
+def sound(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which rows have the payload that was put."""
+    assert rows.payloads is not None
+    whole: np.ndarray[tuple[int], np.dtype[np.bool_]] = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
+    return whole
+
+
+async def bury(client: Timeline, topic: str, holder: str, rows: Rows) -> None:
+    """Makes dead letters of what arrived damaged."""
+    async with client.holding(topic, holder) as holding:
+        await holding.settle(Operation.BURY, rows, reason=PAYLOAD_DAMAGED)
+
+
+async def settle_all(client: Timeline, topic: str, holder: str, operation: Operation, time_ms: int = 0) -> int:
+    """ACK or EXTEND all that a holder has; how many messages it had. Raises Unavailable when the brokers did not do all
+    of it: the same again goes on."""
+    parts: list[Rows] = [page.rows async for page in held(client, topic, holder, payload=False)]
+    rows = Rows.concat(parts)
+    if not len(rows):
+        return 0
+    async with client.holding(topic, holder) as holding:
+        counts = await holding.settle(operation, rows, time_ms)
+    undone = sum(many for status, many in counts.items() if status in ("THROTTLED", "UNAVAILABLE", "UNKNOWN"))
+    if undone:
+        raise Unavailable(f"{undone} of {len(rows)} messages of {holder} could not be settled")
+    return len(rows)
+
 
 log = logging.getLogger("timeline.pipeline")
 DEFAULT_LEASE_MS = 600_000
@@ -49,7 +158,7 @@ Offset = dict[str, Any]
 class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches, reads their partitions, extends their leases meanwhile, acknowledges them when committed."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_read(schema, READ)
         self._options = options
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
@@ -130,7 +239,7 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Share)
         context = TaskContext.get()
         first_try = context is None or context.attemptNumber() == 0
-        with Connection(self._options.addresses, self._options.timeout_ms) as connection:
+        with SparkConnection(self._options.addresses, self._options.timeout_ms) as connection:
             client = connection.client
             connection.run(gather(client, partition, first_try))
             for page in connection.iterate(held(client, partition.topic, partition.holder, payload=self._content)):
@@ -138,7 +247,7 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(whole.rows):
                     yield record_batch(whole, self._schema)
 
-    def _whole(self, connection: Connection, share: Share, page: PageRows) -> PageRows:
+    def _whole(self, connection: SparkConnection, share: Share, page: PageRows) -> PageRows:
         """The page without what arrived damaged, with each message's due as it was asked for."""
         rows = page.rows
         if self._content:
@@ -153,9 +262,9 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Guard:
     """The driver's side of a query: its connection, and the thread that extends what is not committed yet."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._connection = Connection(options.addresses, options.timeout_ms)
+        self._connection = SparkConnection(options.addresses, options.timeout_ms)
         self._clock = Clock()
         self.topic: Topic = self._connection.topic(options.topic)
         most_ms = self.topic.settings.max_lease_ms

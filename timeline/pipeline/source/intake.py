@@ -21,6 +21,7 @@ from timeline.driver.message import check_headers
 from timeline.driver.times import LOOKS_LIKE_SECONDS
 from timeline.errors import TimelineError
 from timeline.model import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
+from timeline.pipeline.files import joined, write_table
 from timeline.wire.judging import judge_texts
 
 ID_BYTES = 16
@@ -28,7 +29,7 @@ ID_BYTES = 16
 
 
 @dataclass(slots=True)
-class Judged:
+class JudgedRows:
     """One Arrow batch: `good`, the rows that can be put, with their `batch`; `bad` rows by index with their reasons."""
 
     rows: pa.RecordBatch
@@ -44,7 +45,7 @@ class Judge:
     def __init__(self, past_ms: int) -> None:
         self._past_ms = past_ms
 
-    def judge(self, rows: pa.RecordBatch) -> Judged:
+    def judge(self, rows: pa.RecordBatch) -> JudgedRows:
         """What of `rows` can be put, as a batch, and why the others cannot."""
         bad = _Bad(rows.num_rows)
         due_ms = self._due_ms(rows, bad)
@@ -74,7 +75,7 @@ class Judge:
         derived = "id" not in columns
         if derived:
             batch.ids = content_ids(batch)
-        return Judged(rows, good, batch, bad.reasons, derived)
+        return JudgedRows(rows, good, batch, bad.reasons, derived)
 
     def _due_ms(self, rows: pa.RecordBatch, bad: _Bad) -> Int64:
         column = rows.column("due")
@@ -221,3 +222,55 @@ class Seen:
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             self._runs[-2:] = [np.union1d(*self._runs[-2:])]
         return found | later
+
+
+EXAMPLES = 10
+ROWS_A_FILE = 100_000
+
+
+class Rejects:
+    """A task's rejected rows. `path`: where to write them, empty: nowhere. `name`: that of this task's files, the same
+    when the task runs again, so that it writes over what it wrote before."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+        self._files: list[str] = []
+        self.examples: list[tuple[str, str]] = []
+
+    def add(self, rows: pa.RecordBatch, bad: dict[int, str]) -> None:
+        """The rows at the indexes in `bad`, each with its reason."""
+        places = sorted(bad)
+        for place in places[: EXAMPLES - len(self.examples)]:
+            self.examples.append((_shown(rows, place), bad[place]))
+        if not self._path:
+            return
+        reasons = pa.array([bad[place] for place in places], pa.string())
+        table = pa.Table.from_batches([rows.take(pa.array(places, pa.int64()))]).append_column("reason", reasons)
+        self._tables.append(table)
+        self._rows += len(table)
+        if self._rows >= ROWS_A_FILE:
+            self._write()
+
+    def _write(self) -> None:
+        if self._tables:
+            url = joined(self._path, f"{self._name}-{len(self._files):03d}.parquet")
+            write_table(url, pa.concat_tables(self._tables))
+            self._files.append(url)
+            self._tables, self._rows = [], 0
+
+    def close(self) -> list[str]:
+        """Writes what is left; the files that there are."""
+        self._write()
+        return self._files
+
+
+def _shown(rows: pa.RecordBatch, place: int) -> str:
+    """A row in a few words."""
+    said: list[str] = []
+    for name in ("id", "due", "tag"):
+        if name in rows.schema.names:
+            value: Any = rows.column(name)[place].as_py()
+            said.append(f"{name}={value!s:.60}")
+    return " ".join(said)

@@ -56,7 +56,7 @@ _KNOWN = {_plain(name): name for name in _NAMES}
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What a person asked of the source. Durations in ms; `addresses` as the driver takes them."""
 
     addresses: str
@@ -82,7 +82,7 @@ class Options:
     """The names that were said."""
 
     @classmethod
-    def of(cls, asked: Mapping[str, str]) -> Options:
+    def of(cls, asked: Mapping[str, str]) -> SourceOptions:
         """The options out of Spark's. Raises Invalid, which names the option."""
         said: dict[str, str] = {}
         for name, value in asked.items():
@@ -96,7 +96,7 @@ class Options:
         return cls._read(said)
 
     @classmethod
-    def _read(cls, said: dict[str, str]) -> Options:
+    def _read(cls, said: dict[str, str]) -> SourceOptions:
         if not said.get("topic"):
             raise Invalid("say which topic: .option('topic', 'reminders')")
         addresses = said.get("addresses") or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS

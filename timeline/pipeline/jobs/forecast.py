@@ -7,7 +7,6 @@ this long ahead. Each week is one observation; the band reaches from the least t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -17,19 +16,19 @@ from pyspark.sql import functions as F
 from timeline.clock import Clock
 from timeline.driver.times import as_datetime
 from timeline.errors import Invalid
-from timeline.pipeline.journal import is_kind, journal
-from timeline.pipeline.page import bars, lines, page, paragraph, section, table, tiles
+from timeline.pipeline.jobs.journal import is_kind, journal
+from timeline.pipeline.jobs.page import bars, lines, page, paragraph, section, table, tiles
+from timeline.pipeline.session import Progress, quiet, read_topic
 
 MAX_STEPS = 10_000
 HOUR_MS, WEEK_MS = 3_600_000, 7 * 86_400_000
 MINUTE_MS = 60_000
 SPIKES = 10
 ABOVE = 1.5
-Said = Callable[[str, int, int], None]
 
 
 @dataclass
-class Step:
+class ForecastStep:
     """A step ahead: messages `pending` for it now, and `expected` in all, between `low` and `high`; `peak_per_s`: in
     its busiest second, of those pending."""
 
@@ -42,7 +41,7 @@ class Step:
 
 
 @dataclass
-class Forecast:
+class LoadForecast:
     """`steps` of `step_ms` each; `overdue` messages now. `weeks`: how many weeks of history there were.
     `per_consumer_s`: what one consumer was taken to settle a second; `consumers`: how many the busiest step needs by
     that."""
@@ -50,7 +49,7 @@ class Forecast:
     topic: str
     now_ms: int
     step_ms: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ForecastStep] = field(default_factory=list)
     overdue: int = 0
     weeks: int = 0
     per_consumer_s: float = 0.0
@@ -63,7 +62,7 @@ class Forecast:
         return max(1, ceil(busiest / self.per_consumer_s)) if self.per_consumer_s else 0
 
     @property
-    def spikes(self) -> list[Step]:
+    def spikes(self) -> list[ForecastStep]:
         """The steps with most, where they stand out: at least twice the mean, and where many do, as on a plateau with
         nothing around it, well above those."""
         most = sorted(self.steps, key=lambda step: -step.expected)
@@ -82,8 +81,8 @@ def forecast(
     step_ms: int = HOUR_MS,
     history: str = "",
     per_consumer_s: float = 0.0,
-    said: Said = lambda what, done, total: None,
-) -> Forecast:
+    progress: Progress = quiet,
+) -> LoadForecast:
     """Reckons the load of `topic` over the next `window_ms`. `history`: the journal's URL, empty: only what is pending
     counts. `per_consumer_s`: what a consumer settles a second; 0: as the journal shows. Raises Invalid, NotFound."""
     count = -(-window_ms // step_ms)
@@ -91,23 +90,22 @@ def forecast(
         raise Invalid(f"{count} steps are asked for, 1 to {MAX_STEPS} can be drawn: choose another --window or --step")
     now_ms = Clock().now_ms()
     start_ms = now_ms - now_ms % step_ms
-    ahead = Forecast(topic, now_ms, step_ms, [Step(start_ms + at * step_ms) for at in range(count)])
-    said("reading what is pending", 0, 3)
+    ahead = LoadForecast(topic, now_ms, step_ms, [ForecastStep(start_ms + at * step_ms) for at in range(count)])
+    progress("reading what is pending", 0, 3)
     _pending(spark, addresses, topic, ahead)
     if history:
-        said("reading the history", 1, 3)
+        progress("reading the history", 1, 3)
         _learn(spark, journal(spark, history).where(F.col("topic") == topic), ahead)
         if not per_consumer_s:
             per_consumer_s = _settled_per_s(journal(spark, history).where(F.col("topic") == topic))
             ahead.measured = per_consumer_s > 0
     ahead.per_consumer_s = per_consumer_s
-    said("done", 3, 3)
+    progress("done", 3, 3)
     return ahead
 
 
-def _pending(spark: SparkSession, addresses: str, topic: str, ahead: Forecast) -> None:
-    options = {"addresses": addresses, "topic": topic, "state": "waiting,available"}
-    rows = spark.read.format("timeline").options(**options).schema("due timestamp").load()
+def _pending(spark: SparkSession, addresses: str, topic: str, ahead: LoadForecast) -> None:
+    rows = read_topic(spark, addresses, topic, "due timestamp", state="waiting,available")
     due_ms = F.unix_millis("due")
     ahead.overdue = rows.where(due_ms < ahead.now_ms).count()
     end_ms = ahead.steps[-1].start_ms + ahead.step_ms
@@ -122,7 +120,7 @@ def _pending(spark: SparkSession, addresses: str, topic: str, ahead: Forecast) -
         one.expected = one.low = one.high = float(one.pending)
 
 
-def _learn(spark: SparkSession, events: DataFrame, ahead: Forecast) -> None:
+def _learn(spark: SparkSession, events: DataFrame, ahead: LoadForecast) -> None:
     """What is still to be put for each step: of each week before, what came due at that hour of that weekday and was
     put less long before it than the step is away now."""
     put = events.where(is_kind("put") & F.col("due").isNotNull()).select(
@@ -170,7 +168,7 @@ def _settled_per_s(events: DataFrame) -> float:
     return float(found["rate"] or 0) if found is not None else 0.0
 
 
-def forecast_page(ahead: Forecast) -> str:
+def forecast_page(ahead: LoadForecast) -> str:
     """The forecast as a page for people."""
     seconds = "" if ahead.step_ms % MINUTE_MS == 0 else ":%S"
     names = [as_datetime(step.start_ms).strftime(f"%a %d %H:%M{seconds}") for step in ahead.steps]
@@ -199,7 +197,7 @@ def forecast_page(ahead: Forecast) -> str:
     return page("Load ahead", under, [tiles(values), load, peaks, _by_hour(ahead)])
 
 
-def _by_hour(ahead: Forecast) -> str:
+def _by_hour(ahead: LoadForecast) -> str:
     hours: dict[int, float] = {}
     for step in ahead.steps:
         hour = as_datetime(step.start_ms).hour

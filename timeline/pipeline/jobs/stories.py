@@ -4,12 +4,18 @@ journal; a message is one life of an id: what was put under one birth."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from timeline.pipeline.journal import is_kind
-from timeline.pipeline.pending import Pending
+from timeline.clock import Clock
+from timeline.pipeline.connection import SparkConnection
+from timeline.pipeline.jobs.backup import data_of, read_manifest
+from timeline.pipeline.jobs.journal import is_kind
+from timeline.pipeline.session import read_topic
 
 SKEW_MS = 1_000
 """By so much the clocks of two brokers may differ: one that is further off the others leases nothing."""
@@ -61,20 +67,10 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
         F.min(F.when(delivered, F.col("time"))).alias("first_delivered"),
         F.max(F.when(delivered, F.col("consumer"))).alias("consumer"),
     )  # fmt: skip
-    asked = events.where(is_kind(*BY_ID) & F.col("id").isNotNull() & F.col("birth").isNull())
-    by_id = asked.groupBy("topic", "id").agg(
-        _count("moved").alias("moved"),
-        _count("revived").alias("revived"),
-        _count("unknown").alias("unknown_by_id"),
-        F.max(F.when(is_kind("moved"), F.col("time"))).alias("moved_at"),
-        F.max(F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_at"),
-        F.max_by("broker", F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_by"),
-        F.max(F.when(is_kind("purged", "expired"), F.col("time"))).alias("gone_at"),
-    )  # fmt: skip
     dropped = events.where(is_kind("topic_dropped")).groupBy("topic").agg(
         F.max("time").alias("dropped_at"), F.max_by("broker", "time").alias("dropped_by")
     )  # fmt: skip
-    whole = told.join(by_id, ["topic", "id"], "left").join(F.broadcast(dropped), "topic", "left")
+    whole = told.join(_by_id(events), ["topic", "id"], "left").join(F.broadcast(dropped), "topic", "left")
     nought = F.lit(0)
     moved = F.coalesce("moved", nought)
     # An id may be put anew as soon as it is cancelled, a topic made anew as soon as it is dropped: only where two
@@ -99,6 +95,20 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
             | F.coalesce(F.unix_millis("expires") <= until_ms, F.lit(False)),
         }
     )
+
+
+def _by_id(events: DataFrame) -> DataFrame:
+    """Return what producers did to each id, whatever its life."""
+    asked = events.where(is_kind(*BY_ID) & F.col("id").isNotNull() & F.col("birth").isNull())
+    return asked.groupBy("topic", "id").agg(
+        _count("moved").alias("moved"),
+        _count("revived").alias("revived"),
+        _count("unknown").alias("unknown_by_id"),
+        F.max(F.when(is_kind("moved"), F.col("time"))).alias("moved_at"),
+        F.max(F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_at"),
+        F.max_by("broker", F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_by"),
+        F.max(F.when(is_kind("purged", "expired"), F.col("time"))).alias("gone_at"),
+    )  # fmt: skip
 
 
 def _since(later: str, earlier: str, skew_ms: Column | int = SKEW_MS) -> Column:
@@ -172,3 +182,42 @@ def broken(whole: DataFrame) -> DataFrame:
     }
     promises = F.array_compact(F.array(*(F.when(wrong, F.lit(name)) for name, wrong in found.items())))
     return whole.withColumn("promise", F.explode(promises))
+
+
+@dataclass
+class Pending:
+    """`rows`: topic, id and birth of what lay on `topics` when that was read, from `since_ms` to `until_ms` by a
+    broker's clock. What was put later than it began, or is of another topic, may be missing in it."""
+
+    rows: DataFrame
+    topics: tuple[str, ...]
+    since_ms: int
+    until_ms: int
+
+
+def pending_in(spark: SparkSession, addresses: str, topics: Sequence[str], backup: str) -> Pending | None:
+    """The messages of a backup, or of `topics` as the brokers have them now: read at once, so that what is audited
+    then is no older. None when neither is named."""
+    if backup:
+        manifest = read_manifest(backup)
+        rows = data_of(spark, backup, manifest.chunks)
+        named = rows.select(F.lit(manifest.topic).alias("topic"), "id", "birth")
+        return Pending(named, (manifest.topic,), manifest.taken_ms, manifest.until_ms)
+    if not topics:
+        return None
+    since_ms = _now_ms(addresses)
+    rows = reduce(DataFrame.unionByName, (_of(spark, addresses, topic) for topic in topics))
+    rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+    rows.count()
+    return Pending(rows, tuple(topics), since_ms, _now_ms(addresses))
+
+
+def _now_ms(addresses: str) -> int:
+    """By a broker's clock."""
+    with SparkConnection(addresses) as connection:
+        return round(Clock().now_ms() + connection.run(connection.client.ping()).offset_ms)
+
+
+def _of(spark: SparkSession, addresses: str, topic: str) -> DataFrame:
+    rows = read_topic(spark, addresses, topic, "id string, birth long")
+    return rows.select(F.lit(topic).alias("topic"), "id", "birth")

@@ -1,0 +1,421 @@
+"""The job `load`: any table that Spark reads → a topic's timeline.
+
+It looks at all rows first, and says what they would add to the load and what cannot be put, before anything is written.
+A run that died is run again as it was: with `state` it goes on after the files that were done; what was put is there,
+and what was delivered meanwhile is not put again as long as the topic remembers."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from timeline.clock import Clock
+from timeline.driver.times import as_datetime
+from timeline.errors import Invalid
+from timeline.model import DEFAULT_GROUP, MAX_ID_BYTES, MAX_TAG_BYTES, MAX_TIME_MS, Topic, TopicSettings
+from timeline.pipeline.connection import SparkConnection
+from timeline.pipeline.files import read_json, remove, write_json
+from timeline.pipeline.session import Progress, quiet, watched
+from timeline.pipeline.source.columns import check_written
+from timeline.pipeline.source.options import SourceOptions
+
+COLUMNS = ("due", "payload", "id", "tag", "headers", "expires")
+SPIKES = 5
+STEPS_SHOWN = 10_000
+DIGITS = 32
+
+
+def mapped(table: DataFrame, expressions: Mapping[str, str]) -> DataFrame:
+    """The table's rows with the columns of messages. `expressions`: SQL for the columns that are not there under their
+    names; those without one are taken as they are, when they are there. Raises Invalid naming the column."""
+    chosen: list[Column] = []
+    for name in COLUMNS:
+        if name in expressions:
+            chosen.append(F.expr(expressions[name]).alias(name))
+        elif name in table.columns:
+            chosen.append(F.col(name))
+    rows = table.select(*chosen)
+    check_written(rows.schema)
+    return rows
+
+
+def earliest_ms(rows: DataFrame) -> int:
+    """The earliest due; 0 when there is none."""
+    found = rows.agg(F.min(_millis("due"))).head()
+    return int(found[0] or 0) if found is not None else 0
+
+
+def shifted(rows: DataFrame, by_ms: int) -> DataFrame:
+    """The same rows, all moved in time by `by_ms`."""
+    if not by_ms:
+        return rows
+    moved = {"due": F.timestamp_millis(_millis("due") + F.lit(by_ms))}
+    if "expires" in rows.columns:
+        moved["expires"] = F.timestamp_millis(_millis("expires") + F.lit(by_ms))
+    return rows.withColumns(moved)
+
+
+def with_ids(rows: DataFrame) -> DataFrame:
+    """The same rows with an id where there is no such column: made of all that a row says, so that the same row has the
+    same id whenever it is loaded."""
+    if "id" in rows.columns:
+        return rows
+    said = [F.coalesce(_text(rows.schema, name), F.lit("\0")) for name in rows.columns]
+    return rows.withColumn("id", F.substring(F.sha2(F.concat_ws("\1", *said), 256), 1, DIGITS))
+
+
+def _text(schema: StructType, name: str) -> Column:
+    kind = schema[name].dataType.typeName()
+    if kind == "map":
+        return F.to_json(F.array_sort(F.map_entries(name)))
+    if kind == "timestamp":
+        return F.unix_micros(name).cast("string")
+    return F.hex(name) if kind == "binary" else F.col(name).cast("string")
+
+
+def _millis(name: str) -> Column:
+    """A timestamp in ms, rounded up."""
+    return F.ceil(F.unix_micros(name) / 1000).cast("long")
+
+
+@dataclass
+class Spike:
+    """A step in which more comes due than usual."""
+
+    start_ms: int
+    count: int
+
+
+@dataclass
+class Checked:
+    """What a look at all rows found. `bad`: rows by why they cannot be put. `identical`: rows that say the same as
+    another (without an id of their own); `conflicts`: rows whose id another row has with another content. `curve`: how
+    many come due per `step_ms`, by start."""
+
+    rows: int = 0
+    payload_bytes: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
+    identical: int = 0
+    conflicts: int = 0
+    step_ms: int = 60_000
+    curve: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def rejected(self) -> int:
+        """Rows that cannot be put."""
+        return sum(self.bad.values()) + self.conflicts
+
+    @property
+    def spikes(self) -> list[Spike]:
+        """The steps with most, when that is at least three times the mean of all steps with any."""
+        if not self.curve:
+            return []
+        usual = sum(count for _, count in self.curve) / len(self.curve)
+        most = sorted(self.curve, key=lambda step: -step[1])[:SPIKES]
+        return [Spike(start, count) for start, count in most if count >= 3 * usual]
+
+
+def check(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str, own_ids: bool) -> Checked:
+    """Looks at all rows in two passes: one for values, one for ids. `own_ids`: the table came with them."""
+    checked = Checked()
+    reasons = _reasons(rows, settings, now_ms, past)
+    one = F.coalesce(*(F.when(wrong, F.lit(reason)) for reason, wrong in reasons))
+    payload_bytes = F.octet_length("payload").cast("long")
+    judged = rows.select(_millis("due").alias("due_ms"), payload_bytes.alias("bytes"), one.alias("why"))
+    found = judged.groupBy("why").agg(
+        F.count("*").alias("rows"), F.sum("bytes").alias("bytes"),
+        F.min("due_ms").alias("first"), F.max("due_ms").alias("last"),
+    ).collect()  # fmt: skip
+    for row in found:
+        checked.rows += row["rows"]
+        if row["why"] is not None:
+            checked.bad[row["why"]] = row["rows"]
+        else:
+            checked.payload_bytes, checked.first_ms, checked.last_ms = row["bytes"] or 0, row["first"], row["last"]
+    _check_ids(rows, checked, own_ids)
+    _draw(judged.where("why IS NULL"), checked)
+    return checked
+
+
+def _reasons(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str) -> Sequence[tuple[str, Column]]:
+    due_ms = _millis("due")
+    most = settings.max_payload_bytes
+    found = [
+        ("due is null", F.col("due").isNull()),
+        ("due is no time in this epoch", (due_ms < 100_000_000_000) | (due_ms > MAX_TIME_MS)),
+        ("due lies beyond the topic's horizon", due_ms > now_ms + settings.horizon_ms),
+        ("payload is null", F.col("payload").isNull()),
+        (f"payload is above the topic's {most} bytes", F.octet_length("payload") > most),
+    ]
+    if past == "reject":
+        found.insert(2, ("due is past", due_ms <= now_ms))
+    if "id" in rows.columns:
+        sizes = F.octet_length(F.coalesce("id", F.lit("")))
+        found.append((f"id is null, empty or above {MAX_ID_BYTES} bytes", (sizes < 1) | (sizes > MAX_ID_BYTES)))
+    if "tag" in rows.columns:
+        found.append((f"tag is above {MAX_TAG_BYTES} bytes", F.octet_length("tag") > MAX_TAG_BYTES))
+    if "expires" in rows.columns:
+        found.append(("expires before it is due", _millis("expires") <= due_ms))
+    return found
+
+
+def _check_ids(rows: DataFrame, checked: Checked, own_ids: bool) -> None:
+    """How many rows share an id with another one, and say the same or not."""
+    said = F.xxhash64(*(name if name != "headers" else F.to_json("headers") for name in rows.columns if name != "id"))
+    counted = (
+        rows.where("id IS NOT NULL").groupBy("id").agg(F.count("*").alias("rows"), F.count_distinct(said).alias("said"))
+    )
+    found = counted.where("rows > 1").agg(
+        F.sum(F.when(F.col("said") > 1, F.col("rows") - 1)).alias("conflicts"),
+        F.sum(F.when(F.col("said") == 1, F.col("rows") - 1)).alias("same"),
+    ).head()  # fmt: skip
+    assert found is not None
+    checked.conflicts = int(found["conflicts"] or 0)
+    checked.identical = 0 if own_ids else int(found["same"] or 0)
+
+
+def _draw(good: DataFrame, checked: Checked) -> None:
+    """The load curve, in steps of a minute or of more where that would be too many."""
+    span_ms = max(1, checked.last_ms - checked.first_ms)
+    checked.step_ms = next(step for step in _STEPS_MS if span_ms / step <= STEPS_SHOWN or step == _STEPS_MS[-1])
+    start = (F.col("due_ms") - F.col("due_ms") % checked.step_ms).alias("start")
+    found = good.groupBy(start).count().orderBy("start").limit(STEPS_SHOWN).collect()
+    checked.curve = [(int(row["start"]), int(row["count"])) for row in found]
+
+
+_STEPS_MS = (60_000, 300_000, 900_000, 3_600_000, 86_400_000)
+
+
+def refuse_bad(checked: Checked, max_rejects: int, allow_identical: bool) -> None:
+    """Raises Invalid when the rows are not as they must be; nothing was put yet."""
+    if checked.rejected > max_rejects:
+        told = [f"{count:,} × {reason}" for reason, count in sorted(checked.bad.items(), key=lambda each: -each[1])]
+        if checked.conflicts:
+            told.append(f"{checked.conflicts:,} × the id is another row's, too")
+        raise Invalid(
+            f"{checked.rejected:,} of {checked.rows:,} rows cannot be put, more than the {max_rejects:,} allowed: "
+            f"{'; '.join(told)}. Mend them, or allow them to be left out (--max-rejects, --rejects URL keeps them)"
+        )
+    if checked.identical and not allow_identical:
+        raise Invalid(
+            f"{checked.identical:,} of {checked.rows:,} rows are identical to another and have no id of their own: "
+            "give rows an id (--id EXPRESSION), or let them collapse into one (--allow-identical)"
+        )
+
+
+FILES_A_STEP = 16
+
+
+@dataclass
+class LoadRequest:
+    """What to load where. `past`: reject, now. `shift_to_ms`: the whole table is moved in time so that its earliest due
+    is then. `state`: a JSON file (any fsspec URL) by which a run that died goes on. `where`: SQL, only these rows."""
+
+    addresses: str
+    topic: str
+    group: str = DEFAULT_GROUP
+    past: str = "reject"
+    max_rejects: int = 0
+    rejects: str = ""
+    allow_identical: bool = False
+    shift_to_ms: int = 0
+    state: str = ""
+    timeout: str = "60s"
+    dry_run: bool = False
+    where: str = ""
+
+
+@dataclass
+class LoadResult:
+    """What a load did, or, `dry_run`, would do."""
+
+    checked: Checked
+    warnings: list[str] = field(default_factory=list)
+    put: int = 0
+    there: int = 0
+    settled: int = 0
+    rejected: int = 0
+    collapsed: int = 0
+    resumed: bool = False
+    dry_run: bool = False
+
+    @property
+    def looked_at(self) -> int:
+        """Rows that are done with."""
+        return self.put + self.there + self.settled + self.collapsed + self.rejected
+
+    def add(self, report: Mapping[str, int]) -> None:
+        """Counts what one step's report says."""
+        for name in ("put", "there", "settled", "rejected", "collapsed"):
+            setattr(self, name, getattr(self, name) + int(report[name]))
+
+
+def load(
+    spark: SparkSession,
+    table: DataFrame,
+    asked: LoadRequest,
+    expressions: Mapping[str, str] | None = None,
+    progress: Progress = quiet,
+) -> LoadResult:
+    """Puts the rows of `table`. `expressions`: SQL for the columns of messages, see `rows.mapped`. Raises Invalid when
+    the rows are not as they must be, NotFound, Forbidden, Unavailable; what was put by then stays, and the same call
+    goes on."""
+    SourceOptions.of({"addresses": asked.addresses, "topic": asked.topic, "past": asked.past, "timeout": asked.timeout})
+    with SparkConnection(asked.addresses) as connection:
+        topic = connection.topic(asked.topic)
+        connection.check_put(asked.topic, asked.group)
+    table = table.where(asked.where) if asked.where else table
+    state = _State.of(asked, topic, table, expressions or {})
+    rows = mapped(table, expressions or {})
+    own_ids = "id" in rows.columns
+    progress("looking at the rows", 0, 0)
+    if not state.resumed:
+        state.checked_ms = Clock().now_ms()
+        state.shift_by_ms = asked.shift_to_ms - earliest_ms(rows) if asked.shift_to_ms else 0
+    rows = with_ids(shifted(rows, state.shift_by_ms))
+    # What came due after the first try is no mistake of the table's.
+    checked = check(rows, topic.settings, state.checked_ms, asked.past, own_ids)
+    loaded = LoadResult(checked, resumed=state.resumed, dry_run=asked.dry_run)
+    loaded.warnings = _warnings(topic, loaded.checked)
+    if asked.dry_run:
+        return loaded
+    refuse_bad(loaded.checked, asked.max_rejects, asked.allow_identical)
+    _put(spark, table, expressions or {}, asked, state, loaded, progress)
+    return loaded
+
+
+def _warnings(topic: Topic, checked: Checked) -> list[str]:
+    found: list[str] = []
+    if not topic.settings.remember_ms:
+        found.append(
+            f"topic {topic.name!r} remembers nothing: a run that dies and is run again sends what was delivered "
+            f"meanwhile once more (timeline topic update {topic.name} --remember 1d)"
+        )
+    for spike in checked.spikes[:3]:
+        found.append(f"{spike.count:,} come due within {checked.step_ms // 1000} s from {_shown(spike.start_ms)}")
+    return found
+
+
+def _shown(millis: int) -> str:
+    return as_datetime(millis).isoformat(timespec="minutes")
+
+
+@dataclass
+class _State:
+    """What a run that died had done: kept in a JSON file, when one is named. `rows`: of the files that are done."""
+
+    url: str
+    fingerprint: str
+    run: str
+    shift_by_ms: int = 0
+    checked_ms: int = 0
+    rows: int = 0
+    done: list[str] = field(default_factory=list)
+    resumed: bool = False
+
+    @classmethod
+    def of(cls, asked: LoadRequest, topic: Topic, table: DataFrame, expressions: Mapping[str, str]) -> _State:
+        said = [
+            str(topic.uid),
+            asked.group,
+            repr(sorted(expressions.items())),
+            asked.where,
+            table.schema.json(),
+            *sorted(table.inputFiles()),
+        ]
+        fingerprint = hashlib.sha256("\0".join(said).encode()).hexdigest()
+        fresh = cls(asked.state, fingerprint, uuid.uuid4().hex)
+        kept = read_json(asked.state) if asked.state else None
+        if kept is None:
+            return fresh
+        if not isinstance(kept, dict) or kept.get("fingerprint") != fingerprint:
+            raise Invalid(
+                f"the state in {asked.state} is of another load (another table, topic or mapping): name another "
+                "file, or remove it"
+            )
+        try:
+            shift_by_ms, checked_ms, rows = (int(kept[name]) for name in ("shift_by_ms", "checked_ms", "rows"))
+            done = [str(file) for file in kept["done"]]
+            return cls(asked.state, fingerprint, str(kept["run"]), shift_by_ms, checked_ms, rows, done, True)
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise Invalid(f"the state in {asked.state} was changed or is damaged: {wrong}. Remove it") from wrong
+
+    def keep(self) -> None:
+        """Writes it down."""
+        if self.url:
+            names = ("fingerprint", "run", "shift_by_ms", "checked_ms", "rows", "done")
+            told = {name: getattr(self, name) for name in names}
+            write_json(self.url, told)
+
+
+def _put(
+    spark: SparkSession,
+    table: DataFrame,
+    expressions: Mapping[str, str],
+    asked: LoadRequest,
+    state: _State,
+    loaded: LoadResult,
+    progress: Progress,
+) -> None:
+    """Writes; where a state is kept, some of the table's files at a time: those that are done are not read again."""
+    state.keep()
+    files = sorted(table.inputFiles()) if asked.state else []
+    left = [file for file in files if file not in state.done]
+    steps = [left[at : at + FILES_A_STEP] for at in range(0, len(left), FILES_A_STEP)] or ([[]] if not files else [])
+    total = loaded.checked.rows - loaded.checked.rejected
+    options = {
+        "addresses": asked.addresses, "topic": asked.topic, "group": asked.group, "timeout": asked.timeout,
+        "past": str(state.checked_ms) if asked.past == "reject" else "now", "maxRejects": str(asked.max_rejects),
+        "rejectsPath": asked.rejects, "allowIdentical": "true",
+    }  # fmt: skip
+    for step in steps:
+        part = _only(table, step) if state.done or len(steps) > 1 else table
+        rows = with_ids(shifted(mapped(part, expressions), state.shift_by_ms))
+        before = loaded.looked_at
+        # Each step has names of its own for what it keeps: the same again when it is run again.
+        run = {"run": "|".join([state.run, *step[:1]])}
+        loaded.add(write(spark, rows, options | run, partial(_tell, progress, before, total)))
+        state.rows += loaded.looked_at - before
+        state.done += step
+        state.keep()
+    if files and state.rows != loaded.checked.rows:
+        raise Invalid(
+            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or set aside: the table is not what it was when "
+            f"it was looked at. Remove {state.url}, and run it again"
+        )
+    if state.url:
+        remove(state.url)
+
+
+def _tell(progress: Progress, before: int, total: int, done: int, of: int) -> None:
+    """`done` tasks of the step, `of` so many, as rows."""
+    progress("rows", before + (total - before) * done // of, total)
+
+
+def write(
+    spark: SparkSession, rows: DataFrame, options: Mapping[str, str], progress: Callable[[int, int], None]
+) -> dict[str, int]:
+    """Writes `rows` to the source; the report's counts."""
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:  # where Spark's driver is, which commits
+        report = f"file://{folder}/report.json"
+        told = {name: value for name, value in options.items() if value} | {"reportPath": report}
+        writer = rows.write.format("timeline").mode("append").options(**told)
+        watched(spark, writer.save, progress)
+        counts: dict[str, int] = read_json(report)
+    return counts
+
+
+def _only(table: DataFrame, files: list[str]) -> DataFrame:
+    """The rows of some of the table's files. Spark spells local ones in two ways."""
+    spelt = {*files, *(f"file:/{file[8:]}" for file in files if file.startswith("file:///"))}
+    return table.where(F.col("_metadata.file_path").isin(sorted(spelt)))
