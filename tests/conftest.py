@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
-from tests import services
+from tests import services, workers
 from tests.servers.fixture import Running, running
 
 # No deadline: how long an example takes says something about the machine, nothing about the code. In CI the
@@ -17,6 +17,11 @@ from tests.servers.fixture import Running, running
 hypothesis.settings.register_profile("laptop", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "laptop")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    workers.arrange(items)
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def told(story: Callable[[Town, Any], Awaitable[None]], credit: int = 100, credi
         made.run(all_of_it(made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("credit", "credit_bytes", "most"),
     [
@@ -148,6 +149,7 @@ def test_what_is_due_goes_out_on_little_credit() -> None:
     told(story)
 
 
+@pytest.mark.slow
 def test_several_share_a_backlog_as_before() -> None:
     async def story(made: Town) -> None:
         await made.broker("b1")

@@ -37,6 +37,7 @@ async def test_one_that_only_a_collection_finds_ends_in_order(
     assert _complaints(caplog) == []
 
 
+@pytest.mark.slow
 def test_one_of_a_plain_thread_whose_call_was_refused_ends_in_order(
     served: str, caplog: pytest.LogCaptureFixture
 ) -> None:

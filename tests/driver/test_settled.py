@@ -15,6 +15,7 @@ from timeline.driver.consume.handlers import _Crew, _Job
 from timeline.driver.consume.in_flight import DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("how", ["ack", "release", "bury"])
 async def test_a_handler_may_settle_and_work_on_past_the_lease(

@@ -78,6 +78,7 @@ async def test_one_at_a_time_goes_on_past_the_credit(tl: timeline.Timeline) -> N
         assert await c.take(max=1, timeout=0) == []
 
 
+@pytest.mark.slow
 async def test_a_cancelled_take_loses_no_delivery(tl: timeline.Timeline) -> None:
     """Cancelled at every moment: before anything came, when it has come, and when it is about to be handed out."""
     async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:

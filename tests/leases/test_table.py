@@ -36,6 +36,7 @@ ORDER = [
 everything = pytest.mark.parametrize("operation", list(Operation), ids=lambda operation: operation.name.lower())
 
 
+@pytest.mark.slow
 @everything
 def test_each_case_is_answered_as_the_sentences_say(operation: Operation) -> None:
     heard: set[str] = set()

@@ -68,6 +68,7 @@ class Diary:
         assert sorted(self.agenda.slots().tolist()) == sorted(self.plain)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), small=st.booleans())
 @settings(max_examples=60)
 def test_agenda_does_what_a_sorted_list_does(seed: int, small: bool) -> None:

@@ -56,6 +56,7 @@ def test_a_refusal_never_repeats_a_password(url: str) -> None:
     assert "db" in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [*sorted(plugins()), "postgre"])
 def test_no_special_character_in_a_password_has_part_of_it_shown(scheme: str) -> None:
     parts = ("hunter2", "hunter3", "hunter4")
