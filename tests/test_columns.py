@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Annotated
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timeline.columns import Ragged
+from timeline.columns import Bools, ColumnBatch, Int64, Ragged, Range, Text, UInt32, UInt64
 
 uneven = st.lists(st.binary(max_size=6), max_size=12)
 even = st.integers(0, 5).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), max_size=12))
@@ -126,3 +129,105 @@ def test_columns_compare_by_what_they_hold_and_are_no_keys() -> None:
     assert (Ragged.of([b"a"]) == [b"a"]) is False
     with pytest.raises(TypeError):
         hash(Ragged.of([]))
+
+
+# ── batches ──
+
+
+@dataclass(slots=True)
+class Inner(ColumnBatch):
+    texts: Ragged
+    counts: UInt32
+
+
+@dataclass(slots=True)
+class Outer(ColumnBatch):
+    """One field of each kind."""
+
+    name: str
+    inner: Inner
+    numbers: Annotated[Int64, Range(1, 9)]
+    marks: Bools
+    words: Annotated[Ragged, Text("a word", 0, 9)]
+    maybe: UInt64 | None = None
+    perhaps: Ragged | None = None
+    notes: dict[int, str] = field(default_factory=dict)
+    made: int = field(init=False, default=-1)
+
+
+def _outer(count: int, whole: bool = True) -> Outer:
+    inner = Inner(Ragged.of([b"%d" % at for at in range(count)]), np.arange(count, dtype=np.uint32))
+    numbers = np.arange(count, dtype=np.int64)
+    batch = Outer("it", inner, numbers, numbers % 2 == 0, Ragged.of([b"w%d" % at for at in range(count)]))
+    if whole:
+        batch.maybe, batch.perhaps = numbers.astype(np.uint64), batch.words
+    batch.notes = {at: f"note {at}" for at in range(0, count, 3)}
+    return batch
+
+
+def _seen(batch: Outer) -> list[tuple[object, ...]]:
+    """Each message of a batch."""
+    count = len(batch)
+    columns = (batch.inner.texts, batch.inner.counts, batch.numbers, batch.marks, batch.words, batch.maybe)
+    lists = [[None] * count if column is None else column.tolist() for column in (*columns, batch.perhaps)]
+    return list(zip(*lists, [batch.notes.get(at) for at in range(count)], strict=True))
+
+
+def test_a_batch_knows_its_fields() -> None:
+    told = [(each.name, each.kind, each.dtype, each.optional) for each in Outer.columns]
+    assert told == [
+        ("name", "whole", None, False),
+        ("inner", "batch", None, False),
+        ("numbers", "numbers", np.int64, False),
+        ("marks", "numbers", np.bool_, False),
+        ("words", "strings", None, False),
+        ("maybe", "numbers", np.uint64, True),
+        ("perhaps", "strings", None, True),
+        ("notes", "notes", None, False),
+    ]
+    assert [each.limit for each in Outer.columns if each.limit] == [Range(1, 9), Text("a word", 0, 9)]
+
+
+@given(st.integers(0, 7), st.booleans(), st.data())
+def test_a_batch_taken_and_cut(count: int, whole: bool, data: st.DataObject) -> None:
+    batch = _outer(count, whole)
+    batch.made = 7
+    seen = _seen(batch)
+    where = data.draw(st.lists(st.integers(0, count - 1), max_size=6) if count else st.just([]))
+    taken = batch.take(np.array(where, dtype=np.intp))
+    assert _seen(taken) == [seen[at] for at in where]
+    assert (taken.name, taken.made) == ("it", -1)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=bool)
+    assert _seen(batch.take(mask)) == [seen[at] for at in np.flatnonzero(mask)]
+    start, stop = data.draw(st.integers(0, 8)), data.draw(st.integers(0, 8))
+    assert _seen(batch.slice(start, stop)) == seen[start:stop]
+    assert batch.slice(0, count) is batch
+    with pytest.raises(IndexError):
+        batch.take(np.ones(count + 1, dtype=bool))
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.booleans())
+def test_batches_one_after_the_other(counts: list[int], whole: bool) -> None:
+    parts = [_outer(count, whole) for count in counts]
+    if parts:
+        joined = Outer.concat(parts)
+        assert _seen(joined) == [each for part in parts for each in _seen(part)]
+
+
+def test_what_is_in_some_batches_only_is_not_lost() -> None:
+    assert _seen(Outer.concat([_outer(0, whole=False), _outer(2)])) == _seen(_outer(2))
+    with pytest.raises(ValueError, match="maybe"):
+        Outer.concat([_outer(1), _outer(1, whole=False)])
+
+
+def test_messages_in_the_place_of_others() -> None:
+    batch, other = _outer(5), _outer(2)
+    seen = _seen(batch)
+    batch.assign(np.array([1, 3]), other)
+    seen[1], seen[3] = _seen(other)
+    assert _seen(batch) == seen
+
+
+def test_a_blank_batch() -> None:
+    batch = Inner.blank(2)
+    assert (batch.texts.tolist(), batch.counts.tolist(), batch.counts.dtype) == ([b"", b""], [0, 0], np.uint32)

@@ -243,7 +243,7 @@ def test_a_part_of_answers(count: int, start: int, more: int) -> None:
         column[:] = np.arange(count) + len(name)
     whole.details = {at: f"answer {at}" for at in range(0, count, 2)}
     whole.displaced = {at: Displaced(birth=at, version=1, expired=True) for at in range(1, count, 2)}
-    part = whole.part(start, start + more)
+    part = whole.slice(start, start + more)
     assert {name: column.tolist() for name, column in _columns(part).items()} == {
         name: column[start : start + more].tolist() for name, column in _columns(whole).items()
     }

@@ -7,9 +7,23 @@ message 0.16 M.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import TypeAlias, overload
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
+from operator import attrgetter, call, getitem
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -166,3 +180,240 @@ class Ragged(Sequence[bytes]):
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} items, {self.nbytes} bytes)"
+
+
+# ── batches ──
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a number may have, both ends included."""
+
+    least: int
+    most: int = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a byte string holds: `least` to `most` bytes of UTF-8, without NUL unless `nul`. `what`: its name in a
+    sentence."""
+
+    what: str
+    least: int
+    most: int
+    nul: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a batch, as its class declares it.
+
+    `dtype`: of a column of numbers. `kind`: `numbers`, `strings` (a `Ragged`), `notes` (a dict by index), `batch`
+    (another batch of the same length), or `whole`: one value for the whole batch. `limit`: what its values may be.
+    """
+
+    name: str
+    kind: str
+    dtype: type[np.generic] | None
+    optional: bool
+    default: Any
+    limit: Range | Text | None
+
+
+_DTYPES: dict[Any, type[np.generic]] = {
+    Int64: np.int64,
+    UInt64: np.uint64,
+    UInt32: np.uint32,
+    UInt8: np.uint8,
+    Bools: np.bool_,
+}
+
+
+class ColumnBatch:
+    """The base of all batches: n messages as columns, each declared once as a field of a `dataclass(slots=True)`.
+
+    A field's type says what it is: an array alias of this module, `Ragged`, either of them `| None`, a `dict[int, …]`
+    that notes something about single messages, another batch, or one value for the whole batch. `Annotated` adds a
+    `Range` or a `Text`. Fields with `init=False` are derived: a new batch starts without them.
+    """
+
+    __slots__ = ()
+    columns: ClassVar[tuple[Field, ...]] = ()
+    """Every field, in order."""
+    _values: ClassVar[Any]
+    _first: ClassVar[Any]
+    _takes: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
+    _cuts: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any) -> None: ...
+
+    def __init_subclass__(cls) -> None:
+        # `dataclass(slots=True)` makes the class twice; the second one has its fields.
+        if "__dataclass_fields__" not in cls.__dict__:
+            return
+        hints = get_type_hints(cls, include_extras=True)
+        declared = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        cls.columns = tuple(_field_of(field, hints[field.name]) for field in declared)
+        cls._values = attrgetter(*(field.name for field in cls.columns))
+        always = {field.kind: field.name for field in reversed(cls.columns) if not field.optional}
+        cls._first = attrgetter(always.get("numbers") or always.get("strings") or always["batch"])
+        cls._takes = tuple(_taking(field) for field in cls.columns)
+        cls._cuts = tuple(_cutting(field) for field in cls.columns)
+
+    def __len__(self) -> int:
+        return len(self._first(self))
+
+    @classmethod
+    def blank(cls, count: int) -> Self:
+        """Return `count` messages of zeros and empty strings, without optional columns."""
+        return cls._zeros(count)
+
+    @classmethod
+    def _zeros(cls, count: int) -> Self:
+        return cls(*[_blank(field, count) for field in cls.columns])
+
+    def take(self, at: npt.NDArray[np.integer | np.bool_]) -> Self:
+        """Return the messages at these indexes, in that order, or those where a mask says True."""
+        if at.dtype == np.bool_:
+            if len(at) != len(self):
+                raise IndexError(f"a mask of {len(at)} for {len(self)} messages")
+            at = np.flatnonzero(at)
+        return type(self)(*map(call, self._takes, self._values(self), repeat(at)))
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return the messages from `start` up to `stop`, on the same columns; the batch itself when that is all."""
+        if start == 0 and stop >= len(self):
+            return self
+        part = slice(start, stop)
+        return type(self)(*map(call, self._cuts, self._values(self), repeat(part)))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """Return the parts one after the other; what they say as a whole is the first one's. An optional column is
+        there in all or in none of those that are not empty. Raise ValueError otherwise."""
+        parts = [part for part in parts if len(part)] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.blank(0)
+        starts = list(accumulate(map(len, parts[:-1]), initial=0))
+        values = zip(*map(cls._values, parts), strict=True)
+        return cls(*[_concat(field, column, starts) for field, column in zip(cls.columns, values, strict=True)])
+
+    def assign(self, where: Indexes, other: Self) -> None:
+        """Put the messages of `other` in the place of those at `where`. Columns must be writable and in both."""
+        for field, own, theirs in zip(self.columns, self._values(self), other._values(other), strict=True):
+            if field.kind == "numbers" and own is not None:
+                own[where] = theirs
+            elif field.kind == "strings" and own is not None:
+                items = own.tolist().copy()
+                for at, item in zip(where.tolist(), theirs.tolist(), strict=True):
+                    items[at] = item
+                setattr(self, field.name, Ragged.of(items))
+            elif field.kind == "notes" and (own or theirs):
+                for at, place in enumerate(where.tolist()):
+                    own.pop(place, None)
+                    if at in theirs:
+                        own[place] = theirs[at]
+            elif field.kind == "batch":
+                own.assign(where, theirs)
+
+
+def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
+    limit = None
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        limit = next((note for note in notes if isinstance(note, Range | Text)), None)
+    optional = type(None) in get_args(hint)
+    if optional:
+        hint = next(each for each in get_args(hint) if each is not type(None))
+        if get_origin(hint) is Annotated:
+            hint, limit = get_args(hint)[:2]
+    dtype = _DTYPES.get(hint)
+    if dtype is not None:
+        kind = "numbers"
+    elif hint is Ragged:
+        kind = "strings"
+    elif get_origin(hint) is dict and get_args(hint)[0] is int:
+        kind = "notes"
+    elif isinstance(hint, type) and issubclass(hint, ColumnBatch):
+        kind = "batch"
+    else:
+        kind = "whole"
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return Field(field.name, kind, dtype, optional, default, limit)
+
+
+def _same(value: Any, at: object) -> Any:
+    return value
+
+
+def _take_notes(notes: dict[int, Any], at: Indexes) -> dict[int, Any]:
+    if not notes:
+        return {}
+    return {new: notes[old] for new, old in enumerate(at.tolist()) if old in notes}
+
+
+def _cut_notes(notes: dict[int, Any], part: slice) -> dict[int, Any]:
+    if not notes:
+        return {}
+    return {at - part.start: note for at, note in notes.items() if part.start <= at < part.stop}
+
+
+def _cut_batch(batch: ColumnBatch, part: slice) -> ColumnBatch:
+    return batch.slice(part.start, part.stop)
+
+
+def _if_there(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda column, at: None if column is None else work(column, at)
+
+
+_TAKES: dict[str, Callable[[Any, Any], Any]] = {
+    "numbers": getitem,
+    "strings": Ragged.take,
+    "notes": _take_notes,
+    "batch": ColumnBatch.take,
+}
+_CUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "numbers": getitem,
+    "strings": getitem,
+    "notes": _cut_notes,
+    "batch": _cut_batch,
+}
+
+
+def _taking(field: Field) -> Callable[[Any, Any], Any]:
+    work = _TAKES.get(field.kind, _same)
+    return _if_there(work) if field.optional and work is not _same else work
+
+
+def _cutting(field: Field) -> Callable[[Any, slice], Any]:
+    work = _CUTS.get(field.kind, _same)
+    return _if_there(work) if field.optional and work is not _same else work
+
+
+def _blank(field: Field, count: int) -> Any:
+    if field.optional:
+        return None
+    if field.kind == "numbers":
+        return np.zeros(count, dtype=field.dtype)
+    if field.kind == "strings":
+        return Ragged.repeat(b"", count)
+    return {} if field.kind == "notes" else field.default
+
+
+def _concat(field: Field, values: Sequence[Any], starts: Sequence[int]) -> Any:
+    if field.kind == "whole":
+        return values[0]
+    if field.kind == "notes":
+        return {start + at: note for start, notes in zip(starts, values, strict=True) for at, note in notes.items()}
+    missing = [value is None for value in values]
+    if all(missing):
+        return None
+    if any(missing):
+        raise ValueError(f"batches with {field.name} and batches without cannot be joined")
+    if field.kind == "numbers":
+        return np.concatenate(values)
+    return Ragged.concat(values) if field.kind == "strings" else type(values[0]).concat(values)

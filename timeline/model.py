@@ -10,12 +10,11 @@ import dataclasses
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
+from timeline.columns import ColumnBatch, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.wording import above, out_of_range
 
@@ -186,8 +185,15 @@ def canonical_headers(data: bytes) -> bool:
     return encode_headers(decode_headers(data)) == data
 
 
+Count: TypeAlias = Annotated[Int64, Range(1)]
+Times: TypeAlias = Annotated[Int64, Range(0, MAX_TIME_MS)]
+Ids: TypeAlias = Annotated[Ragged, Text("an id", 1, MAX_ID_BYTES)]
+Tags: TypeAlias = Annotated[Ragged, Text("a tag", 0, MAX_TAG_BYTES, nul=True)]
+Reasons: TypeAlias = Annotated[Ragged, Text("a reason", 0, MAX_REASON_BYTES, nul=True)]
+
+
 @dataclass(slots=True)
-class Rows:
+class Rows(ColumnBatch):
     """n messages as columns: every field of `system.md` but the payload's bytes, which ride along when asked for.
 
     `holders` and `tags`: an empty item is none. `expires_ms`, `died_ms`: 0 is none. `buckets` is derived from the id.
@@ -195,88 +201,36 @@ class Rows:
     one scheduled in the past is not called late). `payload_bytes` is the payload's length, known without reading it.
     """
 
-    ids: Ragged
+    ids: Ids
     birth: UInt64
-    version: Int64
-    due_ms: Int64
-    scheduled_ms: Int64
-    put_ms: Int64
-    asked_ms: Int64
+    version: Count
+    due_ms: Times
+    scheduled_ms: Times
+    put_ms: Times
+    asked_ms: Times
     deliveries: UInt32
     last_op: UInt64
-    expires_ms: Int64
+    expires_ms: Times
     payload_sum: UInt64
-    payload_bytes: UInt32
-    died_ms: Int64
-    groups: Ragged
-    holders: Ragged
-    tags: Ragged
-    dead: Ragged
+    payload_bytes: Annotated[UInt32, Range(0, MAX_PAYLOAD_BYTES)]
+    died_ms: Times
+    groups: Annotated[Ragged, Text("a group", 1, MAX_GROUP_BYTES)]
+    holders: Annotated[Ragged, Text("a holder", 0, MAX_HOLDER_BYTES)]
+    tags: Tags
+    dead: Reasons
     payloads: Ragged | None = None
     headers: Ragged | None = None
 
-    def __len__(self) -> int:
-        return len(self.birth)
-
     @classmethod
     def empty(cls, payload: bool = False) -> Rows:
-        """No rows."""
-        none = Ragged.of([])
-        zeros: dict[str, Any] = {name: np.zeros(0, dtype=dtype) for name, dtype in ROW_DTYPES.items()}
-        extra: dict[str, Any] = {"payloads": none, "headers": none} if payload else {}
-        return cls(ids=none, groups=none, holders=none, tags=none, dead=none, **zeros, **extra)
-
-    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.integer | np.bool_]]) -> Rows:
-        """The rows at `indexes`, in that order, or those where a mask says True."""
-        picked: list[Any] = [
-            column if column is None else (column.take(indexes) if isinstance(column, Ragged) else column[indexes])
-            for column in _columns_of(self)
-        ]
-        return Rows(*picked)
-
-    def part(self, start: int, stop: int) -> Rows:
-        """The rows from `start` up to `stop`, on the same columns."""
-        parts: list[Any] = [None if column is None else column[start:stop] for column in _columns_of(self)]
-        return Rows(*parts)
-
-    @classmethod
-    def concat(cls, parts: list[Rows]) -> Rows:
-        """The parts one after the other; all with payloads or all without (an empty part may be either)."""
-        parts = [part for part in parts if len(part)] or parts[:1]
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return cls.empty()
-        if len({part.payloads is None for part in parts}) == 2:
-            raise ValueError("rows with payloads and rows without cannot be joined")
-        joined: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            columns = [getattr(part, field.name) for part in parts]
-            if columns[0] is None:
-                joined[field.name] = None
-            elif isinstance(columns[0], Ragged):
-                joined[field.name] = Ragged.concat(columns)
-            else:
-                joined[field.name] = np.concatenate(columns)
-        return cls(**joined)
+        """Return no rows."""
+        rows = cls.blank(0)
+        if payload:
+            rows.payloads = rows.headers = rows.ids
+        return rows
 
 
-_columns_of = attrgetter(*(field.name for field in dataclasses.fields(Rows)))
-
-ROW_DTYPES: dict[str, type[np.generic]] = {
-    "birth": np.uint64,
-    "version": np.int64,
-    "due_ms": np.int64,
-    "scheduled_ms": np.int64,
-    "put_ms": np.int64,
-    "asked_ms": np.int64,
-    "deliveries": np.uint32,
-    "last_op": np.uint64,
-    "expires_ms": np.int64,
-    "payload_sum": np.uint64,
-    "payload_bytes": np.uint32,
-    "died_ms": np.int64,
-}
+ROW_DTYPES = {field.name: field.dtype for field in Rows.columns if field.dtype is not None}
 """The numeric columns of `Rows` and their types."""
 
 
@@ -289,7 +243,7 @@ class Displaced(NamedTuple):
 
 
 @dataclass(slots=True)
-class Answers:
+class Answers(ColumnBatch):
     """One definite answer per message of a call, as columns.
 
     `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 where there is none. `settled`:
@@ -309,33 +263,13 @@ class Answers:
     commit_seq: int = 0
     displaced: dict[int, Displaced] = dataclasses.field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.status)
-
     @classmethod
     def blank(cls, count: int, status: Status = Status.OK) -> Answers:
-        """`count` answers of `status` with nothing else said."""
-        return cls(
-            status=np.full(count, status.code, dtype=np.uint8),
-            version=np.zeros(count, dtype=np.int64),
-            due_ms=np.zeros(count, dtype=np.int64),
-            settled=np.zeros(count, dtype=np.uint8),
-            late=np.zeros(count, dtype=np.uint8),
-            repeat=np.zeros(count, dtype=np.uint8),
-        )
-
-    def part(self, start: int, stop: int) -> Answers:
-        """Answers start..stop of the call."""
-        return Answers(
-            self.status[start:stop],
-            self.version[start:stop],
-            self.due_ms[start:stop],
-            self.settled[start:stop],
-            self.late[start:stop],
-            self.repeat[start:stop],
-            {at - start: why for at, why in self.details.items() if start <= at < stop},
-            displaced={at - start: how for at, how in self.displaced.items() if start <= at < stop},
-        )
+        """Return `count` answers of `status` with nothing else said."""
+        answers = cls._zeros(count)
+        if status is not Status.OK:
+            answers.status.fill(status.code)
+        return answers
 
 
 LEASE_AHEAD_AUTO = -1

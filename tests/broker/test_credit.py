@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
-from timeline.broker.api.admission import take_settles
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic
@@ -78,7 +77,7 @@ class Unwilling(MemoryStore):
         willing = np.flatnonzero([id not in self.refused for id in settles.ids.tolist()])
         answers = Answers.blank(len(settles))
         answers.status[:] = [self.refused.get(id, Status.OK).code for id in settles.ids.tolist()]
-        answers.status[willing] = (await super().settle(topic, now_ms, take_settles(settles, willing))).status
+        answers.status[willing] = (await super().settle(topic, now_ms, settles.take(willing))).status
         return answers
 
 

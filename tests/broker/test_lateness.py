@@ -32,7 +32,7 @@ def test_a_message_is_noted_alone_as_it_is_among_others(dealt: list[tuple[int, i
     whole.rows.scheduled_ms = whole.was_due_ms - np.array([before_ms for _, before_ms, _ in dealt])
     whole.again = np.array([again for _, _, again in dealt])
     told = []
-    for batches in ([whole], [whole.part(at, at + 1) for at in range(len(whole))]):
+    for batches in ([whole], [whole.slice(at, at + 1) for at in range(len(whole))]):
         metrics, ring = Metrics(), LateRing(100)
         lateness = TopicLateness(LatenessCauses(0), ring, metrics, Limits())
         for batch in batches:

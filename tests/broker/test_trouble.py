@@ -160,7 +160,7 @@ class Forgetful(MemoryStore):
     forgets = False
 
     def _cut(self, answers: Answers) -> Answers:
-        return answers.part(0, len(answers) - 1) if self.forgets else answers
+        return answers.slice(0, len(answers) - 1) if self.forgets else answers
 
     async def put(self, *asked: Any) -> Answers:
         return self._cut(await super().put(*asked))

@@ -36,7 +36,7 @@ async def test_a_holder_takes_in_bulk_and_settles_what_it_is_found_to_hold(tl: t
     assert (await held(tl, "batch/1")).payloads is None
     assert not len(await held(tl, "batch/2"))
     async with tl.holding("t", "batch/1") as holding:
-        assert await holding.settle(Operation.EXTEND, rows.part(0, 10), time_ms=600_000) == {Status.OK: 10}
+        assert await holding.settle(Operation.EXTEND, rows.slice(0, 10), time_ms=600_000) == {Status.OK: 10}
         assert await holding.settle(Operation.ACK, rows) == {Status.OK: 300}
         assert await holding.settle(Operation.ACK, rows) == {Status.NOT_FOUND: 300}
         assert await holding.lease(1_000, first_ms=5_000, more_ms=200) == 200

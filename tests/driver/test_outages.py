@@ -14,7 +14,6 @@ import timeline
 from tests.driver.broker import Broker
 from tests.driver.test_hand import _load
 from tests.simulation.loop import Timer, VirtualLoop
-from timeline.broker.api.admission import take_settles
 from timeline.broker.fairness.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
@@ -227,7 +226,7 @@ async def test_where_some_settles_of_a_frame_are_refused_no_more_is_in_flight_th
     async def refuses(topic: Any, now_ms: int, settles: Any) -> Any:
         good = np.flatnonzero([id not in refused for id in settles.ids.tolist()])
         answers = Answers.blank(len(settles), Status.UNAVAILABLE)
-        answers.status[good] = (await settle(topic, now_ms, take_settles(settles, good))).status
+        answers.status[good] = (await settle(topic, now_ms, settles.take(good))).status
         return answers
 
     async with tl.producer("t") as p, tl.consumer("t", id="w", credit=4, credit_bytes=1_000) as c:

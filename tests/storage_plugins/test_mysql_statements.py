@@ -70,7 +70,7 @@ async def test_a_batch_takes_few_exchanges(server: MysqlServer) -> None:
                     await trying.mutate(made, Operation.MOVE, named(COUNT), due_ms=T0 + HOUR_MS)
                 else:
                     operation = Operation.EXTEND if call == "extend" else Operation.ACK
-                    part = leased.rows.part(0, COUNT)
+                    part = leased.rows.slice(0, COUNT)
                     answers = await trying.settle(made, operation, part, time_ms=T0 + HOUR_MS)
                     assert not answers.status.any()
             assert len(heard.exchanges) <= most, [text[:80] for text in heard.exchanges]

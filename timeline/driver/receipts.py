@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, Answer, error_of, pick
+from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, Answer, error_of
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
@@ -145,7 +145,7 @@ class Receipts(Sequence[Receipt]):
     def _at(self, places: Indexes) -> Receipts:
         asked = self._waits_ms
         waits_ms = {at: asked[place] for at, place in enumerate(places.tolist()) if place in asked} if asked else None
-        return Receipts(self.ids.take(places), pick(self._answers, places), waits_ms, self._operation, self._moves)
+        return Receipts(self.ids.take(places), self._answers.take(places), waits_ms, self._operation, self._moves)
 
     @property
     def failed(self) -> Receipts:

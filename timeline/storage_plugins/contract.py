@@ -17,11 +17,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
+from timeline.columns import Bools, ColumnBatch, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
 from timeline.model import MAX_TIME_MS, Answers, Operation, Rows, State, Topic
 
@@ -96,7 +96,7 @@ class Opened:
 
 
 @dataclass(slots=True)
-class Puts:
+class Puts(ColumnBatch):
     """A batch to put, n messages as columns. Ids are distinct or not; a later one meets the earlier one.
 
     `move`: True where `if_exists="move"`. `replace`: True where `if_exists="replace"`; never both. `due_ms` and
@@ -119,9 +119,6 @@ class Puts:
     replace: Bools
     payload_bytes: Int64 | None = None
 
-    def __len__(self) -> int:
-        return len(self.birth)
-
     @property
     def sizes(self) -> Int64:
         """How large each payload is, wherever it lies."""
@@ -130,15 +127,6 @@ class Puts:
     def never_deliverable(self, now_ms: int) -> Bools:
         """Which have an expiry that is not after their due and after `now_ms`: INVALID, unless they are repeats."""
         return (self.expires_ms > 0) & (self.expires_ms <= np.maximum(self.due_ms, now_ms))
-
-    def take(self, picks: Indexes | slice) -> Puts:
-        """The puts at `picks`."""
-        picked: dict[str, Any] = {}
-        for name in self.__slots__:
-            column = getattr(self, name)
-            apart = isinstance(column, Ragged) and not isinstance(picks, slice)
-            picked[name] = column if column is None else column.take(picks) if apart else column[picks]
-        return Puts(**picked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +166,7 @@ class Leased:
 
 
 @dataclass(slots=True)
-class Settles:
+class Settles(ColumnBatch):
     """A batch of settles, n as columns, operations mixed freely.
 
     `operation`: `Operation` numbers out of `model.SETTLES`. `holders`: who settles. `time_ms`, absolute: EXTEND and
@@ -196,12 +184,9 @@ class Settles:
     unseen: Bools
     reasons: Ragged
 
-    def __len__(self) -> int:
-        return len(self.birth)
-
 
 @dataclass(slots=True)
-class Mutations:
+class Mutations(ColumnBatch):
     """A batch of one producer operation (MOVE, CANCEL, REVIVE or PURGE) over n ids. `groups`: who asks, each.
     `due_ms`: the asked due (MOVE, REVIVE). `if_version`: what it must have, 0: any. `leased`: CANCEL the leased too."""
 
@@ -212,9 +197,6 @@ class Mutations:
     if_version: Int64
     leased: Bools
     op: UInt64
-
-    def __len__(self) -> int:
-        return len(self.op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,5 @@ def fill(rows: Rows, read: Read) -> None:
 def spread(answers: Answers, places: Indexes, count: int) -> Answers:
     """The answers to some of `count` messages at their places; the others are UNAVAILABLE."""
     whole = Answers.blank(count, Status.UNAVAILABLE)
-    for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
-        getattr(whole, name)[places] = getattr(answers, name)
-    whole.details = {int(places[at]): why for at, why in answers.details.items()}
-    whole.displaced = {int(places[at]): how for at, how in answers.displaced.items()}
+    whole.assign(places, answers)
     return whole

@@ -67,9 +67,7 @@ class Refusals:
             whole.details[index] = why
         admitted = self.admitted
         if answers is not None and admitted is not None and len(admitted):
-            for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
-                getattr(whole, name)[admitted] = getattr(answers, name)
-            whole.details.update({int(admitted[at]): why for at, why in answers.details.items()})
+            whole.assign(admitted, answers)
         return whole
 
 
@@ -103,7 +101,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         replace=(frame.flags & PutFlag.REPLACE) != 0,
     )
     admitted = refusals.admitted
-    return refusals, puts if admitted is None else take_puts(puts, admitted)
+    return refusals, puts if admitted is None else puts.take(admitted)
 
 
 def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
@@ -123,17 +121,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
         op=frame.op,
     )
     admitted = refusals.admitted
-    if admitted is None:
-        return refusals, mutations
-    return refusals, Mutations(
-        frame.operation,
-        mutations.ids.take(admitted),
-        mutations.groups.take(admitted),
-        due_ms[admitted],
-        frame.if_version[admitted],
-        mutations.leased[admitted],
-        frame.op[admitted],
-    )
+    return refusals, mutations if admitted is None else mutations.take(admitted)
 
 
 def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
@@ -162,7 +150,7 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
         reasons=reasons,
     )
     admitted = refusals.admitted
-    return refusals, settles if admitted is None else take_settles(settles, admitted)
+    return refusals, settles if admitted is None else settles.take(admitted)
 
 
 def latest_ms(topic: Topic, now: float) -> int:
@@ -185,38 +173,6 @@ def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:
         return time_ms
     base: Int64 = np.where(time_ms == 0, np.int64(math.floor(now)), np.int64(math.ceil(now)))
     return np.where(relative, np.minimum(time_ms, MAX_TIME_MS) + base, time_ms)
-
-
-def take_puts(puts: Puts, at: Indexes) -> Puts:
-    """The messages at `at`."""
-    return Puts(
-        puts.ids.take(at),
-        puts.birth[at],
-        puts.due_ms[at],
-        puts.expires_ms[at],
-        puts.groups.take(at),
-        puts.tags.take(at),
-        puts.payload_sum[at],
-        puts.payloads.take(at),
-        puts.headers.take(at),
-        puts.move[at],
-        puts.replace[at],
-    )
-
-
-def take_settles(settles: Settles, at: Indexes) -> Settles:
-    """The settles at `at`."""
-    return Settles(
-        settles.ids.take(at),
-        settles.birth[at],
-        settles.version[at],
-        settles.holders.take(at),
-        settles.operation[at],
-        settles.time_ms[at],
-        settles.op[at],
-        settles.unseen[at],
-        settles.reasons.take(at),
-    )
 
 
 def forbidden(count: int, judged: Judgement, why: str) -> Answers:

@@ -22,7 +22,7 @@ class _Waiting:
 
     def rest(self) -> LeasedBatch:
         """What is still held."""
-        return self.batch.part(self.at, len(self.batch))
+        return self.batch.slice(self.at, len(self.batch))
 
 
 class LeaseAheadBuffer:
@@ -60,7 +60,7 @@ class LeaseAheadBuffer:
             waiting = self._batches[number]
             due_ms = waiting.batch.was_due_ms
             start, waiting.at = waiting.at, int(due_ms.searchsorted(now_ms, side="right"))
-            given.append((waiting.consumer, waiting.batch.part(start, waiting.at)))
+            given.append((waiting.consumer, waiting.batch.slice(start, waiting.at)))
             if waiting.at < len(due_ms):
                 heapq.heapreplace(self._heap, (int(due_ms[waiting.at]), number))
             else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from timeline.columns import Bools, Int64, Ragged
+from timeline.columns import Bools, ColumnBatch, Int64, Ragged
 from timeline.model import PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
 from timeline.storage_plugins.contract import Leased, Settles
 from timeline.storage_plugins.payloads import is_pointer
@@ -22,7 +22,7 @@ JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
 
 
 @dataclass(slots=True)
-class LeasedBatch:
+class LeasedBatch(ColumnBatch):
     """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
     lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
     have dealt it."""
@@ -32,40 +32,11 @@ class LeasedBatch:
     again: Bools
     leased_ms: int
     stranded: bool = False
-    _frame_bytes: int = -1
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, indexes: np.ndarray[tuple[int], np.dtype[np.intp]]) -> LeasedBatch:
-        """The rows at `indexes`."""
-        rows, was_due_ms = self.rows.take(indexes), self.was_due_ms[indexes]
-        return LeasedBatch(rows, was_due_ms, self.again[indexes], self.leased_ms, self.stranded)
-
-    def part(self, start: int, stop: int) -> LeasedBatch:
-        """The rows from `start` up to `stop`, on the same columns; itself when that is all."""
-        if stop - start == len(self):
-            return self
-        cut, rows = slice(start, stop), self.rows.part(start, stop)
-        return LeasedBatch(rows, self.was_due_ms[cut], self.again[cut], self.leased_ms, self.stranded)
+    _frame_bytes: int = field(init=False, default=-1)
 
     def where(self, keep: Bools) -> LeasedBatch:
         """The rows where `keep`; itself when that is all."""
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
-
-    @classmethod
-    def concat(cls, batches: list[LeasedBatch]) -> LeasedBatch:
-        """Those of one round, one after the other."""
-        first = batches[0]
-        if len(batches) == 1:
-            return first
-        return cls(
-            rows=Rows.concat([batch.rows for batch in batches]),
-            was_due_ms=np.concatenate([batch.was_due_ms for batch in batches]),
-            again=np.concatenate([batch.again for batch in batches]),
-            leased_ms=first.leased_ms,
-            stranded=first.stranded,
-        )
 
     def joins(self, other: LeasedBatch, messages: int, bytes_: int) -> bool:
         """Whether it may go with `other`, behind so many messages and bytes: of the same round, and both small."""
@@ -103,7 +74,7 @@ class LeasedBatch:
             before = int(ends[start - 1]) if start else 0
             stop = int(np.searchsorted(ends, before + AIM_BYTES, side="right"))
             stop = min(max(stop, start + 1), start + most_messages, count)
-            yield self.part(start, stop)
+            yield self.slice(start, stop)
             start = stop
 
     def deliver(self, pushed_ms: int, max_deliveries: int) -> Deliver:

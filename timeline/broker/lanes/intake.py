@@ -10,15 +10,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from timeline.broker.api.admission import Scheduled, perhaps_done, starts, stumbled
 from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.tasks import Tasks
-from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Puts, StoreError, StoreUnavailable
@@ -132,11 +129,11 @@ class Intake:
             self._metrics.count("timeline_task_crashes_total", "intake")
         start = 0
         for waiting in started:
-            self._answer(waiting, answers.part(start, start + len(waiting.puts)))
+            self._answer(waiting, answers.slice(start, start + len(waiting.puts)))
             start += len(waiting.puts)
 
     async def _put(self, topic: Topic, parts: list[Puts]) -> Answers:
-        puts, now_ms = concat(parts), self._now_ms()
+        puts, now_ms = Puts.concat(parts), self._now_ms()
         if self._store.tells_commit_seq and (now := puts.due_ms <= now_ms).any():
             # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
             self._scheduled(topic, puts.ids, puts.due_ms, now, 0)
@@ -153,22 +150,3 @@ class Intake:
         self._room.remove(waiting.peer, len(waiting.puts), waiting.bytes)
         if not waiting.answer.done():
             waiting.answer.set_result(answers)
-
-
-def concat(parts: list[Puts]) -> Puts:
-    """The parts one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return Puts(
-        ids=Ragged.concat([part.ids for part in parts]),
-        birth=np.concatenate([part.birth for part in parts]),
-        due_ms=np.concatenate([part.due_ms for part in parts]),
-        expires_ms=np.concatenate([part.expires_ms for part in parts]),
-        groups=Ragged.concat([part.groups for part in parts]),
-        tags=Ragged.concat([part.tags for part in parts]),
-        payload_sum=np.concatenate([part.payload_sum for part in parts]),
-        payloads=Ragged.concat([part.payloads for part in parts]),
-        headers=Ragged.concat([part.headers for part in parts]),
-        move=np.concatenate([part.move for part in parts]),
-        replace=np.concatenate([part.replace for part in parts]),
-    )

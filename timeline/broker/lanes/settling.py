@@ -18,7 +18,6 @@ from timeline.broker.fairness.limits import Limits
 from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.tasks import Tasks
-from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreError, StoreUnavailable
@@ -45,9 +44,7 @@ class _Frame:
             return True
         if self.answers is None:
             self.answers = Answers.blank(len(self.settles))
-        for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
-            getattr(self.answers, name)[start : start + len(answers)] = getattr(answers, name)
-        self.answers.details.update({start + at: why for at, why in answers.details.items()})
+        self.answers.assign(np.arange(start, start + len(answers)), answers)
         return self.done == len(self.settles)
 
 
@@ -111,7 +108,7 @@ class Settling:
         settles, most = frame.settles, self._limits.shared_batch_messages
         if len(settles) <= most or not (self._store.embedded and self._crowd.several):
             return [_Part(frame, settles, 0)]
-        return [_Part(frame, _slice(settles, at, at + most), at) for at in range(0, len(settles), most)]
+        return [_Part(frame, settles.slice(at, at + most), at) for at in range(0, len(settles), most)]
 
     async def _run(self, topic: Topic, lane: FairQueue[_Part]) -> None:
         """Works a lane until it is empty; the next settle opens a new one."""
@@ -128,7 +125,7 @@ class Settling:
                     self._metrics.count("timeline_task_crashes_total", "settling")
                 start = 0
                 for part in batch:
-                    self._answer(part, answers.part(start, start + len(part.settles)))
+                    self._answer(part, answers.slice(start, start + len(part.settles)))
                     start += len(part.settles)
                 if lane:
                     await self._turns.take(ours)
@@ -159,7 +156,7 @@ class Settling:
                 frame.answer.set_result(frame.answers)
 
     async def _call(self, topic: Topic, parts: list[Settles]) -> Answers:
-        together = concat(parts)
+        together = Settles.concat(parts)
         now_ms = self._now_ms()
         try:
             answers = await self._store.settle(topic, now_ms, together)
@@ -176,34 +173,3 @@ class Settling:
     async def idle(self) -> None:
         """Returns when nothing is waiting."""
         await self._idle.wait()
-
-
-def _slice(settles: Settles, start: int, stop: int) -> Settles:
-    return Settles(
-        ids=settles.ids[start:stop],
-        birth=settles.birth[start:stop],
-        version=settles.version[start:stop],
-        holders=settles.holders[start:stop],
-        operation=settles.operation[start:stop],
-        time_ms=settles.time_ms[start:stop],
-        op=settles.op[start:stop],
-        unseen=settles.unseen[start:stop],
-        reasons=settles.reasons[start:stop],
-    )
-
-
-def concat(parts: list[Settles]) -> Settles:
-    """The parts one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return Settles(
-        ids=Ragged.concat([part.ids for part in parts]),
-        birth=np.concatenate([part.birth for part in parts]),
-        version=np.concatenate([part.version for part in parts]),
-        holders=Ragged.concat([part.holders for part in parts]),
-        operation=np.concatenate([part.operation for part in parts]),
-        time_ms=np.concatenate([part.time_ms for part in parts]),
-        op=np.concatenate([part.op for part in parts]),
-        unseen=np.concatenate([part.unseen for part in parts]),
-        reasons=Ragged.concat([part.reasons for part in parts]),
-    )

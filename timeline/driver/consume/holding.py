@@ -122,7 +122,7 @@ class Holding:
         Repeats nothing: the same again is harmless."""
         counts: dict[Status, int] = {}
         for start in range(0, len(rows), FRAME_SETTLES):
-            part = rows.part(start, start + FRAME_SETTLES)
+            part = rows.slice(start, start + FRAME_SETTLES)
             count = len(part)
             self._requests += 1
             frame = Settle(

@@ -15,7 +15,7 @@ from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.credit import Places
 from timeline.driver.consume.in_flight import DONE, WAITING, Hand, Load
 from timeline.driver.message import encode_text
-from timeline.driver.produce.request_batch import OK, Answer, Columns, Many, Parcel, error_of, pick
+from timeline.driver.produce.request_batch import OK, Answer, Columns, Many, Parcel, error_of
 from timeline.driver.produce.request_queue import Line, refusal_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
 from timeline.driver.transport.client_context import Link
@@ -63,7 +63,7 @@ class Quiet:
         where = where if parcel.positions is None else parcel.positions[where]
         fresh = np.flatnonzero(~self._done[where])
         if len(fresh) < len(where):
-            where, answers = where[fresh], pick(answers, fresh)
+            where, answers = where[fresh], answers.take(fresh)
         self._done[where] = True
         operations = parcel.operation if isinstance(parcel.operation, np.ndarray) else None
         start = first = 0
@@ -71,7 +71,7 @@ class Quiet:
         for (load, indexes), end, last in zip(self.parts, ends, lasts, strict=True):
             if first < last:
                 mine = np.arange(first, last)
-                part = answers if len(mine) == len(answers) else pick(answers, mine)
+                part = answers if len(mine) == len(answers) else answers.take(mine)
                 operation = Operation.ACK if operations is None else Operation(int(operations[0]))
                 self._desk.conclude(load, indexes[where[mine] - start], operation, part, self.told)
             start, first = end, last

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -245,16 +245,13 @@ class Many:
         where = _positions(parcel, at)
         if not self._missing[where].all():
             fresh = np.flatnonzero(self._missing[where])
-            where, answers = where[fresh], pick(answers, fresh)
+            where, answers = where[fresh], answers.take(fresh)
         self.heard = True
         self._fill(where, answers)
         self.deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
 
     def _fill(self, where: Indexes, answers: Answers) -> None:
-        for name in ("status", "version", "due_ms", "settled", "late", "repeat"):
-            getattr(self.answers, name)[where] = getattr(answers, name)
-        for index, why in answers.details.items():
-            self.answers.details[int(where[index])] = why
+        self.answers.assign(where, answers)
         self._missing[where] = False
         self._left -= len(where)
         if self._left == 0:
@@ -314,20 +311,6 @@ def _positions(parcel: Parcel, at: Indexes | None) -> Indexes:
     return parcel.positions if at is None else parcel.positions[at]
 
 
-def pick(answers: Answers, at: Indexes) -> Answers:
-    """The answers at `at`."""
-    details = {index: answers.details[place] for index, place in enumerate(at.tolist()) if place in answers.details}
-    return Answers(
-        answers.status[at],
-        answers.version[at],
-        answers.due_ms[at],
-        answers.settled[at],
-        answers.late[at],
-        answers.repeat[at],
-        details,
-    )
-
-
 @dataclass(slots=True)
 class Judged:
     """What a frame of answers means: `final` at indexes `done` (None: all); parcels to go `again`."""
@@ -363,13 +346,11 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
         for index in np.flatnonzero(overtaken).tolist():
             answers.details[index] = "repeated too late for its expiry: it was never stored, or delivered meanwhile"
     again = (answers.status == THROTTLED) | (answers.status == UNAVAILABLE) | (answers.status == UNKNOWN)
-    final = Answers(
-        status, answers.version, answers.due_ms, answers.settled, answers.late, answers.repeat, answers.details
-    )
+    final = replace(answers, status=status)
     if not again.any():
         return Judged(None, final)
     done = np.flatnonzero(~again)
-    return Judged(done, pick(final, done), _again(parcel, answers))
+    return Judged(done, final.take(done), _again(parcel, answers))
 
 
 def _may_have_been_in_time(parcel: Parcel) -> Bools | bool:

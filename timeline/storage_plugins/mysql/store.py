@@ -33,7 +33,7 @@ from timeline.storage_plugins.mysql import leasing, messages, reading, records, 
 from timeline.storage_plugins.mysql.connections import Connections, Later, Session
 from timeline.storage_plugins.mysql.location import Location
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sql.calls import cut, joined, whole
+from timeline.storage_plugins.sql.calls import cut, whole
 from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.versions import Versions
 
@@ -217,7 +217,7 @@ class MysqlStore(Store):
             except Exception as error:
                 done.append(error)
                 break
-        return joined(whole(done))
+        return Answers.concat(whole(done))
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         try:

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from timeline.model import Answers, Displaced
 from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
 
 Result = TypeVar("Result")
@@ -44,27 +43,6 @@ def cut(puts: Puts, at_once: int = PUT_AT_ONCE) -> list[Puts]:
         before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
         stop = min(max(stop, start + 1), start + at_once, count)
-        parts.append(puts.take(slice(start, stop)))
+        parts.append(puts.slice(start, stop))
         start = stop
     return parts
-
-
-def joined(parts: list[Answers]) -> Answers:
-    """The answers of the parts, in order."""
-    details: dict[int, str] = {}
-    displaced: dict[int, Displaced] = {}
-    start = 0
-    for part in parts:
-        details.update({start + at: why for at, why in part.details.items()})
-        displaced.update({start + at: how for at, how in part.displaced.items()})
-        start += len(part)
-    return Answers(
-        status=np.concatenate([part.status for part in parts]),
-        version=np.concatenate([part.version for part in parts]),
-        due_ms=np.concatenate([part.due_ms for part in parts]),
-        settled=np.concatenate([part.settled for part in parts]),
-        late=np.concatenate([part.late for part in parts]),
-        repeat=np.concatenate([part.repeat for part in parts]),
-        details=details,
-        displaced=displaced,
-    )

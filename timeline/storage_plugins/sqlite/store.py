@@ -39,7 +39,7 @@ from timeline.storage_plugins.contract import (
 )
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.room import Room, room_of
-from timeline.storage_plugins.sql.calls import cut, joined, whole
+from timeline.storage_plugins.sql.calls import cut, whole
 from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
@@ -217,7 +217,7 @@ class SqliteStore(Store):
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)
         done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
-        return joined(whole(done))
+        return Answers.concat(whole(done))
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
