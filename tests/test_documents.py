@@ -19,9 +19,8 @@ from timeline.cli.app import COMMANDS, cli
 from timeline.config import parse_duration_ms
 from timeline.driver.topics import DURATIONS, NAMES
 from timeline.metrics import CATALOG
-from timeline.model import State, Status
+from timeline.model import LateCause, State, Status
 from timeline.outbox.figures import CATALOG as OF_THE_RELAY
-from timeline.wire import Cause
 
 KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "sql", "", *NEEDLESS}
 
@@ -72,7 +71,7 @@ def test_statuses_stand_in_the_order_of_precedence() -> None:
 
 
 def test_every_cause_of_lateness_is_documented() -> None:
-    assert {cause.name for cause in Cause} == {word for word in first_words(DOCS / "debug.md") if word.isupper()}
+    assert {cause.name for cause in LateCause} == {word for word in first_words(DOCS / "debug.md") if word.isupper()}
 
 
 def test_every_topic_setting_is_documented() -> None:

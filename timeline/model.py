@@ -272,6 +272,35 @@ class Answers(ColumnBatch):
         return answers
 
 
+class LateCause(IntEnum):
+    """Why a delivery was late."""
+
+    UNEXPLAINED = 0
+    NO_CONSUMER = 1
+    NO_CREDIT = 2
+    STORE_SLOW = 3
+    NO_BROKER = 4
+    BROKER_DOWN = 5
+    PAUSED = 6
+    RATE_LIMITED = 7
+    CLOCK = 8
+    PRODUCED_LATE = 9
+    LEASE_RAN_OUT = 10
+    """Redelivered: a consumer had it and did not settle in time."""
+
+
+class LeavingReason(IntEnum):
+    """Why a broker ends a stream. DRAINING, QUARANTINED: go to another broker at once, keep the leases in hand.
+    SUPERSEDED: another session has this consumer's id; do not reconnect. TOPIC_DROPPED: the topic is gone. STALLED: the
+    consumer stopped reading; it may reconnect."""
+
+    DRAINING = 1
+    SUPERSEDED = 2
+    TOPIC_DROPPED = 3
+    STALLED = 4
+    QUARANTINED = 5
+
+
 LEASE_AHEAD_AUTO = -1
 
 

@@ -15,9 +15,8 @@ from tests.broker.slow import SlowStore
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.status.late import Spans
 from timeline.clock import ALONE_MS, Clock
-from timeline.model import Operation, Status
+from timeline.model import LateCause, Operation, Status
 from timeline.wire import Deliver, Late, LateList, TopicAction, decode_as, encode
-from timeline.wire.frames import Cause
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +32,14 @@ async def passing(link: Link, wait_ms: int = LONG_MS) -> None:
         await link.topic(TopicAction.LIST)
 
 
-async def answer(link: Link, id: str = "", topic: str = "") -> dict[bytes, Cause]:
+async def answer(link: Link, id: str = "", topic: str = "") -> dict[bytes, LateCause]:
     """What the broker answers, cause by id."""
     told = decode_as(await link.node.service.unary("Late", encode(Late(topic=topic, id=id.encode()))), LateList)
     assert (told.delivered_ms > told.due_ms).all()
-    return dict(zip(told.ids.tolist(), map(Cause, told.cause.tolist()), strict=True))
+    return dict(zip(told.ids.tolist(), map(LateCause, told.cause.tolist()), strict=True))
 
 
-async def cause_of(link: Link, id: str) -> Cause:
+async def cause_of(link: Link, id: str) -> LateCause:
     """The cause of a late delivery, once there is one: it is noted when the wire has taken it."""
     while (cause := (await answer(link)).get(id.encode())) is None:
         await asyncio.sleep(0)
@@ -52,7 +51,7 @@ async def test_no_consumer():
         await link.put(["a"])
         await passing(link)
         await (await link.consume()).down(Deliver)
-        assert await cause_of(link, "a") is Cause.NO_CONSUMER
+        assert await cause_of(link, "a") is LateCause.NO_CONSUMER
 
 
 async def test_a_consumer_of_which_nothing_is_heard_is_none():
@@ -66,7 +65,7 @@ async def test_a_consumer_of_which_nothing_is_heard_is_none():
             link.beat(consumer)
             await passing(link, 1)
         await delivered
-        assert await cause_of(link, "a") is Cause.NO_CONSUMER
+        assert await cause_of(link, "a") is LateCause.NO_CONSUMER
 
 
 async def test_no_credit():
@@ -78,7 +77,7 @@ async def test_no_credit():
         await passing(link)
         await link.settle(consumer, first, Operation.ACK)
         await consumer.down(Deliver)
-        assert await cause_of(link, "second") is Cause.NO_CREDIT
+        assert await cause_of(link, "second") is LateCause.NO_CREDIT
 
 
 async def test_paused():
@@ -89,7 +88,7 @@ async def test_paused():
         await passing(link)
         await link.topic(TopicAction.UPDATE, paused=False)
         await consumer.down(Deliver)
-        assert await cause_of(link, "a") is Cause.PAUSED
+        assert await cause_of(link, "a") is LateCause.PAUSED
 
 
 async def test_rate_limited():
@@ -99,7 +98,7 @@ async def test_rate_limited():
         await link.put(["a", "b"])
         await consumer.down(Deliver)
         second = await consumer.down(Deliver)
-        assert await cause_of(link, second.ids[0].decode()) is Cause.RATE_LIMITED
+        assert await cause_of(link, second.ids[0].decode()) is LateCause.RATE_LIMITED
 
 
 async def test_produced_late():
@@ -107,7 +106,7 @@ async def test_produced_late():
         consumer = await link.consume()
         await link.put(["a"], in_ms=link.node.clock.now_ms() - 60_000, flags=np.zeros(1, dtype=np.uint8))
         await consumer.down(Deliver)
-        assert await cause_of(link, "a") is Cause.PRODUCED_LATE
+        assert await cause_of(link, "a") is LateCause.PRODUCED_LATE
 
 
 async def test_a_lease_that_ran_out():
@@ -117,7 +116,7 @@ async def test_a_lease_that_ran_out():
         await first.down(Deliver)
         await passing(link)
         await (await link.consume("second")).down(Deliver)
-        assert await cause_of(link, "a") is Cause.LEASE_RAN_OUT
+        assert await cause_of(link, "a") is LateCause.LEASE_RAN_OUT
 
 
 @pytest.mark.slow
@@ -132,7 +131,7 @@ async def test_a_store_that_is_locked_by_somebody_else(tmp_path: Path):
         intruder.execute("ROLLBACK")
         intruder.close()
         await consumer.down(Deliver)
-        assert await cause_of(link, "pending") is Cause.STORE_SLOW
+        assert await cause_of(link, "pending") is LateCause.STORE_SLOW
 
 
 async def test_a_put_that_the_store_held_up(tmp_path: Path):
@@ -149,8 +148,8 @@ async def test_a_put_that_the_store_held_up(tmp_path: Path):
         intruder.execute("ROLLBACK")
         intruder.close()
         assert [statuses(await pipe.down()) for _ in range(2)] == [[Status.OK]] * 2
-        assert await cause_of(link, "held up") is Cause.STORE_SLOW
-        assert await cause_of(link, "behind it") is Cause.STORE_SLOW
+        assert await cause_of(link, "held up") is LateCause.STORE_SLOW
+        assert await cause_of(link, "behind it") is LateCause.STORE_SLOW
 
 
 @pytest.mark.slow
@@ -164,7 +163,7 @@ async def test_a_broker_that_was_stopped(tmp_path: Path):
     async with broker(url, limits=LATE) as link:
         await passing(link, 20)  # its consumers find their way back
         await (await link.consume()).down(Deliver)
-        assert await cause_of(link, "a") is Cause.BROKER_DOWN
+        assert await cause_of(link, "a") is LateCause.BROKER_DOWN
 
 
 async def test_a_clock_that_jumped():
@@ -183,7 +182,7 @@ async def test_a_clock_that_jumped():
             await link.topic(TopicAction.LIST)
         link.beat(consumer)
         await consumer.down(Deliver)
-        assert await cause_of(link, "a") is Cause.CLOCK
+        assert await cause_of(link, "a") is LateCause.CLOCK
 
 
 async def test_what_is_not_delivered_yet_is_told_with_what_keeps_it():
@@ -193,14 +192,14 @@ async def test_what_is_not_delivered_yet_is_told_with_what_keeps_it():
         consumer = await link.consume()
         await passing(link)
         assert await answer(link) == {}
-        assert await answer(link, id="overdue", topic="t") == {b"overdue": Cause.PAUSED}
+        assert await answer(link, id="overdue", topic="t") == {b"overdue": LateCause.PAUSED}
         assert await answer(link, id="waits", topic="t") == {}
         assert await answer(link, id="absent", topic="t") == {}
         assert await answer(link, id="overdue", topic="absent") == {}
         await link.topic(TopicAction.UPDATE, paused=False)
         await consumer.down(Deliver)
-        assert await cause_of(link, "overdue") is Cause.PAUSED
-        assert await answer(link, id="overdue", topic="t") == {b"overdue": Cause.PAUSED}
+        assert await cause_of(link, "overdue") is LateCause.PAUSED
+        assert await answer(link, id="overdue", topic="t") == {b"overdue": LateCause.PAUSED}
 
 
 async def test_while_the_store_is_down_the_ring_still_answers():
@@ -209,7 +208,7 @@ async def test_while_the_store_is_down_the_ring_still_answers():
         await passing(link)
         await (await link.consume()).down(Deliver)
         link.node.store.down = "the disk is full"
-        assert await answer(link, id="a", topic="t") == {b"a": Cause.NO_CONSUMER}
+        assert await answer(link, id="a", topic="t") == {b"a": LateCause.NO_CONSUMER}
 
 
 async def test_a_dropped_topics_late_deliveries_are_not_those_of_a_new_one_of_its_name():
@@ -234,7 +233,7 @@ async def test_a_topic_that_is_dropped_while_one_asks_why():
         await store.arrived("scan")
         await link.drop()
         store.release("scan")
-        assert await asking == {b"a": Cause.NO_CONSUMER}
+        assert await asking == {b"a": LateCause.NO_CONSUMER}
 
 
 async def test_a_slow_call_of_one_topic_is_noted_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,5 +251,5 @@ async def test_a_slow_call_of_one_topic_is_noted_once_for_all(monkeypatch: pytes
         link.node._store_took(150.0)
         assert len(noted) == 1, "where each of a thousand topics tells all others, that is a million notes"
         for dealer in link.node.dealers:
-            told = dealer._hindrances._spans[Cause.STORE_SLOW]
+            told = dealer._hindrances._spans[LateCause.STORE_SLOW]
             assert next(reversed(told))[1] == noted[0][1], f"{dealer.topic.name} does not know"

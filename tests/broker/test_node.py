@@ -11,7 +11,7 @@ import pytest
 from tests.broker.link import broker, statuses
 from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
-from timeline.model import Operation, State, Status
+from timeline.model import LateCause, LeavingReason, Operation, State, Status
 from timeline.wire import (
     Credit,
     Deliver,
@@ -21,7 +21,6 @@ from timeline.wire import (
     Late,
     LateList,
     Leaving,
-    LeavingReason,
     Produce,
     Produced,
     Scan,
@@ -32,7 +31,6 @@ from timeline.wire import (
     decode_as,
     encode,
 )
-from timeline.wire.frames import Cause
 
 
 async def test_put_deliver_ack_and_it_is_gone():
@@ -241,7 +239,7 @@ async def test_pause_stops_deliveries_not_puts_and_resume_says_why_it_was_late()
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
         late = decode_as(await link.node.service.unary("Late", encode(Late())), LateList)
         assert late.ids.tolist() == [b"a"]
-        assert Cause(int(late.cause[0])) is Cause.PAUSED
+        assert LateCause(int(late.cause[0])) is LateCause.PAUSED
 
 
 async def test_rate_limit_spreads_deliveries():

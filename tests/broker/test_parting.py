@@ -10,8 +10,13 @@ import pytest
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.slow import SlowStore
 from timeline.broker.fairness.limits import Limits
-from timeline.model import State
-from timeline.wire import Deliver, Frame, Leaving, LeavingReason, TopicAction
+from timeline.model import LeavingReason, State
+from timeline.wire import (
+    Deliver,
+    Frame,
+    Leaving,
+    TopicAction,
+)
 
 PATIENT = Limits(hand_back_ms=3_600_000, drain_streams_ms=3_600_000)
 

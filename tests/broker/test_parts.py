@@ -20,7 +20,8 @@ from timeline.broker.server.logs import JsonLines, TextLines
 from timeline.broker.status.late import LatenessCauses, LateRing
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, NOT_ALWAYS_KNOWN, Metrics
-from timeline.wire.frames import AIM_BYTES, Cause, LeavingReason
+from timeline.model import LateCause, LeavingReason
+from timeline.wire.frames import AIM_BYTES
 
 
 def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> ConnectedConsumer:
@@ -156,36 +157,36 @@ def test_rate_is_even_and_bounded():
 
 def test_hindrances_name_the_cause_that_covered_most():
     hindrances = LatenessCauses(started_ms=1_000)
-    hindrances.now(Cause.NO_CONSUMER, 1_100)
-    hindrances.now(Cause.NO_CREDIT, 1_400)
+    hindrances.now(LateCause.NO_CONSUMER, 1_100)
+    hindrances.now(LateCause.NO_CREDIT, 1_400)
     hindrances.now(None, 1_500)
-    hindrances.span(Cause.STORE_SLOW, 1_500, 1_600)
+    hindrances.span(LateCause.STORE_SLOW, 1_500, 1_600)
     late, covered = hindrances.why(np.array([1_100, 1_500, 200, 1_650]), 1_600)
     assert covered.tolist() == [300, 100, 1_200, 0]
-    assert late.tolist() == [Cause.NO_CONSUMER, Cause.STORE_SLOW, Cause.BROKER_DOWN, Cause.UNEXPLAINED]
-    assert hindrances.why(np.array([1_380]), 1_500)[0].tolist() == [Cause.NO_CREDIT]
+    assert late.tolist() == [LateCause.NO_CONSUMER, LateCause.STORE_SLOW, LateCause.BROKER_DOWN, LateCause.UNEXPLAINED]
+    assert hindrances.why(np.array([1_380]), 1_500)[0].tolist() == [LateCause.NO_CREDIT]
 
 
 def test_what_is_not_delivered_is_kept_by_what_hinders_now():
     hindrances = LatenessCauses(started_ms=0)
-    hindrances.now(Cause.PAUSED, 0)
-    hindrances.now(Cause.NO_CONSUMER, 10_000)
-    assert hindrances.still(100, 10_001) is Cause.NO_CONSUMER
+    hindrances.now(LateCause.PAUSED, 0)
+    hindrances.now(LateCause.NO_CONSUMER, 10_000)
+    assert hindrances.still(100, 10_001) is LateCause.NO_CONSUMER
     hindrances.now(None, 11_000)
-    assert hindrances.still(100, 11_001) is Cause.PAUSED  # nothing hinders any more: it goes at once
+    assert hindrances.still(100, 11_001) is LateCause.PAUSED  # nothing hinders any more: it goes at once
     restarted = LatenessCauses(started_ms=60_000)
-    restarted.now(Cause.NO_CONSUMER, 60_000)
-    assert restarted.still(100, 61_000) is Cause.BROKER_DOWN
-    assert restarted.still(100, 66_000) is Cause.NO_CONSUMER
+    restarted.now(LateCause.NO_CONSUMER, 60_000)
+    assert restarted.still(100, 61_000) is LateCause.BROKER_DOWN
+    assert restarted.still(100, 66_000) is LateCause.NO_CONSUMER
 
 
 def test_a_flickering_hindrance_does_not_push_out_the_past():
     hindrances = LatenessCauses(started_ms=0)
-    hindrances.span(Cause.STORE_SLOW, 0, 1_000)
+    hindrances.span(LateCause.STORE_SLOW, 0, 1_000)
     for at in range(1_000, 4_000, 2):
-        hindrances.now(Cause.NO_CREDIT, at)
+        hindrances.now(LateCause.NO_CREDIT, at)
         hindrances.now(None, at + 1)
-    assert hindrances.why(np.array([100]), 1_100)[0].tolist() == [Cause.STORE_SLOW]
+    assert hindrances.why(np.array([100]), 1_100)[0].tolist() == [LateCause.STORE_SLOW]
 
 
 def test_a_round_is_bounded_over_all_and_shared_evenly():
@@ -221,7 +222,7 @@ def test_a_consumer_wakes_its_dealer_when_it_is_well_again_or_takes_what_waits()
 
 def test_late_ring_is_bounded_and_filters():
     ring = LateRing(kept=3)
-    causes = np.full(2, Cause.PAUSED, dtype=np.uint8)
+    causes = np.full(2, LateCause.PAUSED, dtype=np.uint8)
     dues = np.array([1, 2], dtype=np.int64)
     both = {1: "t", 2: "u"}
     ring.add(1, b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
@@ -298,22 +299,22 @@ def test_leases_that_end_in_one_moment_count_once_however_many_rounds_find_them(
 
 def test_a_clock_that_jumped_is_the_cause_of_what_came_due_in_between_and_nothing_else_is():
     hindrances = LatenessCauses(started_ms=0)
-    hindrances.now(Cause.NO_CONSUMER, 900)
+    hindrances.now(LateCause.NO_CONSUMER, 900)
     hindrances.jumped(1_000, 3_601_000)
     hindrances.now(None, 3_601_500)
     late, _ = hindrances.why(np.array([1_800_000, 100, 3_601_100]), 3_601_600)
-    assert late.tolist() == [Cause.CLOCK, Cause.CLOCK, Cause.NO_CONSUMER]
+    assert late.tolist() == [LateCause.CLOCK, LateCause.CLOCK, LateCause.NO_CONSUMER]
 
 
 def test_what_came_due_while_the_broker_was_down_waits_for_it_until_its_consumers_are_back():
     hindrances = LatenessCauses(started_ms=1_000)
-    hindrances.now(Cause.NO_CONSUMER, 1_000)
-    assert hindrances.why(np.array([900, 1_001]), 2_500)[0].tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
+    hindrances.now(LateCause.NO_CONSUMER, 1_000)
+    assert hindrances.why(np.array([900, 1_001]), 2_500)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
     hindrances.now(None, 2_500)
-    assert hindrances.why(np.array([900, 1_001]), 2_600)[0].tolist() == [Cause.BROKER_DOWN, Cause.NO_CONSUMER]
+    assert hindrances.why(np.array([900, 1_001]), 2_600)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
     never_back = LatenessCauses(started_ms=1_000)
-    never_back.now(Cause.NO_CONSUMER, 1_000)
-    assert never_back.why(np.array([900]), 60_000)[0].tolist() == [Cause.NO_CONSUMER]
+    never_back.now(LateCause.NO_CONSUMER, 1_000)
+    assert never_back.why(np.array([900]), 60_000)[0].tolist() == [LateCause.NO_CONSUMER]
 
 
 def test_a_round_looks_at_those_with_credit_alone_and_the_next_one_goes_on_behind_them(

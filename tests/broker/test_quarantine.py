@@ -11,7 +11,7 @@ import timeline
 from tests.broker.machines import HOUR_S, Machine, Town, town
 from timeline.broker.clocks.drift import RETURN_MS, Trust
 from timeline.clock import ALONE_MS, CRITICAL_MS, SLEW, WARN_MS, Clock
-from timeline.wire import Cause
+from timeline.model import LateCause
 
 pytestmark = pytest.mark.slow
 
@@ -198,17 +198,17 @@ def test_lateness_while_quarantined_is_blamed_on_the_clock_and_a_drain_is_not_un
         made.consume("c", broker.address)
         (topic,) = broker.node.catalog.all()
         dealer = broker.node.dealer(topic)
-        dealer.stop_leasing(Cause.CLOCK)
+        dealer.stop_leasing(LateCause.CLOCK)
         await made.put([0.1])
         await made.timer.wait(2.0)
         assert not made.received
-        dealer.lease_again(Cause.CLOCK)
+        dealer.lease_again(LateCause.CLOCK)
         await made.until(lambda: len(made.received) == 1, within_s=1.0)
         late = await made.ask(lambda client: client.late(since="1h"))
-        assert [one.cause for one in late.deliveries] == [Cause.CLOCK.name]
+        assert [one.cause for one in late.deliveries] == [LateCause.CLOCK.name]
         dealer.stop_leasing()
-        dealer.stop_leasing(Cause.CLOCK)
-        dealer.lease_again(Cause.CLOCK)
+        dealer.stop_leasing(LateCause.CLOCK)
+        dealer.lease_again(LateCause.CLOCK)
         await made.put([0.1])
         await made.timer.wait(20.0)
         assert len(made.received) == 1

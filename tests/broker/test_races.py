@@ -9,11 +9,10 @@ import pytest
 from tests.broker.link import broker, statuses
 from tests.broker.slow import InTurn, SlowStore
 from timeline.broker.fairness.limits import Limits
-from timeline.model import Operation, State, Status, Topic, TopicSettings
+from timeline.model import LeavingReason, Operation, State, Status, Topic, TopicSettings
 from timeline.wire import (
     Deliver,
     Leaving,
-    LeavingReason,
     Produced,
     TopicAction,
 )

@@ -29,6 +29,7 @@ from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.config import ServeConfig
 from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.model import LeavingReason
 from timeline.storage_plugins.contract import Opened, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.local import LocalMembership
@@ -37,7 +38,6 @@ from timeline.wire import (
     Fault,
     Hello,
     Leaving,
-    LeavingReason,
     Ping,
     Pong,
     TopicAction,

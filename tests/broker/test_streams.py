@@ -11,8 +11,16 @@ from tests.broker.link import Link, Pipe, broker, statuses
 from tests.faults.hostile import hello
 from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.broker.fairness.limits import Limits
-from timeline.model import Status
-from timeline.wire import Deliver, Fault, Leaving, LeavingReason, Scan, TransportError, Welcome, encode
+from timeline.model import LeavingReason, Status
+from timeline.wire import (
+    Deliver,
+    Fault,
+    Leaving,
+    Scan,
+    TransportError,
+    Welcome,
+    encode,
+)
 
 
 async def fault_of(pipe: Pipe) -> TransportError:

@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from timeline.model import Status, Topic
+from timeline.model import LeavingReason, Status, Topic
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Leaving, LeavingReason, TopicAction, TopicList, Topics, decode_as, encode
+from timeline.wire import (
+    Leaving,
+    TopicAction,
+    TopicList,
+    Topics,
+    decode_as,
+    encode,
+)
 
 
 async def test_topics_are_created_once_and_conflicts_are_named():

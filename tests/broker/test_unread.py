@@ -14,21 +14,19 @@ from tests.broker.link import broker, statuses
 from timeline.broker.api import produce
 from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
-from timeline.model import Status
+from timeline.model import LateCause, LeavingReason, Status
 from timeline.wire import (
     Credit,
     Deliver,
     Late,
     LateList,
     Leaving,
-    LeavingReason,
     Produce,
     PutFlag,
     TopicAction,
     decode_as,
     encode,
 )
-from timeline.wire.frames import Cause
 
 
 async def test_a_consumer_that_said_it_leaves_and_does_not_read_is_not_read_either():
@@ -106,4 +104,4 @@ async def test_what_waits_for_a_slow_reader_is_late_and_its_cause_is_known():
             await asyncio.sleep(0)
         late = decode_as(await link.node.service.unary("Late", encode(Late())), LateList)
         assert sorted(late.ids) == [b"first", b"second", b"third"]
-        assert {Cause(cause) for cause in late.cause.tolist()} == {Cause.NO_CREDIT}
+        assert {LateCause(cause) for cause in late.cause.tolist()} == {LateCause.NO_CREDIT}

@@ -13,7 +13,8 @@ from timeline.driver.consume import ack_batcher
 from timeline.driver.consume.session import SINGLES_ABOARD, Session
 from timeline.driver.consume.subscription import ConsumeStream
 from timeline.driver.transport.channel import Opened
-from timeline.wire import Frame, Leaving, LeavingReason, Welcome
+from timeline.model import LeavingReason
+from timeline.wire import Frame, Leaving, Welcome
 
 
 async def _in_hand(tl: timeline.Timeline, count: int) -> tuple[timeline.Consumer, list[timeline.Delivery]]:

@@ -15,7 +15,7 @@ LONG_AGO_MS = 1_700_000_000_000
 
 
 def test_a_users_causes_are_those_of_the_wire() -> None:
-    assert [cause.name for cause in Cause] == [cause.name for cause in wire.Cause] == list(Cause)
+    assert [cause.name for cause in Cause] == [cause.name for cause in wire.LateCause] == list(Cause)
     assert HAPPENED.keys() == ADVICE.keys() == KEEPS.keys() == set(Cause)
 
 

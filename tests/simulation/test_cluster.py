@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import timeline
 from tests.simulation.world import World
 from timeline.broker.node import Node
-from timeline.wire import Cause
+from timeline.model import LateCause
 
 T = TypeVar("T")
 SOON_MS = 50
@@ -167,7 +167,7 @@ def test_what_is_assigned_to_a_broker_that_is_not_there_is_swept_and_the_cause_i
                 late: list[float] = []
                 await self.take(consumer, 200, lambda delivery: late.append(self.late_ms(delivery)))
                 causes = Counter(one.cause for one in self.node(2).late.since(0, {_uid(self, "t"): "t"}))
-                assert set(causes) == {Cause.NO_BROKER}
+                assert set(causes) == {LateCause.NO_BROKER}
                 return late
 
     made = Scene()

@@ -316,7 +316,7 @@ def late_lists(draw: st.DrawFn) -> frames.LateList:
         consumers=draw(ragged(encoded(texts(0, 255, characters)), n)),
         due_ms=draw(column(times, np.int64, n)),
         delivered_ms=draw(column(times, np.int64, n)),
-        cause=draw(column(st.sampled_from(frames.Cause), np.uint8, n)),
+        cause=draw(column(st.sampled_from(frames.LateCause), np.uint8, n)),
         dropped=draw(counts),
         now_ms=draw(times),
     )

@@ -13,13 +13,12 @@ from tests.wire.sameness import same
 from tests.wire.strategies import FRAMES
 from timeline.columns import Ragged
 from timeline.errors import TooLarge
-from timeline.model import MAX_REASON_BYTES, Answers
+from timeline.model import MAX_REASON_BYTES, Answers, LeavingReason
 from timeline.wire import (
     MAX_FRAME_BYTES,
     Beat,
     Deliver,
     Leaving,
-    LeavingReason,
     Ping,
     Produce,
     Settled,

@@ -58,7 +58,7 @@ NUMBERED = {
     "MutateFlag": frames.MutateFlag,
     "LeavingReason": frames.LeavingReason,
     "TopicAction": frames.TopicAction,
-    "Cause": frames.Cause,
+    "Cause": frames.LateCause,
 }
 
 
@@ -75,7 +75,7 @@ def test_statuses_and_states_are_numbered_as_in_the_schema() -> None:
 
 
 ELSEWHERE = {
-    "Answers": {"settled", "late", "repeat", "turn", "displaced"},
+    "Answers": {"settled", "late", "repeat", "commit_seq", "displaced"},
     "TagMutated": {"counts"},
     "TopicList": {"topics"},
 }

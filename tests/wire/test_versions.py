@@ -17,17 +17,15 @@ from tests.wire.generated import accessors
 from tests.wire.sameness import same
 from tests.wire.samples import answers, late_list, produce, settle, standing, topic_list
 from timeline.driver.produce.request_batch import error_of
-from timeline.model import Status
+from timeline.model import LateCause, LeavingReason, Status
 from timeline.wire import (
     MAJOR,
     MINOR,
     Beat,
-    Cause,
     Credit,
     Health,
     LateList,
     Leaving,
-    LeavingReason,
     Mutated,
     Produce,
     Settle,
@@ -140,7 +138,7 @@ def test_unknown_values_of_a_newer_minor_have_a_reading() -> None:
     late = late_list()
     late.cause = np.array([200], np.uint8)
     read = decode_as(of_version(encode(late), MAJOR, MINOR + 1), LateList)
-    assert read.cause.tolist() == [Cause.UNEXPLAINED]
+    assert read.cause.tolist() == [LateCause.UNEXPLAINED]
     with pytest.raises(WireError, match="cause has a value above"):
         decode(encode(late))
 

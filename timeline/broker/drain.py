@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from timeline.broker.api.produce import ProduceStream
-from timeline.wire.frames import Cause, LeavingReason
+from timeline.model import LateCause, LeavingReason
 
 if TYPE_CHECKING:
     from timeline.broker.dispatch.dealer import Dealer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("timeline.broker")
 
 
-def stand_back(node: Node, cause: Cause = Cause.PAUSED) -> None:
+def stand_back(node: Node, cause: LateCause = LateCause.PAUSED) -> None:
     """From this moment nothing is leased and nothing pushed; what was not pushed goes back. `cause`: what is to blame
     for lateness from now on."""
     node.stand()  # first of all: others deal its buckets from now on

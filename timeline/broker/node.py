@@ -35,10 +35,9 @@ from timeline.broker.tasks import FINISH_S, Tasks
 from timeline.clock import Clock
 from timeline.columns import UInt8
 from timeline.metrics import Metrics
-from timeline.model import Operation, Status, Topic
+from timeline.model import LateCause, LeavingReason, Operation, Status, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
 from timeline.sync import JoinState, Member, Membership, MembershipChange
-from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 STARTING = "the broker is starting"
@@ -272,7 +271,7 @@ class Node:
             store_slow=self._store_slow,
         )
         if self.clocks.quarantined:
-            dealer.stop_leasing(Cause.CLOCK)
+            dealer.stop_leasing(LateCause.CLOCK)
         dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {topic.name}")
         return dealer
 

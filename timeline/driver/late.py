@@ -221,7 +221,7 @@ class Why:
         return f"Why({self.id!r}, {', '.join([state, *([self.cause] if self.cause else [])])})"
 
 
-_CAUSES = [Cause(cause.name) for cause in wire.Cause]
+_CAUSES = [Cause(cause.name) for cause in wire.LateCause]
 
 
 def late_of(told: wire.LateList, since_ms: int) -> list[LateDelivery]:

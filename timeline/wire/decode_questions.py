@@ -29,7 +29,6 @@ from timeline.model import (
 from timeline.wire.encode import SETTING_COLUMNS
 from timeline.wire.frames import (
     MAX_COUNT,
-    Cause,
     Consumers,
     Forecast,
     Forecasted,
@@ -38,6 +37,7 @@ from timeline.wire.frames import (
     Hint,
     Hinted,
     Late,
+    LateCause,
     LateList,
     LatenessCounts,
     Ping,
@@ -194,11 +194,11 @@ def _late(body: Body) -> Late:
 
 def _late_list(body: Body) -> LateList:
     cause = body.uint8("cause")
-    unknown = cause >= len(Cause)
+    unknown = cause >= len(LateCause)
     if unknown.any():
         if not body.lenient:
-            raise body.refusal("cause", f"has a value above {len(Cause) - 1}")
-        cause = np.where(unknown, np.uint8(Cause.UNEXPLAINED), cause)
+            raise body.refusal("cause", f"has a value above {len(LateCause) - 1}")
+        cause = np.where(unknown, np.uint8(LateCause.UNEXPLAINED), cause)
     return LateList(
         topics=body.judged("topics", _judge_topic_names),
         ids=body.judged("ids", judge_ids),

@@ -10,13 +10,12 @@ is in its range; whether an operation is legal is not the wire's business.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from typing import TypeAlias
 
 from timeline.columns import Int64, Ragged, UInt8, UInt32, UInt64
-from timeline.model import Answers, Operation
+from timeline.model import Answers, LateCause, LeavingReason, Operation
 from timeline.wire.questions import (
-    Cause,
     Consumers,
     Forecast,
     Forecasted,
@@ -288,18 +287,6 @@ class Beat:
     echo: int = 0
 
 
-class LeavingReason(IntEnum):
-    """Why a broker ends a stream. DRAINING, QUARANTINED: go to another broker at once, keep the leases in hand.
-    SUPERSEDED: another session has this consumer's id; do not reconnect. TOPIC_DROPPED: the topic is gone. STALLED: the
-    consumer stopped reading; it may reconnect."""
-
-    DRAINING = 1
-    SUPERSEDED = 2
-    TOPIC_DROPPED = 3
-    STALLED = 4
-    QUARANTINED = 5
-
-
 @dataclass(slots=True)
 class Leaving:
     """Last frame down a Consume or Produce stream before the broker ends it. Up a Consume stream, with DRAINING: the
@@ -349,7 +336,6 @@ __all__ = [
     "MINOR",
     "SERVICE",
     "Beat",
-    "Cause",
     "Consumers",
     "Credit",
     "Deliver",
@@ -361,6 +347,7 @@ __all__ = [
     "Hint",
     "Hinted",
     "Late",
+    "LateCause",
     "LateList",
     "LatenessCounts",
     "Leaving",

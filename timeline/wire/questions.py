@@ -89,23 +89,6 @@ class TopicList:
     topics: tuple[Topic, ...]
 
 
-class Cause(IntEnum):
-    """Why a delivery was late."""
-
-    UNEXPLAINED = 0
-    NO_CONSUMER = 1
-    NO_CREDIT = 2
-    STORE_SLOW = 3
-    NO_BROKER = 4
-    BROKER_DOWN = 5
-    PAUSED = 6
-    RATE_LIMITED = 7
-    CLOCK = 8
-    PRODUCED_LATE = 9
-    LEASE_RAN_OUT = 10
-    """Redelivered: a consumer had it and did not settle in time."""
-
-
 @dataclass(slots=True)
 class Late:
     """Late deliveries this broker remembers since `since_ms` (broker's clock), of `topic` and `id` when not empty."""

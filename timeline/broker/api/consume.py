@@ -18,7 +18,17 @@ from timeline.broker.dispatch.roster import ConnectedConsumer, grants_for
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.leases import deal
-from timeline.model import DELIVERED_OUT, MAX_HOLDER_BYTES, PAYLOAD_DAMAGED, Answers, Operation, Rows, Status, Topic
+from timeline.model import (
+    DELIVERED_OUT,
+    MAX_HOLDER_BYTES,
+    PAYLOAD_DAMAGED,
+    Answers,
+    LeavingReason,
+    Operation,
+    Rows,
+    Status,
+    Topic,
+)
 from timeline.storage_plugins.contract import Settles, StoreError
 from timeline.wire import (
     Beat,
@@ -27,7 +37,6 @@ from timeline.wire import (
     Frame,
     Hello,
     Leaving,
-    LeavingReason,
     Settle,
     Settled,
     Stream,

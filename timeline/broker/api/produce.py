@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from timeline.broker.api.access import ANYBODY, Deed, Principal
 from timeline.broker.api.admission import admit_puts, forbidden, refused
 from timeline.broker.api.streams import first_frame
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, LeavingReason, Operation, Status
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (
     Leaving,
-    LeavingReason,
     Produce,
     Produced,
     Stream,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from timeline.broker.clocks.offsets import Clocks
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.broker.drain import part, stand_back
+from timeline.model import LateCause, LeavingReason
 from timeline.storage_plugins.contract import Store
-from timeline.wire.frames import Cause, LeavingReason
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
@@ -37,7 +37,7 @@ def watched(node: Node, store: Store) -> Clocks:
 
 def _stand_aside(node: Node) -> None:
     """Leases nothing; its buckets and whoever is connected go to others."""
-    stand_back(node, Cause.CLOCK)
+    stand_back(node, LateCause.CLOCK)
     leaving = part(node, LeavingReason.QUARANTINED, node.clocks.quarantined, node.limits.hand_back_ms)
     node.tasks.spawn(leaving, "parting")
     node.readiness.set()
@@ -46,5 +46,5 @@ def _stand_aside(node: Node) -> None:
 def _take_part(node: Node) -> None:
     """Leases again, for whoever comes back."""
     for dealer in node.dealers:
-        dealer.lease_again(Cause.CLOCK)
+        dealer.lease_again(LateCause.CLOCK)
     node.readiness.set()

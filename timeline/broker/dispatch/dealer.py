@@ -28,9 +28,8 @@ from timeline.broker.tasks import Tasks, Underway
 from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
-from timeline.model import DELIVERED_OUT, Topic
+from timeline.model import DELIVERED_OUT, LateCause, LeavingReason, Topic
 from timeline.storage_plugins.contract import Grant, Leased, StoreError
-from timeline.wire.frames import Cause, LeavingReason
 
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
@@ -82,9 +81,9 @@ class Dealer:
         """Until then what was left waits for a step of credit."""
         self._dry = False
         """Whether a consumer has said since the last round began that it may have nothing left to do."""
-        self._stopped: Cause | None = None
+        self._stopped: LateCause | None = None
         self._hindrances = LatenessCauses(since_ms, store_slow)
-        self._hindrances.now(Cause.NO_CONSUMER, since_ms)
+        self._hindrances.now(LateCause.NO_CONSUMER, since_ms)
         self.lateness = TopicLateness(self._hindrances, late, metrics, limits, store.journal)
         self.task: asyncio.Task[None] | None = None
         self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
@@ -162,7 +161,7 @@ class Dealer:
         self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
         self._retry_at_ms = self._clock.monotonic_ms() + self._retry_ms
         self._next.not_told(self._clock.now_ms())
-        self._hindrances.now(Cause.STORE_SLOW, self._clock.now_ms())
+        self._hindrances.now(LateCause.STORE_SLOW, self._clock.now_ms())
         if trouble is not None:
             log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
 
@@ -184,7 +183,7 @@ class Dealer:
         cause, wait_ms = self._obstacle(mono_ms)
         until_step_ms = self._step_until_ms - mono_ms
         if self._behind and until_step_ms > 0:
-            cause, wait_ms = cause or Cause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
+            cause, wait_ms = cause or LateCause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
         self._hindrances.now(cause, int(now))
         if wait_ms is not None:
             return wait_ms
@@ -200,24 +199,26 @@ class Dealer:
         mine = self._buckets(self.topic)
         return mine is not None and not len(mine)
 
-    def _obstacle(self, mono_ms: float) -> tuple[Cause | None, float | None]:
+    def _obstacle(self, mono_ms: float) -> tuple[LateCause | None, float | None]:
         """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
         if self._stopped is not None or self.topic.settings.paused:
-            return self._stopped or Cause.PAUSED, float(self._limits.sweep_every_ms)
+            return self._stopped or LateCause.PAUSED, float(self._limits.sweep_every_ms)
         if mono_ms < self._retry_at_ms:
-            return Cause.STORE_SLOW, self._retry_at_ms - mono_ms
+            return LateCause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
-            return Cause.NO_CONSUMER, math.inf
+            return LateCause.NO_CONSUMER, math.inf
         if not self.roster.any_ready(mono_ms) or self._outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
-            cause = Cause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else Cause.NO_CONSUMER
+            cause = (
+                LateCause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else LateCause.NO_CONSUMER
+            )
             return cause, max(1.0, float(wait_ms))
         if mono_ms < self._fruitless_until_ms:
-            return Cause.NO_CREDIT, self._fruitless_until_ms - mono_ms
+            return LateCause.NO_CREDIT, self._fruitless_until_ms - mono_ms
         rate_wait_ms = self._rate.wait_ms(self.topic.settings.max_rate_per_s, mono_ms)
         if rate_wait_ms > 0:
-            return Cause.RATE_LIMITED, rate_wait_ms
+            return LateCause.RATE_LIMITED, rate_wait_ms
         return None, None
 
     async def _round(self) -> None:
@@ -405,13 +406,13 @@ class Dealer:
         self.back.unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
-    def stop_leasing(self, cause: Cause = Cause.PAUSED) -> None:
+    def stop_leasing(self, cause: LateCause = LateCause.PAUSED) -> None:
         """Leases no more and hands back what was leased ahead. `cause`: what is then to blame for lateness."""
-        self._stopped = self._stopped if self._stopped is Cause.PAUSED else cause  # a drain never ends
+        self._stopped = self._stopped if self._stopped is LateCause.PAUSED else cause  # a drain never ends
         self._free_held()
         self._wake.set()
 
-    def lease_again(self, cause: Cause) -> None:
+    def lease_again(self, cause: LateCause) -> None:
         """The end of `stop_leasing` for `cause`."""
         if self._stopped is cause:
             self._stopped = None

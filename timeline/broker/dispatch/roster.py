@@ -13,8 +13,9 @@ from itertools import islice
 from timeline.broker.clocks.drift import Offset
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
+from timeline.model import LeavingReason
 from timeline.storage_plugins.contract import Grant
-from timeline.wire.frames import Frame, Leaving, LeavingReason
+from timeline.wire.frames import Frame, Leaving
 
 
 class ConsumerHealth(StrEnum):

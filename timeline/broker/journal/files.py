@@ -33,7 +33,7 @@ from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
 from timeline.files import write_whole
-from timeline.wire.frames import Cause
+from timeline.model import LateCause
 
 log = logging.getLogger("timeline.journal")
 ROLL_MS, ROWS = 60_000, 500_000
@@ -70,7 +70,7 @@ FIELDS: dict[str, pa.DataType] = {
 OF_FEW_VALUES = ["kind", "version", "consumer", "group", "tag", "deliveries", "cause", "broker", "session"]
 """What Parquet looks up in a dictionary. Of ids, births and times each event has its own; to find that out took
 three quarters of a file's time."""
-_CAUSES = pa.array([cause.name.lower() for cause in Cause])
+_CAUSES = pa.array([cause.name.lower() for cause in LateCause])
 
 
 def split_url(url: str) -> tuple[str, int, int]:

@@ -13,8 +13,8 @@ from timeline.broker.fairness.limits import Limits
 from timeline.broker.journal.events import Journal
 from timeline.columns import Int64, Ragged, UInt8
 from timeline.metrics import Metrics
-from timeline.model import Topic
-from timeline.wire.frames import Cause, LateList
+from timeline.model import LateCause, Topic
+from timeline.wire.frames import LateList
 
 SPANS_KEPT = 256
 FLICKER_MS = 20
@@ -48,15 +48,15 @@ class LatenessCauses:
     others, and of a thousand topics each must not have to tell all."""
 
     def __init__(self, started_ms: int, store: Spans | None = None) -> None:
-        self._spans: dict[Cause, Spans] = {Cause.STORE_SLOW: Spans() if store is None else store}
-        self._cause: Cause | None = None
+        self._spans: dict[LateCause, Spans] = {LateCause.STORE_SLOW: Spans() if store is None else store}
+        self._cause: LateCause | None = None
         self._since_ms = started_ms
         self._started_ms = started_ms
         self._back_ms: int | None = None
 
-    def now(self, cause: Cause | None, now_ms: int) -> None:
+    def now(self, cause: LateCause | None, now_ms: int) -> None:
         """From now on dealing is hindered by `cause`; None: by nothing."""
-        if self._back_ms is None and cause is not Cause.NO_CONSUMER:
+        if self._back_ms is None and cause is not LateCause.NO_CONSUMER:
             self._back_ms = min(now_ms, self._started_ms + COMING_BACK_MS)
         if cause is self._cause:
             return
@@ -69,16 +69,16 @@ class LatenessCauses:
         if self._cause is not None:
             self.span(self._cause, self._since_ms, before_ms)
         self._since_ms = after_ms
-        self.span(Cause.CLOCK, before_ms, after_ms)
+        self.span(LateCause.CLOCK, before_ms, after_ms)
 
-    def span(self, cause: Cause, since_ms: int, until_ms: int) -> None:
+    def span(self, cause: LateCause, since_ms: int, until_ms: int) -> None:
         """A hindrance that is over."""
         spans = self._spans.get(cause)
         if spans is None:
             spans = self._spans[cause] = Spans()
         spans.add(since_ms, until_ms)
 
-    def _latest(self, cause: Cause, until_ms: int) -> Iterator[tuple[int, int]]:
+    def _latest(self, cause: LateCause, until_ms: int) -> Iterator[tuple[int, int]]:
         """The spans of `cause` up to now, newest first."""
         if cause is self._cause:
             yield self._since_ms, until_ms
@@ -86,8 +86,8 @@ class LatenessCauses:
 
     def why(self, due_ms: Int64, pushed_ms: int) -> tuple[UInt8, Int64]:
         """For each due, the cause that covered most of due..pushed, and how much; of two that covered as much, the
-        first in the order of `Cause`."""
-        causes = np.full(len(due_ms), Cause.UNEXPLAINED, dtype=np.uint8)
+        first in the order of `LateCause`."""
+        causes = np.full(len(due_ms), LateCause.UNEXPLAINED, dtype=np.uint8)
         most = np.zeros(len(due_ms), dtype=np.int64)
         first_ms = int(due_ms.min())
         for cause in sorted({*self._spans, *([] if self._cause is None else [self._cause])}):
@@ -101,17 +101,17 @@ class LatenessCauses:
         if first_ms < self._started_ms:
             back_ms = min(pushed_ms, self._started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
             down = (due_ms < self._started_ms) & (back_ms - due_ms >= most)
-            causes[down], most[down] = Cause.BROKER_DOWN, back_ms - due_ms[down]
+            causes[down], most[down] = LateCause.BROKER_DOWN, back_ms - due_ms[down]
         return causes, most
 
-    def still(self, due_ms: int, now_ms: int) -> Cause:
+    def still(self, due_ms: int, now_ms: int) -> LateCause:
         """What keeps a message that came due at `due_ms` and is not delivered yet: what hinders now, though something
         else may have kept it for longer; else what did."""
         back = due_ms >= self._started_ms or self._back_ms is not None or now_ms >= self._started_ms + COMING_BACK_MS
         if back and self._cause is not None:
             return self._cause
         causes, _ = self.why(np.array([due_ms], dtype=np.int64), now_ms)
-        return Cause(int(causes[0]))
+        return LateCause(int(causes[0]))
 
 
 class TopicLateness:
@@ -154,16 +154,16 @@ class TopicLateness:
         late_ms = sent_ms - due_ms
         cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
         if batch.stranded:  # what kept another broker from dealing it is not known here
-            cause[:] = Cause.NO_BROKER
-        held_up = (cause == Cause.STORE_SLOW) & (2 * covered_ms > late_ms)
+            cause[:] = LateCause.NO_BROKER
+        held_up = (cause == LateCause.STORE_SLOW) & (2 * covered_ms > late_ms)
         # Dealt, and not taken by a consumer that does not read: it gave credit that it had no room for.
-        cause[2 * (sent_ms - np.maximum(batch.leased_ms, due_ms)) > late_ms] = Cause.NO_CREDIT
+        cause[2 * (sent_ms - np.maximum(batch.leased_ms, due_ms)) > late_ms] = LateCause.NO_CREDIT
         # Asked for when its put was stored, which may have waited for the store.
-        cause[(2 * (batch.rows.asked_ms - due_ms) > late_ms) & ~held_up] = Cause.PRODUCED_LATE
-        cause[batch.again] = Cause.LEASE_RAN_OUT
+        cause[(2 * (batch.rows.asked_ms - due_ms) > late_ms) & ~held_up] = LateCause.PRODUCED_LATE
+        cause[batch.again] = LateCause.LEASE_RAN_OUT
         return cause
 
-    def still(self, due_ms: int, now_ms: int) -> Cause:
+    def still(self, due_ms: int, now_ms: int) -> LateCause:
         """What keeps a message that came due at `due_ms` and is not delivered yet."""
         return self._hindrances.still(due_ms, now_ms)
 

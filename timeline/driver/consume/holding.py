@@ -18,14 +18,13 @@ from timeline.driver.tasks import end
 from timeline.driver.transport.channel import REFUSALS, Deadline, Opened, refusal
 from timeline.driver.transport.client_context import Link
 from timeline.errors import Superseded, TimelineError, Unavailable
-from timeline.model import Operation, Rows, Status
+from timeline.model import LeavingReason, Operation, Rows, Status
 from timeline.wire import (
     Credit,
     Deliver,
     Frame,
     Hello,
     Leaving,
-    LeavingReason,
     Settle,
     Settled,
     TransportError,

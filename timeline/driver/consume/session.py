@@ -21,7 +21,7 @@ from timeline.driver.tasks import beside, end, hold
 from timeline.driver.transport.channel import REFUSALS, Deadline, refusal
 from timeline.driver.transport.client_context import Link
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
-from timeline.model import PAYLOAD_DAMAGED, Operation, Status, payload_sums
+from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
 from timeline.wire import (
     Beat,
     Credit,
@@ -30,7 +30,6 @@ from timeline.wire import (
     Frame,
     Hello,
     Leaving,
-    LeavingReason,
     Settled,
     TransportError,
     UnknownFrame,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from timeline.driver.transport.channel import Opened
-from timeline.wire import Leaving, LeavingReason, TransportError, Welcome
+from timeline.model import LeavingReason
+from timeline.wire import Leaving, TransportError, Welcome
 
 SILENT_HEARTBEATS = 3
 
