@@ -302,6 +302,8 @@ class LeavingReason(IntEnum):
 
 
 LEASE_AHEAD_AUTO = -1
+KINDS = ("timeline",)
+"""The kinds of topic there are; `timeline.kinds` says what each does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +335,9 @@ class TopicSettings:
             raise Invalid(f"paused must be true or false, not {self.paused!r}")
         if self.lease_ms > self.max_lease_ms:
             raise Invalid(above("lease_ms", self.lease_ms, "max_lease_ms", self.max_lease_ms))
-        if self.kind != "timeline":
-            raise Invalid(f"kind must be 'timeline' (the only kind there is), not {self.kind!r}")
+        if self.kind not in KINDS:
+            only = " (the only kind there is)" if len(KINDS) == 1 else ""
+            raise Invalid(f"kind must be {' or '.join(map(repr, KINDS))}{only}, not {self.kind!r}")
         return self
 
 

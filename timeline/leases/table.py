@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from timeline.kinds import Kind, kind_of
 from timeline.model import PRECEDENCE, Operation, State, Status, TopicSettings
 
 
@@ -105,6 +106,7 @@ class _Case:
     now_ms: int
     settings: TopicSettings
     state: State
+    kind: Kind
 
 
 Guard = Callable[[_Case], bool]
@@ -171,7 +173,7 @@ def _not_yet(case: _Case) -> bool:
     """Neither available (after the backoff, where a lease ran out) nor waiting within the lease-ahead window."""
     message, now_ms = case.message, case.now_ms
     if case.state is State.AVAILABLE:
-        return bool(message.holder) and message.due_ms > now_ms - case.settings.redelivery_backoff_ms
+        return bool(message.holder) and case.kind.due_after_expiry(message, case.settings) > now_ms
     return case.state is State.WAITING and message.due_ms > case.ask.due_before_ms
 
 
@@ -180,7 +182,8 @@ def _delivered_out(case: _Case) -> bool:
 
 
 def _never_deliverable(case: _Case) -> bool:
-    return 0 < case.ask.expires_ms <= max(case.ask.time_ms, case.now_ms)
+    due_ms = case.kind.due_of_put(case.ask.time_ms, case.now_ms)
+    return 0 < case.ask.expires_ms <= max(due_ms, case.now_ms)
 
 
 def _moves_beyond_expiry(case: _Case) -> bool:
@@ -261,7 +264,7 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
 
 
 def _released_due(case: _Case) -> int:
-    return max(case.now_ms, case.message.scheduled_ms if case.ask.unseen else case.ask.time_ms)
+    return case.kind.due_of_release(case.message, case.ask.time_ms, case.now_ms, case.ask.unseen)
 
 
 def _lease(case: _Case) -> Message:
@@ -359,7 +362,7 @@ def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettin
         return _put(message, ask, now_ms, settings)
     if message is None:
         return Decision(Status.NOT_FOUND, None)
-    case = _Case(message, ask, now_ms, settings, state_of(message, now_ms))
+    case = _Case(message, ask, now_ms, settings, state_of(message, now_ms), kind_of(settings))
     if _is_repeat(case):
         return Decision(Status.OK, None if message.remembered else message, message.remembered, repeat=True)
     status = _refusal(case)
@@ -399,6 +402,7 @@ def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings
 
     Its repeat is known before anything refuses it, as that of every other operation: told INVALID, a producer would
     take for undone what stands there and is delivered."""
+    kind = kind_of(settings)
     there = None if message is None or message.remembered else message
     settled = message is not None and message.remembered
     if message is not None and message.birth == ask.birth:
@@ -406,29 +410,30 @@ def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings
     if there is not None and ask.move:
         # The birth of a put that moves is the operation's id: a repeat of it is known by it.
         moving = replace(ask, operation=Operation.MOVE, op=ask.birth)
-        if _is_repeat(_Case(there, moving, now_ms, settings, state_of(there, now_ms))):
+        if _is_repeat(_Case(there, moving, now_ms, settings, state_of(there, now_ms), kind)):
             return Decision(Status.OK, there, repeat=True)
-    born = _born(ask, now_ms)
+    born = _born(ask, now_ms, kind)
     expired = there is not None and is_expired(there, now_ms)
     stands = None if expired else there
     status = None
     if stands is not None or ask.expires_ms:  # a free id refuses nothing but an expiry
-        status = _refusal(_Case(stands or born, ask, now_ms, settings, state_of(stands, now_ms)))
+        status = _refusal(_Case(stands or born, ask, now_ms, settings, state_of(stands, now_ms), kind))
     if status is not None:
         return Decision(status, there, settled=settled)
     if settled or (expired and settings.remember_ms):
         return Decision(Status.DUPLICATE, None, settled=True, expired=expired, displaced=there)
     if stands is not None and ask.move:
-        return Decision(Status.OK, _move(_Case(stands, moving, now_ms, settings, state_of(stands, now_ms))))
+        return Decision(Status.OK, _move(_Case(stands, moving, now_ms, settings, state_of(stands, now_ms), kind)))
     return Decision(Status.OK, born, born=True, expired=expired, displaced=there)
 
 
-def _born(ask: Ask, now_ms: int) -> Message:
+def _born(ask: Ask, now_ms: int, kind: Kind) -> Message:
+    due_ms = kind.due_of_put(ask.time_ms, now_ms)
     return Message(
         birth=ask.birth,
         version=1,
-        due_ms=ask.time_ms,
-        scheduled_ms=ask.time_ms,
+        due_ms=due_ms,
+        scheduled_ms=due_ms,
         asked_ms=now_ms,
         group=ask.group,
         expires_ms=ask.expires_ms,

@@ -12,6 +12,7 @@ from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.journal.events import Journal
 from timeline.columns import Int64, Ragged, UInt8
+from timeline.kinds import kind_of
 from timeline.metrics import Metrics
 from timeline.model import LateCause, Topic
 from timeline.wire.frames import LateList
@@ -134,8 +135,7 @@ class TopicLateness:
         """`batch` is on the wire since `sent_ms`."""
         rows, name = batch.rows, self._metrics.topic(topic.name)
         self._metrics.count("timeline_deliveries_total", name, by=len(batch))
-        # What nobody saw yet is as late as its scheduled time says, though it was handed back and due anew in between.
-        due_ms = np.where(batch.again, batch.was_due_ms, np.minimum(batch.was_due_ms, rows.scheduled_ms))
+        due_ms = kind_of(topic.settings).late_from(batch.was_due_ms, rows.scheduled_ms, batch.again)
         late_ms = sent_ms - due_ms
         first_ms = late_ms[~batch.again]
         self.delivered += len(late_ms)
