@@ -14,7 +14,7 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance import run_check
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.memory import MemoryStore, growing
-from timeline.storage_plugins.memory.growing import Index, Numbers, grow_objects, objects
+from timeline.storage_plugins.memory.growing import GrowingColumn, Index, grow_objects, objects
 
 SMALL = 20
 
@@ -74,7 +74,7 @@ def test_no_dictionary_of_an_index_becomes_large() -> None:
 
 @pytest.mark.parametrize("width", [0, 3])
 def test_numbers_keep_what_they_hold_and_are_zero_beyond(width: int) -> None:
-    column = Numbers(np.int64, 4, width)
+    column = GrowingColumn(np.int64, 4, width)
     for capacity in (4, 1_000, 50_000, 50_001):
         written = len(column.array)
         column.array[:] = 7
@@ -84,7 +84,7 @@ def test_numbers_keep_what_they_hold_and_are_zero_beyond(width: int) -> None:
 
 
 def test_numbers_grow_where_they_are_unless_a_view_is_about() -> None:
-    column = Numbers(np.uint8, 10_000)
+    column = GrowingColumn(np.uint8, 10_000)
     column.grow(20_000)
     memory = column._memory
     column.grow(30_000)

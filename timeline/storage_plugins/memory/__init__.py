@@ -1,8 +1,7 @@
 """`memory://`: the store that keeps everything in this process.
 
-`store.py` is the store; `rows.py` a topic's messages in columns; `agenda.py` what is due when; `names.py` groups, tags
-and holders as numbers; `puts.py leasing.py settles.py mutations.py walks.py sweeping.py` the calls; `rulings.py` a
-message at a time by the table of `timeline.leases`.
+`store.py` is the store; `rows.py` a topic's messages in columns, made of what `growing.py` has; `agenda.py` what is due
+when; `changes.py`, `leasing.py` and `walks.py` the calls.
 """
 
 from timeline.storage_plugins.memory.store import MemoryStore

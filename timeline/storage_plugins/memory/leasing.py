@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.kinds import kind_of
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
-from timeline.model import Operation, Rows, Status, TopicSettings
+from timeline.model import Operation, Rows, Status
 from timeline.storage_plugins.contract import Grant, Leased
 from timeline.storage_plugins.memory.agenda import by_id, slots_of
+from timeline.storage_plugins.memory.changes import MemoryCall
 from timeline.storage_plugins.memory.rows import DEAD, HELD, TopicRows, records_of
-from timeline.storage_plugins.memory.rulings import message_at
 
 Accept = Callable[[Indexes], Bools]
 
@@ -41,34 +42,28 @@ class _Found:
 
 
 def lease_due(
-    rows: TopicRows,
-    settings: TopicSettings,
-    buckets: Sequence[int] | None,
-    now_ms: int,
-    due_before_ms: int,
-    grants: Sequence[Grant],
-    overdue_ms: int,
-    fast: bool,
+    call: MemoryCall, buckets: Sequence[int] | None, due_before_ms: int, grants: Sequence[Grant], overdue_ms: int
 ) -> Leased:
     """See `contract.Store.lease_due`."""
+    rows, now_ms = call.rows, call.now_ms
     accept = None if buckets is None else _in_buckets(rows, buckets)
     wanted = sum(grant.count for grant in grants)
     found = _Found()
     if overdue_ms > 0:
         due_before_ms = 0
     if wanted > 0:
-        search = _search if fast else _judge_each
-        search(rows, settings, accept, now_ms, due_before_ms, overdue_ms, wanted, found)
+        search = _search if call.fast else _judge_each
+        search(call, accept, due_before_ms, overdue_ms, wanted, found)
     expired = _joined(found.expired)
     if len(expired):
-        rows.remove(expired, now_ms, settings.remember_ms > 0)
+        rows.remove(expired, now_ms, call.settings.remember_ms > 0)
     buried = _bury(rows, _joined(found.spent), now_ms)
     leased, undealt = _grant(rows, _joined(found.eligible), now_ms, grants)
     leased.expired, leased.buried = len(expired), buried
-    if fast:
+    if call.fast:
         _stay(rows, _joined([undealt, *found.passed]))
     if overdue_ms <= 0:
-        leased.next_due_ms = next_lease_ms(rows, settings, accept)
+        leased.next_due_ms = _next_lease_ms(call, accept)
     return leased
 
 
@@ -83,11 +78,16 @@ def nothing() -> Leased:
     )
 
 
-def next_lease_ms(rows: TopicRows, settings: TopicSettings, accept: Accept | None) -> int | None:
+def _next_lease_ms(call: MemoryCall, accept: Accept | None) -> int | None:
     """The earliest time at which something may become leasable."""
-    times = [rows.free.first(accept=accept)]
-    held_ms = rows.held.first(accept=accept)
-    times.append(None if held_ms is None else held_ms + settings.redelivery_backoff_ms)
+    times = [call.rows.free.first(accept=accept)]
+    if call.fast:
+        held_ms = call.rows.held.first(accept=accept)
+        times.append(None if held_ms is None else held_ms + call.settings.redelivery_backoff_ms)
+    else:
+        kind, held = kind_of(call.settings), call.rows.held.slots()
+        held = held if accept is None else held[accept(held)]
+        times += [kind.due_after_expiry(call.message_at(slot), call.settings) for slot in held.tolist()]
     return min((time for time in times if time is not None), default=None)
 
 
@@ -110,16 +110,10 @@ def _in_buckets(rows: TopicRows, buckets: Sequence[int]) -> Accept:
 
 
 def _search(
-    rows: TopicRows,
-    settings: TopicSettings,
-    accept: Accept | None,
-    now_ms: int,
-    due_before_ms: int,
-    overdue_ms: int,
-    wanted: int,
-    found: _Found,
+    call: MemoryCall, accept: Accept | None, due_before_ms: int, overdue_ms: int, wanted: int, found: _Found
 ) -> None:
     """Takes what is due off the agendas until `wanted` may be leased."""
+    rows, settings, now_ms = call.rows, call.settings, call.now_ms
     free_until = now_ms - overdue_ms if overdue_ms > 0 else max(now_ms, due_before_ms)
     held_until = now_ms - max(settings.redelivery_backoff_ms, overdue_ms)
     while found.count < wanted:
@@ -160,31 +154,25 @@ def _next_due(rows: TopicRows, free_until: int, held_until: int, count: int) -> 
 
 
 def _judge_each(
-    rows: TopicRows,
-    settings: TopicSettings,
-    accept: Accept | None,
-    now_ms: int,
-    due_before_ms: int,
-    overdue_ms: int,
-    wanted: int,
-    found: _Found,
+    call: MemoryCall, accept: Accept | None, due_before_ms: int, overdue_ms: int, wanted: int, found: _Found
 ) -> None:
-    """The same by the table alone: every row is looked at in order of due and id."""
+    """The same by the table alone: every row is looked at, in the order of the topic's kind."""
+    rows, now_ms, kind = call.rows, call.now_ms, kind_of(call.settings)
     slots = rows.every()
     slots = slots if accept is None else slots[accept(slots)]
     if overdue_ms > 0:
         slots = slots[rows.records["due_ms"][slots] <= now_ms - overdue_ms]
-    slots = slots[by_id(rows.records["due_ms"][slots], rows.ids_at(slots))]
-    for at in range(len(slots)):
+    messages = [(slot, call.message_at(slot)) for slot in slots.tolist()]
+    messages.sort(key=lambda one: kind.order(one[1], rows.ids[one[0]]))
+    ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=due_before_ms)
+    for slot, message in messages:
         if found.count == wanted:
             return
-        message = message_at(rows, int(slots[at]))
-        ask = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=due_before_ms)
-        status = decide(message, ask, now_ms, settings).status
+        status = decide(message, ask, now_ms, call.settings).status
         spent = status is Status.DEAD and not message.died_ms and message.due_ms <= now_ms
         verdicts = (status is Status.OK, status is Status.EXPIRED, spent)
         if any(verdicts):
-            found.note(slots[at : at + 1], *(np.array([verdict]) for verdict in verdicts))
+            found.note(np.array([slot], dtype=np.intp), *(np.array([verdict]) for verdict in verdicts))
 
 
 def _joined(parts: list[Indexes]) -> Indexes:

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32
 from timeline.model import Rows, buckets_of
 from timeline.storage_plugins.memory.agenda import Agenda, Objects, pack
-from timeline.storage_plugins.memory.growing import Index, Numbers, grow_objects, objects
-from timeline.storage_plugins.memory.names import Names, same
+from timeline.storage_plugins.memory.growing import GrowingColumn, Index, Names, grow_objects, objects, same
 
 EMPTY, FREE, HELD, DEAD, KEPT = range(5)
 """What a slot holds: nothing, a message without holder, one with a holder (its lease may have run out), a dead
@@ -78,11 +77,11 @@ class TopicRows:
         self._start_columns()
 
     def _start_columns(self) -> None:
-        self._words = Numbers(np.int64, _FIRST_CAPACITY, WORDS)
-        self._stamps = Numbers(np.uint32, _FIRST_CAPACITY)
-        self._kinds = Numbers(np.uint8, _FIRST_CAPACITY)
-        self._bucket = Numbers(np.uint16, _FIRST_CAPACITY)
-        self._spare = Numbers(np.intp, _FIRST_CAPACITY)
+        self._words = GrowingColumn(np.int64, _FIRST_CAPACITY, WORDS)
+        self._stamps = GrowingColumn(np.uint32, _FIRST_CAPACITY)
+        self._kinds = GrowingColumn(np.uint8, _FIRST_CAPACITY)
+        self._bucket = GrowingColumn(np.uint16, _FIRST_CAPACITY)
+        self._spare = GrowingColumn(np.intp, _FIRST_CAPACITY)
         self.ids: Objects = objects(_FIRST_CAPACITY)
         self.payloads: Objects = objects(_FIRST_CAPACITY)
         self._show()

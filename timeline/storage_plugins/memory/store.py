@@ -1,8 +1,7 @@
 """`memory://`: a store that keeps everything in this process and nothing beyond it.
 
 For embedded use, tests and as the yardstick of speed. Every call runs through without a pause, so that it is atomic
-among the tasks of an event loop. A topic's messages are `TopicRows`; what a call does with them is in the module named
-after it.
+among the tasks of an event loop. A topic's messages are `TopicRows`; `changes`, `leasing` and `walks` work on them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from timeline.columns import Int64
+from timeline.kinds import kind_of
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
@@ -31,7 +31,8 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.memory import leasing, mutations, puts, settles, sweeping, walks
+from timeline.storage_plugins.memory import changes, leasing, walks
+from timeline.storage_plugins.memory.changes import MemoryCall
 from timeline.storage_plugins.memory.rows import TopicRows
 from timeline.storage_plugins.records import check_update, dropped, same_settings
 
@@ -122,13 +123,16 @@ class MemoryStore(Store):
             raise StoreUnavailable("the memory store is not open")
         return self._rows.get(topic.uid)
 
+    def _call(self, rows: TopicRows, topic: Topic, now_ms: int) -> MemoryCall:
+        return MemoryCall(rows, topic.settings, now_ms, self._fast and kind_of(topic.settings).in_batches)
+
     # ── messages ──
 
-    async def put(self, topic: Topic, now_ms: int, puts_: Puts) -> Answers:
+    async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return dropped(topic, len(puts_))
-        answers = puts.put(rows, topic.settings, now_ms, puts_, self._fast)
+            return dropped(topic, len(puts))
+        answers = changes.put(self._call(rows, topic, now_ms), puts)
         rows.forget_unused_names()
         return answers
 
@@ -144,29 +148,28 @@ class MemoryStore(Store):
         rows = self._made(topic)
         if rows is None:
             return leasing.nothing()
-        settings = topic.settings
-        leased = leasing.lease_due(rows, settings, buckets, now_ms, due_before_ms, grants, overdue_ms, self._fast)
+        leased = leasing.lease_due(self._call(rows, topic, now_ms), buckets, due_before_ms, grants, overdue_ms)
         rows.forget_unused_names()
         return leased
 
-    async def settle(self, topic: Topic, now_ms: int, settles_: Settles) -> Answers:
+    async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return dropped(topic, len(settles_))
-        return settles.settle(rows, topic.settings, now_ms, settles_, self._fast)
+            return dropped(topic, len(settles))
+        return changes.settle(self._call(rows, topic, now_ms), settles)
 
-    async def mutate(self, topic: Topic, now_ms: int, mutations_: Mutations) -> Answers:
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         rows = self._of(topic)
         if rows is None:
-            return dropped(topic, len(mutations_))
-        return mutations.mutate(rows, topic.settings, now_ms, mutations_, self._fast)
+            return dropped(topic, len(mutations))
+        return changes.mutate(self._call(rows, topic, now_ms), mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         rows = self._of(topic)
         if rows is None:
             return TagStep({}, None)
-        walking = self._walks[topic.uid]
-        return mutations.mutate_tag(rows, walking, topic.settings, now_ms, mutation, cursor, limit, self._fast)
+        call = self._call(rows, topic, now_ms)
+        return changes.mutate_tag(call, self._walks[topic.uid], mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
         rows = self._of(topic)
@@ -194,4 +197,4 @@ class MemoryStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         rows = self._made(topic)
-        return Swept() if rows is None else sweeping.sweep(rows, topic.settings, now_ms, limit)
+        return Swept() if rows is None else changes.sweep(self._call(rows, topic, now_ms), limit)

@@ -1,0 +1,432 @@
+"""What changes messages: puts, settles, mutations by id and by tag, and sweeps.
+
+Each call has a fast path over whole columns for what nothing refuses. `MemoryCall.rule` decides the rest one by one by
+the table of `timeline.leases`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.leases import Ask, Decision, Message, decide
+from timeline.model import Answers, Operation, Status, TopicSettings
+from timeline.storage_plugins.asks import fill, mutation_ask, put_ask, removal, settle_ask
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, Swept, TagMutation, TagStep
+from timeline.storage_plugins.memory.agenda import Agenda, slots_of
+from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, WORDS, TopicRows, records_of
+from timeline.storage_plugins.memory.walks import Walks
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCall:
+    """A call on one topic's rows. `fast`: batches go by columns; else each message is decided by the table."""
+
+    rows: TopicRows
+    settings: TopicSettings
+    now_ms: int
+    fast: bool
+
+    def message_at(self, slot: int) -> Message:
+        """Return the row in `slot` as the rules see it."""
+        rows = self.rows
+        record = dict(zip(rows.records.dtype.names, rows.records[slot].item(), strict=True))
+        if rows.kinds[slot] == KEPT:
+            known = {name: record[name] for name in ("birth", "version", "payload_sum", "last_op")}
+            return Message(**known, remembered=True)
+        return Message(
+            **{name: record[name] for name in _RULED},
+            holder=rows.holders.name(record["holder"]),
+            group=rows.groups.name(record["group"]),
+            dead=rows.reasons.get(slot, b""),
+        )
+
+    def rule(self, id: bytes, ask: Ask) -> Decision:
+        """Decide `ask` for the message under `id` and do what was decided, but for a put of an absent id."""
+        rows, now_ms, settings = self.rows, self.now_ms, self.settings
+        slot = rows.index.get(id)
+        if slot >= 0 and rows.kinds[slot] == KEPT and rows.records["died_ms"][slot] <= now_ms - settings.remember_ms:
+            rows.remove(np.array([slot], dtype=np.intp), now_ms, remember=False)  # forgotten, though not swept yet
+            slot = -1
+        if slot < 0:
+            return decide(None, ask, now_ms, settings)
+        decision = decide(self.message_at(slot), ask, now_ms, settings)
+        gone = removal(ask, decision)
+        if gone is not None:
+            last_op, remembers = gone
+            rows.records["last_op"][slot] = last_op
+            rows.remove(np.array([slot], dtype=np.intp), now_ms, remembers and settings.remember_ms > 0)
+        elif decision.status is Status.OK and decision.message is not None and not decision.repeat:
+            self.write_back(slot, decision.message)
+        return decision
+
+    def write_back(self, slot: int, message: Message) -> None:
+        """Store what may have changed of a message and put it where it then belongs."""
+        rows, records = self.rows, self.rows.records
+        revived = bool(records["died_ms"][slot]) and not message.died_ms
+        for name in _CHANGING:
+            records[name][slot] = getattr(message, name)
+        records["holder"][slot] = rows.holders.number(message.holder)
+        if message.dead:
+            rows.reasons[slot] = message.dead
+        else:
+            rows.reasons.pop(slot, None)
+        slots: Indexes = np.array([slot], dtype=np.intp)
+        kind = DEAD if message.died_ms else HELD if message.holder else FREE
+        rows.place(slots, kind, np.array([message.died_ms or message.due_ms], dtype=np.int64))
+        if revived and message.expires_ms:
+            rows.expire_at(slots, records["expires_ms"][slots], records["birth"][slots])
+
+
+_CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "last_op", "died_ms", "deliveries")
+_RULED = (*_CHANGING, "birth", "expires_ms", "payload_sum")
+
+
+# ── puts ──
+
+
+def put(call: MemoryCall, puts: Puts) -> Answers:
+    """See `contract.Store.put`. Batches of new ids go in as columns; what else there is, one by one in their order."""
+    rows = call.rows
+    answers = Answers.blank(len(puts))
+    sound: Bools = ~puts.never_deliverable(call.now_ms)
+    if call.fast and bool(sound.all()) and _put_all(rows, call.now_ms, puts):
+        answers.version[:] = 1
+        answers.due_ms[:] = puts.due_ms
+        return answers
+    ids = puts.ids.tolist()
+    counted = Counter(ids)
+    plain = sound & np.fromiter((id not in rows.index and counted[id] == 1 for id in ids), np.bool_, len(ids))
+    if call.fast and plain.any():
+        picks = np.flatnonzero(plain)
+        _put_all(rows, call.now_ms, puts.take(picks))
+        answers.version[picks] = 1
+        answers.due_ms[picks] = puts.due_ms[picks]
+    else:
+        plain[:] = False
+    for at in np.flatnonzero(~plain).tolist():
+        decision = call.rule(ids[at], put_ask(puts, at))
+        if decision.born and decision.message is not None:
+            one = puts.take(np.array([at], dtype=np.intp))
+            one.due_ms[:] = decision.message.due_ms
+            _put_all(rows, call.now_ms, one)
+        fill(answers, at, decision)
+    return answers
+
+
+def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
+    """Store the whole batch when no id is known and none comes twice; else change nothing and return False."""
+    ids, count = puts.ids.tolist(), len(puts)
+    if count == 0:
+        return True
+    slots = rows.allocate(count)
+    if not rows.index.add(ids, slots.tolist()):
+        rows.give_back(slots)
+        return False
+    words = np.zeros((count, WORDS), dtype=np.int64)
+    records = records_of(words)
+    records["birth"] = puts.birth
+    records["version"] = 1
+    records["due_ms"] = puts.due_ms
+    records["scheduled_ms"] = puts.due_ms
+    records["put_ms"] = now_ms
+    records["asked_ms"] = now_ms
+    records["expires_ms"] = puts.expires_ms
+    records["payload_sum"] = puts.payload_sum
+    records["payload_bytes"] = puts.sizes
+    records["headers_bytes"] = puts.headers.sizes
+    records["group"] = rows.groups.numbers(puts.groups)
+    records["tag"] = rows.tags.numbers(puts.tags)
+    rows.write(slots, puts.ids, words, puts.payloads, puts.headers)
+    return True
+
+
+# ── settles ──
+
+
+def settle(call: MemoryCall, settles: Settles) -> Answers:
+    """See `contract.Store.settle`. Acks, extends and releases with a good token go by columns."""
+    answers = Answers.blank(len(settles))
+    ids = settles.ids.tolist()
+    if call.fast and not call.settings.remember_ms and bool((settles.operation == Operation.ACK).all()):
+        late = _ack_all(call, settles, ids)
+        if late is not None:
+            answers.late[:] = late
+            return answers
+    done = np.zeros(len(settles), dtype=np.bool_)
+    if call.fast:
+        slots = _find(call.rows, ids)
+        matching = slots >= 0
+        slots = np.where(matching, slots, 0)
+        matching &= _tokens_match(call.rows, slots, settles)
+        for operation, apply in _SETTLING.items():
+            picks = np.flatnonzero(matching & (settles.operation == operation))
+            if len(picks):
+                done[apply(call, settles, picks, slots[picks], answers)] = True
+    for at in np.flatnonzero(~done).tolist():
+        fill(answers, at, call.rule(ids[at], settle_ask(settles, at)))
+    return answers
+
+
+def _find(rows: TopicRows, ids: list[bytes]) -> Indexes:
+    """The slot of each id, -1 where there is none and for all of an id that comes more than once."""
+    slots = np.array(rows.index.find(ids), dtype=np.intp)
+    if len(set(ids)) != len(ids):
+        known, places, counts = np.unique(slots, return_inverse=True, return_counts=True)
+        slots = np.where(counts[places] > 1, -1, known[places])
+    return slots
+
+
+def _tokens_match(rows: TopicRows, slots: Indexes, settles: Settles) -> Bools:
+    """Where birth, version and holder are those of a row that is held (neither free nor dead)."""
+    records = rows.records
+    match: Bools = (
+        (rows.kinds[slots] == HELD)
+        & (records["birth"][slots] == settles.birth)
+        & (records["version"][slots] == settles.version)
+        & (records["holder"][slots] == rows.holders.known(settles.holders))
+    )
+    return match
+
+
+def _ack_all(call: MemoryCall, settles: Settles, ids: list[bytes]) -> Bools | None:
+    """Take the whole batch out when every token matches, and return which were late; else change nothing. Ids leave
+    the index at once and return to it in the rarer case: one pass where two would be needed."""
+    if not ids:
+        return np.zeros(0, dtype=np.bool_)
+    rows = call.rows
+    found = rows.index.take(ids)
+    slots = np.array(found, dtype=np.intp)
+    if int(slots.min()) >= 0:
+        words = rows.words.take(slots, axis=0)
+        records = records_of(words)
+        if (
+            bool((records["version"] == settles.version).all())
+            and bool((records["birth"] == settles.birth).all())
+            and bool((records["holder"] == rows.holders.known(settles.holders)).all())
+            and bool((rows.kinds[slots] == HELD).all())
+        ):
+            late: Bools = records["due_ms"] <= call.now_ms
+            rows.erase(slots, words)
+            return late
+    rows.index.put_back(ids, found)
+    return None
+
+
+def _ack(call: MemoryCall, settles: Settles, picks: Indexes, slots: Indexes, answers: Answers) -> Indexes:
+    answers.late[picks] = call.rows.records["due_ms"][slots] <= call.now_ms
+    call.rows.remove(slots, call.now_ms, call.settings.remember_ms > 0)
+    return picks
+
+
+def _extend(call: MemoryCall, settles: Settles, picks: Indexes, slots: Indexes, answers: Answers) -> Indexes:
+    rows = call.rows
+    expires_ms = rows.records["expires_ms"][slots]
+    sound = (expires_ms == 0) | (expires_ms > call.now_ms)
+    picks, slots = picks[sound], slots[sound]
+    due_ms = np.maximum(rows.records["due_ms"][slots], settles.time_ms[picks])
+    rows.records["due_ms"][slots] = due_ms
+    rows.place(slots, HELD, due_ms)
+    answers.due_ms[picks] = due_ms
+    answers.version[picks] = settles.version[picks]
+    return picks
+
+
+def _release(call: MemoryCall, settles: Settles, picks: Indexes, slots: Indexes, answers: Answers) -> Indexes:
+    words = call.rows.words.take(slots, axis=0)
+    records = records_of(words)
+    unseen = settles.unseen[picks]
+    due_ms = np.maximum(call.now_ms, np.where(unseen, records["scheduled_ms"], settles.time_ms[picks]))
+    op = settles.op[picks]
+    sound = (records["expires_ms"] == 0) | (records["expires_ms"] > due_ms)
+    sound &= (op == 0) | (records["last_op"] != op)
+    picks, slots, words = picks[sound], slots[sound], words[sound]
+    records, unseen, due_ms = records_of(words), unseen[sound], due_ms[sound]
+    records["due_ms"] = due_ms
+    records["version"] += 1
+    records["holder"] = 0
+    records["last_op"] = op[sound]
+    deliveries = records["deliveries"]
+    records["deliveries"] = np.where(unseen & (deliveries > 0), deliveries - 1, deliveries)
+    records["scheduled_ms"] = np.where(unseen, records["scheduled_ms"], due_ms)
+    records["asked_ms"] = np.where(unseen, records["asked_ms"], call.now_ms)
+    call.rows.words[slots] = words
+    call.rows.place(slots, FREE, due_ms)
+    answers.due_ms[picks] = due_ms
+    answers.version[picks] = records["version"]
+    return picks
+
+
+_SETTLING: dict[Operation, Callable[[MemoryCall, Settles, Indexes, Indexes, Answers], Indexes]] = {
+    Operation.ACK: _ack,
+    Operation.EXTEND: _extend,
+    Operation.RELEASE: _release,
+}
+"""What goes by columns: each writes its answers and returns the picks that it did."""
+
+
+# ── mutations ──
+
+
+def mutate(call: MemoryCall, mutations: Mutations) -> Answers:
+    """See `contract.Store.mutate`. Moves and cancels of what is free go by columns."""
+    rows, remember = call.rows, call.settings.remember_ms > 0
+    answers = Answers.blank(len(mutations))
+    ids = mutations.ids.tolist()
+    done = np.zeros(len(mutations), dtype=np.bool_)
+    if call.fast and mutations.operation in (Operation.MOVE, Operation.CANCEL):
+        slots = _find(rows, ids)
+        known = np.flatnonzero(slots >= 0)
+        picks = known[_plain(call, slots[known], mutations, known)]
+        if len(picks) and mutations.operation is Operation.MOVE:
+            _move(call, slots[picks], mutations, picks, answers)
+        elif len(picks):
+            if remember:
+                rows.records["last_op"][slots[picks]] = mutations.op[picks]
+            rows.remove(slots[picks], call.now_ms, remember)
+        done[picks] = True
+    for at in np.flatnonzero(~done).tolist():
+        fill(answers, at, call.rule(ids[at], mutation_ask(mutations, at)))
+    return answers
+
+
+def _plain(call: MemoryCall, slots: Indexes, mutations: Mutations, picks: Indexes) -> Bools:
+    """Which of the rows nothing refuses a move or cancel: owned, alive, not leased, of the version asked for, not
+    expired, and not done before."""
+    rows, records, kinds = call.rows, call.rows.records, call.rows.kinds[slots]
+    expires_ms = records["expires_ms"][slots]
+    op, if_version = mutations.op[picks], mutations.if_version[picks]
+    leased = (kinds == HELD) & (records["due_ms"][slots] > call.now_ms)
+    asked_ms: Int64 | int = call.now_ms
+    if mutations.operation is Operation.MOVE:
+        asked_ms = np.maximum(call.now_ms, mutations.due_ms[picks])
+    else:
+        leased &= ~mutations.leased[picks]
+    groups = mutations.groups if len(picks) == len(mutations) else mutations.groups.take(picks)
+    plain: Bools = (
+        ((kinds == FREE) | (kinds == HELD))
+        & ~leased
+        & (records["group"][slots] == rows.groups.known(groups))
+        & ((if_version == 0) | (if_version == records["version"][slots]))
+        & ((expires_ms == 0) | (expires_ms > asked_ms))
+        & ((op == 0) | (op != records["last_op"][slots]))
+    )
+    return plain
+
+
+def _move(call: MemoryCall, slots: Indexes, mutations: Mutations, picks: Indexes, answers: Answers) -> None:
+    records, due_ms = call.rows.records, mutations.due_ms[picks]
+    version = records["version"][slots] + 1
+    records["version"][slots] = version
+    records["due_ms"][slots] = due_ms
+    records["scheduled_ms"][slots] = due_ms
+    records["asked_ms"][slots] = call.now_ms
+    records["holder"][slots] = 0
+    records["last_op"][slots] = mutations.op[picks]
+    call.rows.place(slots, FREE, due_ms)
+    answers.version[picks] = version
+    answers.due_ms[picks] = due_ms
+
+
+def mutate_tag(call: MemoryCall, walks: Walks, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
+    """See `contract.Store.mutate_tag`."""
+    rows = call.rows
+    tag = rows.tags.find(mutation.tag)
+    if not mutation.tag or tag is None:
+        return TagStep({}, None)
+    ids, after = walks.step(rows, cursor, limit, rows.tagged.get(tag, set()))
+    slots = np.array(rows.index.find(ids), dtype=np.intp)
+    slots = slots[slots >= 0]
+    there = (
+        (rows.records["put_ms"][slots] <= mutation.started_ms)
+        & (rows.records["tag"][slots] == tag)
+        & (rows.kinds[slots] != KEPT)
+    )
+    if mutation.shifts:
+        asked_before = rows.records["asked_ms"][slots] <= mutation.started_ms
+        there &= asked_before | (rows.records["last_op"][slots] == mutation.op)
+    chosen = slots[there]
+    asked = _asked(rows, chosen, mutation)
+    beyond = (asked.due_ms > mutation.latest_ms) & (rows.records["last_op"][chosen] != mutation.op)
+    refused = int(beyond.sum()) if mutation.operation is Operation.MOVE else 0
+    if refused:
+        chosen = chosen[~beyond]
+        asked = _asked(rows, chosen, mutation)
+    answers = _tried(call, chosen, asked) if mutation.dry_run else mutate(call, asked)
+    codes, many = np.unique(answers.status, return_counts=True)
+    counts = dict(zip(codes.tolist(), many.tolist(), strict=True))
+    if refused:
+        counts[Status.INVALID.code] = counts.get(Status.INVALID.code, 0) + refused
+    moved = answers.due_ms[answers.status == Status.OK.code]
+    told = len(moved) and mutation.operation is Operation.MOVE and not mutation.dry_run
+    return TagStep(counts=counts, cursor=after, earliest_due_ms=int(moved.min()) if told else None)
+
+
+def _asked(rows: TopicRows, slots: Indexes, mutation: TagMutation) -> Mutations:
+    """The tag operation for the messages in `slots`."""
+    count = len(slots)
+    due_ms = np.full(count, mutation.due_ms, dtype=np.int64)
+    if mutation.operation is Operation.MOVE and mutation.due_ms == 0:
+        due_ms = np.maximum(rows.records["scheduled_ms"][slots] + mutation.by_ms, 0)
+    return Mutations(
+        operation=mutation.operation,
+        ids=Ragged.of(rows.ids[slots].tolist()),
+        groups=Ragged.repeat(mutation.group, count),
+        due_ms=due_ms,
+        if_version=np.zeros(count, dtype=np.int64),
+        leased=np.full(count, mutation.leased),
+        op=np.full(count, mutation.op, dtype=np.uint64),
+    )
+
+
+def _tried(call: MemoryCall, slots: Indexes, mutations: Mutations) -> Answers:
+    """What `mutate` would answer; nothing is changed."""
+    answers = Answers.blank(len(slots))
+    doubtful = ~_plain(call, slots, mutations, np.arange(len(slots)))
+    for at in np.flatnonzero(doubtful).tolist():
+        ask = mutation_ask(mutations, at)
+        fill(answers, at, decide(call.message_at(int(slots[at])), ask, call.now_ms, call.settings))
+    return answers
+
+
+# ── sweeps ──
+
+
+def sweep(call: MemoryCall, limit: int) -> Swept:
+    """See `contract.Store.sweep`."""
+    rows, now_ms, settings = call.rows, call.now_ms, call.settings
+    limit = max(1, limit)
+    expired, more = _sweep_expired(call, limit)
+    forgotten, more_kept = _remove_until(rows, rows.kept, now_ms - settings.remember_ms, limit)
+    dead, more_dead = 0, False
+    if settings.dead_retention_ms:
+        dead, more_dead = _remove_until(rows, rows.dead, now_ms - settings.dead_retention_ms, limit)
+    return Swept(expired=expired, forgotten=forgotten, dead_purged=dead, more=more or more_kept or more_dead)
+
+
+def _remove_until(rows: TopicRows, agenda: Agenda, until_ms: int, limit: int) -> tuple[int, bool]:
+    """Remove up to `limit` rows that stand in `agenda` up to `until_ms`; return how many, and whether more are left."""
+    slots = slots_of(agenda.take(until_ms, limit)[1])
+    if len(slots):
+        rows.remove(slots, until_ms, remember=False)
+    first = agenda.first()
+    return len(slots), first is not None and first <= until_ms
+
+
+def _sweep_expired(call: MemoryCall, limit: int) -> tuple[int, bool]:
+    """What is under a live lease is looked at again when that ends; a dead letter, when it is revived."""
+    rows, now_ms = call.rows, call.now_ms
+    slots = np.unique(slots_of(rows.expiring.take(now_ms, limit)[1]))
+    kinds, due_ms = rows.kinds[slots], rows.records["due_ms"][slots]
+    leased = (kinds == HELD) & (due_ms > now_ms)
+    over = ((kinds == FREE) | (kinds == HELD)) & ~leased
+    if leased.any():
+        rows.expire_at(slots[leased], due_ms[leased], rows.records["birth"][slots[leased]])
+    if over.any():
+        rows.remove(slots[over], now_ms, call.settings.remember_ms > 0)
+    first = rows.expiring.first()
+    return int(over.sum()), first is not None and first <= now_ms
