@@ -7,8 +7,8 @@ hold; `run_check(name, make)` runs one, which is how a test suite makes each che
     async def test_store(name):
         (await run_check(name, lambda: make_store("scheme://…"))).raise_failed()
 
-`trial.py` is what checks work with, `mirror.py` the plain model of the rules, `suite.py` registry and runner; the
-other modules hold the checks, one a group.
+`trial.py` is what checks work with, `suite.py` registry and runner; the other modules hold the checks, one a group.
+`against_rules.py` compares a store with the reference store, `storage_plugins.reference`.
 """
 
 from timeline.storage_plugins.conformance import (

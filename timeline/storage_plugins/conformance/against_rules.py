@@ -1,18 +1,35 @@
-"""Random operations, seeded, against the plainest model of the rules: every answer and every row is compared."""
+"""Random operations, seeded, on a store and on the reference store: every answer and every row is compared.
+
+A lease may choose among buckets, and a store may remove expired messages when it meets them. There the reference store
+says what is allowed, and then follows.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.model import Operation, Status
-from timeline.storage_plugins.conformance.mirror import Mirror
+from timeline.leases import Ask, Decision, decide
+from timeline.leases.table import DELIVERED_OUT, is_expired
+from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of, decode_headers
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import PLENTY, T0, Trial, walked
-from timeline.storage_plugins.contract import Grant, Mutations, Puts, Settles, TagMutation, TagStep
+from timeline.storage_plugins.conformance.trial import (
+    PLENTY,
+    T0,
+    Trial,
+    Violation,
+    by_id,
+    expect,
+    expect_equal,
+    walked,
+)
+from timeline.storage_plugins.contract import Grant, Leased, Mutations, Puts, Settles, Store, TagMutation, TagStep
+from timeline.storage_plugins.reference import ReferenceRow, ReferenceStore
 
 HOLDERS = (b"worker-1", b"worker-2", b"Worker-2")
 GROUPS = (b"default", b"default", b"ops")
@@ -21,10 +38,10 @@ IDS = [f"{prefix}{number}".encode() for number in range(9) for prefix in ("a", "
 
 
 class _Walk:
-    """One random walk: a store's topic and its mirror side by side."""
+    """One random walk: a topic in a store and in the reference store, side by side."""
 
-    def __init__(self, trial: Trial, mirror: Mirror, seed: int) -> None:
-        self.trial, self.mirror, self.topic = trial, mirror, mirror.topic
+    def __init__(self, trial: Trial, topic: Topic, reference: ReferenceStore, seed: int) -> None:
+        self.trial, self.topic, self.reference = trial, topic, reference
         self.rng = random.Random(seed)
         self.now_ms = T0
         self.tokens: list[tuple[bytes, int, int, bytes]] = []
@@ -69,7 +86,7 @@ class _Walk:
             replace=[one == "replace" for one in if_exists],
         )
         self.repeatable.append(puts)
-        self.mirror.put(self.now_ms, puts, await self.trial.store.put(self.topic, self.now_ms, puts))
+        await self.send(puts)
 
     async def lease(self) -> None:
         rng = self.rng
@@ -86,7 +103,8 @@ class _Walk:
         store, now_ms = self.trial.store, self.now_ms
         leased = await store.lease_due(self.topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         left = set(await self.trial.everything(self.topic, now_ms=now_ms))
-        self.mirror.lease(now_ms, due_before_ms, buckets, grants, leased, left, overdue_ms)
+        expected = _ExpectedLease(self.reference, self.topic, now_ms, buckets, due_before_ms, overdue_ms)
+        expected.compare(grants, leased, left)
         rows = leased.rows
         self.tokens += zip(
             rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), rows.holders.tolist(), strict=True
@@ -111,7 +129,7 @@ class _Walk:
             reasons=Ragged.of([rng.choice((b"", b"no gate")) for _ in chosen]),
         )
         self.repeatable.append(settles)
-        self.mirror.settle(self.now_ms, settles, await self.trial.store.settle(self.topic, self.now_ms, settles))
+        await self.send(settles)
 
     async def mutate(self) -> None:
         rng = self.rng
@@ -128,7 +146,7 @@ class _Walk:
             op=self.trial.numbers(count),
         )
         self.repeatable.append(mutations)
-        self.mirror.mutate(self.now_ms, mutations, await self.trial.store.mutate(self.topic, self.now_ms, mutations))
+        await self.send(mutations)
 
     async def mutate_tag(self) -> None:
         rng = self.rng
@@ -145,41 +163,190 @@ class _Walk:
             leased=rng.random() < 0.3,
             dry_run=rng.random() < 0.3,
         )
-        counts: dict[Status, int] = {}
-
-        async def chunk(cursor: bytes) -> TagStep:
-            return await self.trial.store.mutate_tag(self.topic, self.now_ms, mutation, cursor, rng.randint(1, 9))
-
-        async for step in walked(chunk):
-            for code, count in step.counts.items():
-                if count:
-                    counts[Status.of(code)] = counts.get(Status.of(code), 0) + count
-        self.mirror.mutate_tag(self.now_ms, mutation, counts)
+        limit = rng.randint(1, 9)
+        found = await _tag_counts(self.trial.store, self.topic, self.now_ms, mutation, limit)
+        wanted = await _tag_counts(self.reference, self.topic, self.now_ms, mutation, 1_000)
+        expect_equal(found, wanted, "counts of a tag operation")
 
     async def again(self) -> None:
         """An earlier call once more, word for word."""
-        if not self.repeatable:
-            return
-        call = self.rng.choice(self.repeatable[-12:])
-        store, topic, now_ms = self.trial.store, self.topic, self.now_ms
-        if isinstance(call, Puts):
-            self.mirror.put(now_ms, call, await store.put(topic, now_ms, call))
-        elif isinstance(call, Settles):
-            self.mirror.settle(now_ms, call, await store.settle(topic, now_ms, call))
-        else:
-            self.mirror.mutate(now_ms, call, await store.mutate(topic, now_ms, call))
+        if self.repeatable:
+            await self.send(self.rng.choice(self.repeatable[-12:]))
+
+    async def send(self, call: Puts | Settles | Mutations) -> None:
+        """Send a call to both stores; the answers must be the same."""
+        answers = [await _sent(store, self.topic, self.now_ms, call) for store in (self.trial.store, self.reference)]
+        _compare(call, *answers)
 
     async def sweep(self) -> None:
-        self.mirror.sweep(self.now_ms, await self.trial.store.sweep(self.topic, self.now_ms, 100_000))
+        """Sweep both, of a topic whose remembered ids are all within their time."""
+        stores = (self.trial.store, self.reference)
+        swept, wanted = [await store.sweep(self.topic, self.now_ms, 100_000) for store in stores]
+        expect_equal(
+            (swept.expired, swept.dead_purged),
+            (wanted.expired, wanted.dead_purged),
+            "(expired, dead letters) that a sweep removed",
+        )
 
     async def compare(self) -> None:
-        self.mirror.expect_everything(await self.trial.everything(self.topic, now_ms=self.now_ms))
+        rows = await self.trial.everything(self.topic, now_ms=self.now_ms)
+        standing = self.reference.rows(self.topic)
+        wanted = {id for id, row in standing.items() if not row.message.remembered}
+        expect(
+            rows.keys() == wanted,
+            f"missing: {sorted(wanted - rows.keys())}; too many: {sorted(rows.keys() - wanted)}",
+        )
+        for id, row in rows.items():
+            _expect_row(standing[id], row)
+
+
+class _ExpectedLease:
+    """What a lease may do on a topic as the reference store has it."""
+
+    def __init__(
+        self,
+        reference: ReferenceStore,
+        topic: Topic,
+        now_ms: int,
+        buckets: Sequence[int] | None,
+        due_before_ms: int,
+        overdue_ms: int,
+    ) -> None:
+        self.reference, self.topic, self.now_ms, self.buckets = reference, topic, now_ms, buckets
+        self.overdue_ms, self.due_before_ms = overdue_ms, 0 if overdue_ms else due_before_ms
+        here = reference.in_order(topic, buckets)
+        if overdue_ms:
+            here = [row for row in here if row.message.due_ms <= now_ms - overdue_ms]
+        self.decided = {row.id: decide(row.message, self._ask(b"?", 1), now_ms, topic.settings) for row in here}
+        """By id, in the order in which the topic's kind leases."""
+
+    def _ask(self, holder: bytes, lease_ms: int) -> Ask:
+        return Ask(Operation.LEASE, time_ms=lease_ms, holder=holder, due_before_ms=self.due_before_ms)
+
+    def compare(self, grants: Sequence[Grant], leased: Leased, left: set[bytes]) -> None:
+        """Raise Violation where `leased` is not allowed; else do the same in the reference store. `left`: the ids that
+        the store still has after the call, which tells whose expiry was met."""
+        standing, now_ms = self.reference.rows(self.topic), self.now_ms
+        eligible = [id for id, decision in self.decided.items() if decision.status is Status.OK]
+        rows = by_id(leased.rows)
+        expect(rows.keys() <= set(eligible), f"leased, though not eligible: {sorted(rows.keys() - set(eligible))}")
+        wanted = sum(grant.count for grant in grants)
+        plenty = all(grant.max_bytes >= 1 << 30 for grant in grants)
+        if plenty:
+            expect_equal(len(rows), min(wanted, len(eligible)), "number of messages leased")
+        self._expect_order(leased.rows, eligible)
+        for at, id in enumerate(leased.rows.ids.tolist()):
+            before, grant = standing[id].message, grants[int(leased.grant[at])]
+            expect_equal(int(leased.was_due_ms[at]), before.due_ms, f"was_due_ms of {id!r}")
+            expect_equal(leased.prior_holders[at], before.holder, f"prior holder of {id!r}")
+            self.reference.decide(self.topic, id, self._ask(grant.holder, grant.lease_ms), now_ms)
+            _expect_row(standing[id], rows[id])
+        met_all = plenty and len(rows) < wanted
+        self._bury(leased.buried, met_all)
+        self._expire(leased.expired, left, met_all)
+        if not self.overdue_ms:
+            there = self.reference.in_order(self.topic, self.buckets)
+            sound = [row for row in there if not is_expired(row.message, now_ms)]
+            allowed = {
+                min((self.reference.leasable_ms(self.topic, row) for row in some), default=None)
+                for some in (there, sound)
+            }
+            expect(leased.next_due_ms in allowed, f"next_due_ms is {leased.next_due_ms}, where {allowed} is allowed")
+
+    def _expect_order(self, rows: Rows, eligible: list[bytes]) -> None:
+        """Within each bucket: the first of what is eligible."""
+        count = self.topic.settings.buckets
+        came: dict[int, list[bytes]] = {}
+        for id in rows.ids.tolist():
+            came.setdefault(bucket_of(id, count), []).append(id)
+        for bucket, ids in came.items():
+            first = [id for id in eligible if bucket_of(id, count) == bucket][: len(ids)]
+            expect_equal(ids, first, f"order by (due, id) of what was leased from bucket {bucket}")
+
+    def _bury(self, buried: Rows, met_all: bool) -> None:
+        standing = self.reference.rows(self.topic)
+        spent = {id for id, decision in self.decided.items() if self._is_spent(decision)}
+        rows = by_id(buried)
+        expect(rows.keys() <= spent, f"buried, though not delivered out: {sorted(rows.keys() - spent)}")
+        if met_all:
+            expect_equal(sorted(rows), sorted(spent), "what was delivered max_deliveries times and is buried instead")
+        for id, row in rows.items():
+            dead = replace(standing[id].message, dead=DELIVERED_OUT, died_ms=max(1, self.now_ms))
+            standing[id].message = dead
+            _expect_row(standing[id], row)
+
+    def _is_spent(self, decision: Decision) -> bool:
+        message = decision.message
+        return decision.status is Status.DEAD and message is not None and message.due_ms <= self.now_ms
+
+    def _expire(self, count: int, left: set[bytes], met_all: bool) -> None:
+        standing = self.reference.rows(self.topic)
+        expired = {id for id, decision in self.decided.items() if decision.status is Status.EXPIRED}
+        gone = expired - left
+        expect_equal(count, len(gone), "number of expired messages that a lease met")
+        if met_all:
+            due = {id for id in expired if standing[id].message.due_ms <= self.now_ms}
+            expect(due <= gone, f"met, expired and not removed: {sorted(due - gone)}")
+        for id in gone:
+            self.reference.remove(self.topic, standing[id], self.now_ms)
+
+
+async def _sent(store: Store, topic: Topic, now_ms: int, call: Puts | Settles | Mutations) -> Answers:
+    if isinstance(call, Puts):
+        return await store.put(topic, now_ms, call)
+    if isinstance(call, Settles):
+        return await store.settle(topic, now_ms, call)
+    return await store.mutate(topic, now_ms, call)
+
+
+async def _tag_counts(store: Store, topic: Topic, now_ms: int, mutation: TagMutation, limit: int) -> dict[Status, int]:
+    counts: dict[Status, int] = {}
+
+    async def chunk(cursor: bytes) -> TagStep:
+        return await store.mutate_tag(topic, now_ms, mutation, cursor, limit)
+
+    async for step in walked(chunk):
+        for code, count in step.counts.items():
+            if count:
+                counts[Status.of(code)] = counts.get(Status.of(code), 0) + count
+    return dict(sorted(counts.items()))
+
+
+def _expect_row(standing: ReferenceRow, row: dict[str, Any]) -> None:
+    """That `row` says what stands. Headers are compared by what they mean."""
+    wanted = standing.named()
+    for name, value in row.items():
+        if name == "headers":
+            expect_equal(decode_headers(value), decode_headers(wanted[name]), f"headers of {standing.id!r}")
+        else:
+            expect_equal(value, wanted[name], f"{name} of {standing.id!r}")
+
+
+_COMPARED = ("status", "version", "due_ms", "settled", "late", "repeat")
+
+
+def _compare(call: Puts | Settles | Mutations, found: Answers, wanted: Answers) -> None:
+    name = call.operation.name.lower() if isinstance(call, Mutations) else "put" if isinstance(call, Puts) else "settle"
+    expect_equal(len(found), len(wanted), f"number of answers to a {name}")
+    answers = [
+        [(Status.of(status), *rest) for status, *rest in zip(*columns, strict=True)]
+        for columns in ([getattr(one, column).tolist() for column in _COMPARED] for one in (found, wanted))
+    ]
+    for at, (answer, must) in enumerate(zip(*answers, strict=True)):
+        if answer != must:
+            what = f"{name} {Operation(int(call.operation[at])).name}" if isinstance(call, Settles) else name
+            said = f"(status, version, due, settled, late, repeat) of {what} {call.ids[at]!r}"
+            raise Violation(f"{said}: {answer} where {must} must be")
+    expect_equal(found.displaced, wanted.displaced, "what puts displaced")
 
 
 async def walk(trial: Trial, seed: int, steps: int, **settings: Any) -> None:
     """A random walk on a fresh topic."""
     topic = await trial.topic(buckets=4, **settings)
-    await _Walk(trial, Mirror(topic), seed).run(steps)
+    reference = ReferenceStore()
+    await reference.open()
+    await reference.create_topic(topic)
+    await _Walk(trial, topic, reference, seed).run(steps)
 
 
 @check()
