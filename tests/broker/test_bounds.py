@@ -16,7 +16,18 @@ from timeline.broker.api import consume
 from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
-from timeline.wire import Credit, Deliver, Fault, Hello, Stand, Standing, TransportError, Welcome, decode_as, encode
+from timeline.wire import (
+    BrokerStatus,
+    Credit,
+    Deliver,
+    Fault,
+    Hello,
+    StatusRequest,
+    TransportError,
+    Welcome,
+    decode_as,
+    encode,
+)
 from timeline.wire.ranges import MAX_COUNT
 
 
@@ -83,6 +94,6 @@ async def test_credit_without_measure_does_not_keep_a_broker_from_saying_how_it_
                 pipe.up(Credit(MAX_COUNT, MAX_COUNT))
             pipe.up(Credit(echo=7))
             await pipe.down()
-        told = decode_as(await link.node.service.unary("Stand", encode(Stand("t", 10))), Standing)
+        told = decode_as(await link.node.service.unary("Stand", encode(StatusRequest("t", 10))), BrokerStatus)
         assert told.topics.credit.tolist() == [MAX_COUNT]
         assert told.consumers.credit_messages.tolist() == told.consumers.credit_bytes.tolist() == [MAX_COUNT] * 2

@@ -23,7 +23,7 @@ from timeline.metrics import REST, Metrics
 from timeline.model import Status, Topic, TopicSettings
 from timeline.storage_plugins.contract import Puts, Store, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Deliver, Late, LateList, Stand, Standing, TopicAction, decode_as, encode
+from timeline.wire import BrokerStatus, Deliver, Late, LateList, StatusRequest, TopicAction, decode_as, encode
 
 HOUR_MS = 3_600_000
 MANY = 4 * EMPTY_COUNTED
@@ -320,7 +320,7 @@ async def test_a_topic_that_never_had_a_consumer_still_has_its_place_in_answers(
     async with broker() as link:
         await link.put(["a"], 0)
         await asyncio.sleep(0)
-        told = decode_as(await link.node.service.unary("Stand", encode(Stand("", 10))), Standing)
+        told = decode_as(await link.node.service.unary("Stand", encode(StatusRequest("", 10))), BrokerStatus)
         assert told.topics.topics.tolist() == [b"t"] and told.topics.dealt.tolist() == [64]
         value = link.node.metrics.registry.get_sample_value
         assert value("timeline_consumers", {"topic": "t", "health": "healthy"}) == 0

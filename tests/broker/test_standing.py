@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.broker.link import Link, broker
 from timeline.broker.fairness.limits import Limits
 from timeline.model import MAX_TIME_MS, Operation
-from timeline.wire import Deliver, Health, Stand, Standing, TopicAction, decode_as, encode
+from timeline.wire import BrokerStatus, Deliver, Health, StatusRequest, TopicAction, decode_as, encode
 
 
-async def stands(link: Link, topic: str = "", limit: int = 1_000) -> Standing:
-    return decode_as(await link.node.service.unary("Stand", encode(Stand(topic, limit))), Standing)
+async def stands(link: Link, topic: str = "", limit: int = 1_000) -> BrokerStatus:
+    return decode_as(await link.node.service.unary("Stand", encode(StatusRequest(topic, limit))), BrokerStatus)
 
 
-def depths(told: Standing) -> list[tuple[bytes, int, int]]:
+def depths(told: BrokerStatus) -> list[tuple[bytes, int, int]]:
     """Topic, how many are due, how many to come."""
     loads = told.topics
     return list(zip(loads.topics.tolist(), loads.available.tolist(), loads.waiting.tolist(), strict=True))

@@ -48,7 +48,8 @@ from timeline.wire import (
 from timeline.wire.verify import find_body
 
 REFUSED = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
-UNARY = {"Mutate": "Mutate", "MutateTag": "Mutate", **{name: name for name in ("Forecast", "Topics", "Late", "Stand")}}
+UNARY = {name: name for name in ("Mutate", "Forecast", "Topics", "Late")}
+UNARY |= {"MutateTag": "Mutate", "StatusRequest": "Stand"}
 BITES = 400
 SLOW_BITES = 6_000
 

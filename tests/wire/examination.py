@@ -15,12 +15,12 @@ from timeline.wire import (
     WireError,
     decode,
     encode,
-    judge_mutate,
-    judge_produce,
-    judge_settle,
+    validate_mutate,
+    validate_produce,
+    validate_settle,
 )
 
-JUDGES: dict[type, Any] = {Produce: judge_produce, Mutate: judge_mutate, Settle: judge_settle}
+JUDGES: dict[type, Any] = {Produce: validate_produce, Mutate: validate_mutate, Settle: validate_settle}
 
 
 def judged(data: bytes) -> tuple[Any, dict[int, Any]] | None:

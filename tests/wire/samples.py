@@ -152,8 +152,8 @@ def late_list() -> frames.LateList:
     )
 
 
-def standing() -> frames.Standing:
-    return frames.Standing(
+def standing() -> frames.BrokerStatus:
+    return frames.BrokerStatus(
         broker="b1",
         version="0.1.0",
         now_ms=NOW_MS,
@@ -187,9 +187,9 @@ def standing() -> frames.Standing:
     )
 
 
-def bare_standing() -> frames.Standing:
+def bare_standing() -> frames.BrokerStatus:
     none, no = Ragged.of([]), longs()
-    return frames.Standing(
+    return frames.BrokerStatus(
         "", "", 0, 0, "", "", 0.0,
         frames.TopicLoads(none, no, no, no, no, no, no, no, no, no),
         frames.LatenessCounts(none, no, no),
@@ -197,7 +197,7 @@ def bare_standing() -> frames.Standing:
     )  # fmt: skip
 
 
-def clustered_standing() -> frames.Standing:
+def clustered_standing() -> frames.BrokerStatus:
     """With what 1.2 added."""
     made = standing()
     made.sync = "etcd://h1:2379/timeline: 3 members"
@@ -205,7 +205,7 @@ def clustered_standing() -> frames.Standing:
     return made
 
 
-def warned_standing() -> frames.Standing:
+def warned_standing() -> frames.BrokerStatus:
     """With what 1.3 added."""
     made = clustered_standing()
     made.warnings = ("fsync is off: a crash of the machine may lose everything; set it to on", "père")
@@ -256,8 +256,8 @@ SAMPLES: list[frames.Frame] = [
     late_list(),
     frames.Ping(1_700_000_000_000.5),
     frames.Pong(1_700_000_000_000.5, 1_700_000_000_001.25, 1_700_000_000_002.0, "b1", "0.1.0"),
-    frames.Stand("departures", 50),
-    frames.Stand(),
+    frames.StatusRequest("departures", 50),
+    frames.StatusRequest(),
     standing(),
     bare_standing(),
     frames.Hint("b1", longs(2**63 - 1, 5), longs(NOW_MS, 0)),

@@ -390,9 +390,9 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     frames.LateList: late_lists(),
     frames.Ping: st.builds(frames.Ping, clock_readings),
     frames.Pong: st.builds(frames.Pong, *[clock_readings] * 3, texts(0, 1024), texts(0, 1024), addresses, differences),
-    frames.Stand: st.builds(frames.Stand, topics | st.just(""), st.integers(1, MAX_BATCH)),
-    frames.Standing: st.builds(
-        frames.Standing,
+    frames.StatusRequest: st.builds(frames.StatusRequest, topics | st.just(""), st.integers(1, MAX_BATCH)),
+    frames.BrokerStatus: st.builds(
+        frames.BrokerStatus,
         *(texts(0, 1024), texts(0, 1024), times, times, texts(0, 1024), texts(0, 1024), clock_readings),
         *(topic_loads(), lateness_counts(), connected(), texts(0, 1024)),
         st.lists(texts(0, 1024), max_size=3).map(tuple),

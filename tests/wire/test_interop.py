@@ -100,10 +100,14 @@ def test_a_frame_by_flatbuffers_own_builder_is_read() -> None:
     assert read.headers is None
 
 
+RENAMED = {"Stand": "StatusRequest", "Standing": "BrokerStatus"}
+"""Names of frames when they were recorded; their numbers stay."""
+
+
 def test_frames_of_earlier_versions_stay_readable() -> None:
     """Recorded bytes, whatever today's encoder makes of the same frames."""
     recorded = [line.split() for golden in GOLDEN for line in golden.read_text(encoding="ascii").splitlines()]
     assert len(recorded) == len(SAMPLES)
     for (name, data), frame in zip(recorded, SAMPLES, strict=True):
-        assert name == type(frame).__name__
+        assert RENAMED.get(name, name) == type(frame).__name__
         assert same(decode(bytes.fromhex(data)), frame)

@@ -28,12 +28,12 @@ from timeline.wire import (
     decode_as,
     encode,
     frames,
-    judge_mutate,
-    judge_produce,
-    judge_settle,
+    validate_mutate,
+    validate_produce,
+    validate_settle,
 )
 
-JUDGES = {frames.Produce: judge_produce, frames.Mutate: judge_mutate, frames.Settle: judge_settle}
+JUDGES = {frames.Produce: validate_produce, frames.Mutate: validate_mutate, frames.Settle: validate_settle}
 
 
 def test_every_frame_has_a_strategy() -> None:
@@ -75,7 +75,7 @@ def test_large_batches_come_back_as_they_were(count: int, size: int) -> None:
     frame = produce_of([b"%0*d" % (size, index) if size else b"" for index in range(count)])
     back = decode_as(encode(frame), Produce)
     assert same(back, frame)
-    assert judge_produce(back) == {}
+    assert validate_produce(back) == {}
 
 
 def test_columns_are_views_of_the_frame() -> None:

@@ -56,9 +56,9 @@ NUMBERED = {
     "PutFlag": frames.PutFlag,
     "SettleFlag": frames.SettleFlag,
     "MutateFlag": frames.MutateFlag,
-    "LeavingReason": frames.LeavingReason,
+    "LeavingReason": model.LeavingReason,
     "TopicAction": frames.TopicAction,
-    "Cause": frames.LateCause,
+    "Cause": model.LateCause,
 }
 
 
@@ -105,7 +105,7 @@ def test_defaults_are_those_of_the_frames() -> None:
     defaults = {
         (table, name): value for table, fields in layout.TABLES.items() for name, _, _, value in fields if value
     }
-    assert defaults.pop(("Leaving", "reason")) == frames.LeavingReason.DRAINING
+    assert defaults.pop(("Leaving", "reason")) == model.LeavingReason.DRAINING
     for (table, name), value in defaults.items():
         (field,) = (field for field in dataclasses.fields(getattr(frames, table)) if field.name == name)
         assert field.default == value

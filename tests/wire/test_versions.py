@@ -22,6 +22,7 @@ from timeline.wire import (
     MAJOR,
     MINOR,
     Beat,
+    BrokerStatus,
     Credit,
     Health,
     LateList,
@@ -29,7 +30,6 @@ from timeline.wire import (
     Mutated,
     Produce,
     Settle,
-    Standing,
     TopicList,
     UnknownFrame,
     WireError,
@@ -154,7 +154,7 @@ def test_unknown_values_of_a_newer_minor_have_a_reading() -> None:
 
     stands = standing()
     stands.consumers.health = np.array([77, 0], np.uint8)
-    stood = decode_as(of_version(encode(stands), MAJOR, MINOR + 1), Standing)
+    stood = decode_as(of_version(encode(stands), MAJOR, MINOR + 1), BrokerStatus)
     assert stood.consumers.health.tolist() == [Health.SILENT, Health.HEALTHY]
     with pytest.raises(WireError, match="health has a value above"):
         decode(encode(stands))
@@ -169,7 +169,7 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
             "  error_ms:double = -1;\n}",
             "  error_ms:double = -1;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
         ),
-        ("Stand, Standing, Hint, Hinted\n", "Stand, Standing, Hint, Hinted, Nudge\n"),
+        ("StatusRequest, BrokerStatus, Hint, Hinted\n", "StatusRequest, BrokerStatus, Hint, Hinted, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE, REPLACE }", "{ IN, EXPIRES_IN, MOVE, REPLACE, QUIET }"),
     ):
         assert old in grown

@@ -13,7 +13,7 @@ from timeline.driver.message import Headers, Message, check_headers, check_paylo
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
 from timeline.errors import Invalid, TooLarge
 from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TIME_MS, Status
-from timeline.wire import Judgement, PutFlag, judge_ids, judge_tags
+from timeline.wire import Judgement, PutFlag, validate_ids, validate_tags
 
 _EMPTY = {"payloads": ", if empty then b''"}
 _OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one for all")
@@ -254,7 +254,7 @@ def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
         raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
     if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
         ids = Ragged.of(ids)  # judged as a column, without a text each
-    return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", judge_ids, bad)
+    return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", validate_ids, bad)
 
 
 def _sound(column: Ragged, name: str, judge: Callable[[Ragged], dict[int, str]], bad: Judgement | None) -> Ragged:
@@ -272,7 +272,7 @@ def _tags_column(tags: Any, count: int, bad: Judgement) -> Ragged:
 
 
 def _judge_tags(tags: Ragged) -> dict[int, str]:
-    found = judge_tags(tags)
+    found = validate_tags(tags)
     if b"\0" in bytes(tags.data[int(tags.offsets[0]) : int(tags.offsets[-1])]):
         nul = "a tag must not contain a NUL character"
         found |= {place: nul for place, tag in enumerate(tags) if b"\0" in tag}

@@ -11,11 +11,11 @@ from timeline.driver.transport.all_brokers import ask_all
 from timeline.driver.transport.client_context import Link
 from timeline.model import MAX_TIME_MS, check_topic_name
 from timeline.wire import (
+    BrokerStatus,
     Consumers,
     Health,
     LatenessCounts,
-    Stand,
-    Standing,
+    StatusRequest,
     TopicLoads,
     decode_as,
     encode,
@@ -138,13 +138,13 @@ class Overview:
         Raises Invalid, Closed, Unavailable when no broker answered.
         """
         self._link.check()
-        frame = encode(Stand(check_topic_name(topic) if topic else "", consumers))
+        frame = encode(StatusRequest(check_topic_name(topic) if topic else "", consumers))
         answers, unreachable = await ask_all(self._link.channel, "Stand", frame, self._link.deadline(timeout))
-        found = (_standing(address, decode_as(data, Standing)) for address, data in answers.items())
+        found = (_standing(address, decode_as(data, BrokerStatus)) for address, data in answers.items())
         return Standings(tuple(found), unreachable)
 
 
-def _standing(address: str, told: Standing) -> BrokerStanding:
+def _standing(address: str, told: BrokerStatus) -> BrokerStanding:
     return BrokerStanding(
         address=address,
         broker=told.broker,

@@ -3,11 +3,12 @@
     data = encode(frame)                  frames.py → encode.py → write.py → bytes
     frame = decode(data)                  bytes → verify.py → ranges.py → decode.py → frames.py
     frame = decode_as(data, Produce)
-    refused = judge_produce(frame)        what single messages of a sound frame are to blame for
+    refused = validate_produce(frame)        what single messages of a sound frame are to blame for
 
 `schemas/fbs/timeline.fbs` is the one truth of how frames lie in bytes; `generated/` is made from it by `make schema`.
 """
 
+from timeline.model import LateCause, LeavingReason
 from timeline.wire.decode import decode, decode_as
 from timeline.wire.encode import encode
 from timeline.wire.frames import (
@@ -19,6 +20,7 @@ from timeline.wire.frames import (
     MINOR,
     SERVICE,
     Beat,
+    BrokerStatus,
     Consumers,
     Credit,
     Deliver,
@@ -30,11 +32,9 @@ from timeline.wire.frames import (
     Hint,
     Hinted,
     Late,
-    LateCause,
     LateList,
     LatenessCounts,
     Leaving,
-    LeavingReason,
     Mutate,
     Mutated,
     MutateFlag,
@@ -49,8 +49,7 @@ from timeline.wire.frames import (
     Settle,
     Settled,
     SettleFlag,
-    Stand,
-    Standing,
+    StatusRequest,
     TagMutated,
     TopicAction,
     TopicList,
@@ -58,18 +57,18 @@ from timeline.wire.frames import (
     Topics,
     Welcome,
 )
-from timeline.wire.judging import (
-    Judgement,
-    judge_headers,
-    judge_ids,
-    judge_mutate,
-    judge_produce,
-    judge_reasons,
-    judge_settle,
-    judge_tags,
-)
-from timeline.wire.refusals import UnknownFrame, WireError, WireVersionError
 from timeline.wire.transport import Fault, Service, Stream, Transport, TransportError
+from timeline.wire.validate import (
+    Judgement,
+    validate_headers,
+    validate_ids,
+    validate_mutate,
+    validate_produce,
+    validate_reasons,
+    validate_settle,
+    validate_tags,
+)
+from timeline.wire.verify import UnknownFrame, WireError, WireVersionError
 
 __all__ = [
     "AIM_BYTES",
@@ -80,6 +79,7 @@ __all__ = [
     "MINOR",
     "SERVICE",
     "Beat",
+    "BrokerStatus",
     "Consumers",
     "Credit",
     "Deliver",
@@ -113,8 +113,7 @@ __all__ = [
     "Settle",
     "SettleFlag",
     "Settled",
-    "Stand",
-    "Standing",
+    "StatusRequest",
     "Stream",
     "TagMutated",
     "TopicAction",
@@ -130,11 +129,11 @@ __all__ = [
     "decode",
     "decode_as",
     "encode",
-    "judge_headers",
-    "judge_ids",
-    "judge_mutate",
-    "judge_produce",
-    "judge_reasons",
-    "judge_settle",
-    "judge_tags",
+    "validate_headers",
+    "validate_ids",
+    "validate_mutate",
+    "validate_produce",
+    "validate_reasons",
+    "validate_settle",
+    "validate_tags",
 ]

@@ -1,5 +1,5 @@
 """Bytes → frames: one function a frame, which reads each field within its range. What it returns is wholly checked, but
-for the values of Produce, Mutate and Settle that single messages are blamed for (see `judging.py`)."""
+for the values of Produce, Mutate and Settle that single messages are blamed for (see `validate.py`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from timeline.model import (
     MAX_PAYLOAD_BYTES,
     MUTATIONS,
     Answers,
+    LeavingReason,
     Operation,
     Status,
 )
@@ -27,7 +28,6 @@ from timeline.wire.frames import (
     Frame,
     Hello,
     Leaving,
-    LeavingReason,
     Mutate,
     Mutated,
     MutateFlag,
@@ -41,10 +41,9 @@ from timeline.wire.frames import (
     TagMutated,
     Welcome,
 )
-from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags
 from timeline.wire.ranges import Body
-from timeline.wire.refusals import WireError
-from timeline.wire.verify import find_body
+from timeline.wire.validate import validate_headers, validate_ids, validate_reasons, validate_tags
+from timeline.wire.verify import WireError, find_body
 
 F = TypeVar("F")
 
@@ -119,7 +118,7 @@ def _marks(part: Body, count: int) -> tuple[UInt8, UInt8, UInt8]:
 def _details(part: Body, count: int) -> dict[int, str]:
     part.count = -1
     at = part.uint32("detail_at").tolist()
-    said = part.judged("details", judge_reasons).tolist()
+    said = part.judged("details", validate_reasons).tolist()
     if at and (at[-1] >= count or any(high <= low for low, high in pairwise(at))):
         raise part.refusal("detail_at", f"must ascend below {count}")
     return {index: sentence.decode() for index, sentence in zip(at, said, strict=True)}
@@ -182,7 +181,7 @@ def _hello(body: Body) -> Hello:
         lease_ms=body.duration("lease_ms"),
         credit_messages=body.tally("credit_messages"),
         credit_bytes=body.tally("credit_bytes"),
-        ids=body.judged("ids", judge_ids),
+        ids=body.judged("ids", validate_ids),
         birth=body.uint64("birth"),
         version=body.int64("version", 1),
         room_messages=body.tally("room_messages"),
@@ -232,7 +231,7 @@ def _deliver(body: Body) -> Deliver:
     return Deliver(
         leased_ms=body.time("leased_ms"),
         pushed_ms=body.time("pushed_ms"),
-        ids=body.judged("ids", judge_ids),
+        ids=body.judged("ids", validate_ids),
         birth=body.uint64("birth"),
         version=body.int64("version", 1),
         due_ms=body.times("due_ms"),
@@ -241,8 +240,8 @@ def _deliver(body: Body) -> Deliver:
         deliveries=body.uint32("deliveries"),
         payload_sum=body.uint64("payload_sum"),
         payloads=body.ragged("payloads"),
-        headers=body.optional_judged("headers", judge_headers),
-        tags=body.optional_judged("tags", judge_tags),
+        headers=body.optional_judged("headers", validate_headers),
+        tags=body.optional_judged("tags", validate_tags),
         max_deliveries=body.whole("max_deliveries"),
     )
 

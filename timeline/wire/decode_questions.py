@@ -20,6 +20,7 @@ from timeline.model import (
     MAX_PAYLOAD_BYTES,
     MAX_TOPIC_CHARS,
     ROW_DTYPES,
+    LateCause,
     Rows,
     State,
     Topic,
@@ -29,6 +30,7 @@ from timeline.model import (
 from timeline.wire.encode import SETTING_COLUMNS
 from timeline.wire.frames import (
     MAX_COUNT,
+    BrokerStatus,
     Consumers,
     Forecast,
     Forecasted,
@@ -37,23 +39,21 @@ from timeline.wire.frames import (
     Hint,
     Hinted,
     Late,
-    LateCause,
     LateList,
     LatenessCounts,
     Ping,
     Pong,
     Scan,
     ScanPage,
-    Stand,
-    Standing,
+    StatusRequest,
     TopicAction,
     TopicList,
     TopicLoads,
     Topics,
 )
-from timeline.wire.judging import judge_headers, judge_ids, judge_reasons, judge_tags, judge_texts
 from timeline.wire.ranges import MAX_INT64, Body
-from timeline.wire.refusals import WireError
+from timeline.wire.validate import validate_headers, validate_ids, validate_reasons, validate_tags, validate_texts
+from timeline.wire.verify import WireError
 
 MAX_SETTINGS = 256
 MAX_SETTING_BYTES = 1024
@@ -63,7 +63,7 @@ _STATES = tuple(State)
 
 
 def _scan(body: Body) -> Scan:
-    ids = body.optional_judged("ids", judge_ids)
+    ids = body.optional_judged("ids", validate_ids)
     states = body.bytes_of("states", len(_STATES))
     if len(set(states)) < len(states) or any(state >= len(_STATES) for state in states):
         raise body.refusal("states", f"takes each of 0 to {len(_STATES) - 1} once")
@@ -88,7 +88,7 @@ _ROW_RANGES = {"version": (1, MAX_INT64), "payload_bytes": (0, MAX_PAYLOAD_BYTES
 
 def _rows(body: Body) -> Rows:
     part = body.part("rows", "Rows")
-    columns: dict[str, Any] = {"ids": part.judged("ids", judge_ids)}
+    columns: dict[str, Any] = {"ids": part.judged("ids", validate_ids)}
     for name, dtype in ROW_DTYPES.items():
         if dtype is np.uint64:
             columns[name] = part.uint64(name)
@@ -97,12 +97,12 @@ def _rows(body: Body) -> Rows:
         else:
             columns[name] = part.int64(name, *_ROW_RANGES[name]) if name in _ROW_RANGES else part.times(name)
     return Rows(
-        groups=part.judged("groups", lambda column: judge_texts(column, "a group", 1, MAX_GROUP_BYTES)),
-        holders=part.judged("holders", lambda column: judge_texts(column, "a holder", 0, MAX_HOLDER_BYTES)),
-        tags=part.judged("tags", judge_tags),
-        dead=part.judged("dead", judge_reasons),
+        groups=part.judged("groups", lambda column: validate_texts(column, "a group", 1, MAX_GROUP_BYTES)),
+        holders=part.judged("holders", lambda column: validate_texts(column, "a holder", 0, MAX_HOLDER_BYTES)),
+        tags=part.judged("tags", validate_tags),
+        dead=part.judged("dead", validate_reasons),
         payloads=part.optional_ragged("payloads"),
-        headers=part.optional_judged("headers", judge_headers),
+        headers=part.optional_judged("headers", validate_headers),
         **columns,
     )
 
@@ -132,13 +132,13 @@ def _topics(body: Body) -> Topics:
     name = body.text("name")
     if name or action is not TopicAction.LIST:
         name = body.topic("name")
-    names = body.judged("settings", lambda column: judge_texts(column, "a setting's name", 1, 64)).tolist()
+    names = body.judged("settings", lambda column: validate_texts(column, "a setting's name", 1, 64)).tolist()
     if len(names) > MAX_SETTINGS or len(set(names)) < len(names):
         raise body.refusal("settings", f"are up to {MAX_SETTINGS}, each once")
     kinds = body.uint8("kinds", b"\0\1\2").tolist()
     numbers = body.int64("numbers").tolist()
     texts = body.judged(
-        "texts", lambda column: judge_texts(column, "a setting", 0, MAX_SETTING_BYTES, nul=True)
+        "texts", lambda column: validate_texts(column, "a setting", 0, MAX_SETTING_BYTES, nul=True)
     ).tolist()
     settings: dict[str, int | str | bool] = {}
     for setting, kind, number, text in zip(names, kinds, numbers, texts, strict=True):
@@ -148,8 +148,8 @@ def _topics(body: Body) -> Topics:
     return Topics(action, name, settings, body.number("revision", 0, MAX_INT64))
 
 
-def _judge_topic_names(names: Ragged) -> dict[int, str]:
-    bad = judge_texts(names, "a topic's name", 1, 4 * MAX_TOPIC_CHARS)
+def _validate_topic_names(names: Ragged) -> dict[int, str]:
+    bad = validate_texts(names, "a topic's name", 1, 4 * MAX_TOPIC_CHARS)
     if bad:
         return bad
     refused: dict[bytes, str] = {}
@@ -162,10 +162,12 @@ def _judge_topic_names(names: Ragged) -> dict[int, str]:
 
 
 def _topic_list(body: Body) -> TopicList:
-    names = body.judged("names", _judge_topic_names)
+    names = body.judged("names", _validate_topic_names)
     columns = {name: body.int64(name).tolist() for name in SETTING_COLUMNS if name in body.places}
     columns["paused"] = [flag == 1 for flag in body.uint8("paused", b"\0\1").tolist()]
-    columns["kind"] = [kind.decode() for kind in body.judged("kind", lambda column: judge_texts(column, "kind", 1, 64))]
+    columns["kind"] = [
+        kind.decode() for kind in body.judged("kind", lambda column: validate_texts(column, "kind", 1, 64))
+    ]
     uids, revisions = body.int64("uid", 0).tolist(), body.int64("revision", 1).tolist()
     created = body.times("created_ms").tolist()
     topics = []
@@ -180,13 +182,13 @@ def _topic_list(body: Body) -> TopicList:
     return TopicList(body.whole("status"), body.sentence("detail"), tuple(topics))
 
 
-def _judge_known_id(id: bytes) -> dict[int, str]:
-    return judge_ids(Ragged.of([id])) if id else {}
+def _validate_known_id(id: bytes) -> dict[int, str]:
+    return validate_ids(Ragged.of([id])) if id else {}
 
 
 def _late(body: Body) -> Late:
     id = body.bytes_of("id", MAX_ID_BYTES)
-    for sentence in _judge_known_id(id).values():
+    for sentence in _validate_known_id(id).values():
         raise body.refusal("id", sentence)
     topic = body.topic() if body.text("topic") else ""
     return Late(body.time("since_ms"), topic, id, body.number("limit", 1, MAX_BATCH))
@@ -200,9 +202,9 @@ def _late_list(body: Body) -> LateList:
             raise body.refusal("cause", f"has a value above {len(LateCause) - 1}")
         cause = np.where(unknown, np.uint8(LateCause.UNEXPLAINED), cause)
     return LateList(
-        topics=body.judged("topics", _judge_topic_names),
-        ids=body.judged("ids", judge_ids),
-        consumers=body.judged("consumers", lambda column: judge_texts(column, "a consumer", 0, MAX_HOLDER_BYTES)),
+        topics=body.judged("topics", _validate_topic_names),
+        ids=body.judged("ids", validate_ids),
+        consumers=body.judged("consumers", lambda column: validate_texts(column, "a consumer", 0, MAX_HOLDER_BYTES)),
         due_ms=body.times("due_ms"),
         delivered_ms=body.times("delivered_ms"),
         cause=cause,
@@ -235,14 +237,14 @@ def _hinted(body: Body) -> Hinted:
     return Hinted(body.tally("known"))
 
 
-def _stand(body: Body) -> Stand:
+def _stand(body: Body) -> StatusRequest:
     topic = body.topic() if body.text("topic") else ""
-    return Stand(topic, body.number("limit", 1, MAX_BATCH))
+    return StatusRequest(topic, body.number("limit", 1, MAX_BATCH))
 
 
 def _topic_loads(part: Body) -> TopicLoads:
     return TopicLoads(
-        topics=part.judged("topics", _judge_topic_names),
+        topics=part.judged("topics", _validate_topic_names),
         next_due_ms=part.times("next_due_ms"),
         counted_ms=part.times("counted_ms"),
         **{
@@ -262,8 +264,8 @@ def _consumers(part: Body) -> Consumers:
             raise part.refusal("health", f"has a value above {len(Health) - 1}")
         health = np.where(unknown, np.uint8(Health.SILENT), health)
     return Consumers(
-        topics=part.judged("topics", _judge_topic_names),
-        consumers=part.judged("consumers", lambda column: judge_texts(column, "a consumer", 1, MAX_HOLDER_BYTES)),
+        topics=part.judged("topics", _validate_topic_names),
+        consumers=part.judged("consumers", lambda column: validate_texts(column, "a consumer", 1, MAX_HOLDER_BYTES)),
         health=health,
         credit_messages=part.int64("credit_messages", 0, MAX_COUNT),
         credit_bytes=part.int64("credit_bytes", 0, MAX_COUNT),
@@ -271,9 +273,9 @@ def _consumers(part: Body) -> Consumers:
     )
 
 
-def _standing(body: Body) -> Standing:
+def _standing(body: Body) -> BrokerStatus:
     late = body.part("lateness", "LatenessCounts")
-    return Standing(
+    return BrokerStatus(
         broker=body.sentence("broker"),
         version=body.sentence("version"),
         now_ms=body.time("now_ms"),
@@ -283,11 +285,11 @@ def _standing(body: Body) -> Standing:
         store_ms=body.reading("store_ms"),
         topics=_topic_loads(body.part("topics", "TopicLoads")),
         lateness=LatenessCounts(
-            late.judged("topics", _judge_topic_names), late.times("up_to_ms"), late.int64("counts", 0, MAX_COUNT)
+            late.judged("topics", _validate_topic_names), late.times("up_to_ms"), late.int64("counts", 0, MAX_COUNT)
         ),
         consumers=_consumers(body.part("consumers", "Consumers")),
         sync=body.sentence("sync"),
-        warnings=tuple(sentence.decode() for sentence in body.judged("warnings", judge_reasons)),
+        warnings=tuple(sentence.decode() for sentence in body.judged("warnings", validate_reasons)),
     )
 
 
@@ -302,8 +304,8 @@ QUESTION_READERS: dict[str, Callable[[Body], Frame]] = {
     "LateList": _late_list,
     "Ping": _ping,
     "Pong": _pong,
-    "Stand": _stand,
-    "Standing": _standing,
+    "StatusRequest": _stand,
+    "BrokerStatus": _standing,
     "Hint": _hint,
     "Hinted": _hinted,
 }

@@ -10,9 +10,9 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.model import MAX_REASON_BYTES, Answers, State, TopicSettings
-from timeline.wire.frames import Frame, Leaving, Pong, Scan, Standing, TagMutated, TopicList, Topics, Welcome
+from timeline.wire.frames import BrokerStatus, Frame, Leaving, Pong, Scan, TagMutated, TopicList, Topics, Welcome
 from timeline.wire.generated import layout
-from timeline.wire.refusals import WireError
+from timeline.wire.verify import WireError
 from timeline.wire.write import Get, write_frame
 
 _STATES = {state: number for number, state in enumerate(State)}
@@ -114,7 +114,7 @@ def _with_brokers(frame: Welcome | Pong) -> dict[str, Any]:
     return _fields(frame, brokers=Ragged.of([address.encode() for address in frame.brokers]))
 
 
-def _standing(frame: Standing) -> dict[str, Any]:
+def _standing(frame: BrokerStatus) -> dict[str, Any]:
     cut = {name: _cut(getattr(frame, name)) for name in ("trouble", "store", "sync")}
     return _fields(frame, **cut, warnings=Ragged.of([_cut(warning).encode() for warning in frame.warnings]))
 
@@ -125,7 +125,7 @@ _ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
     Topics: _topics,
     TopicList: _topic_list,
     Leaving: lambda frame: _fields(frame, text=_cut(frame.text)),
-    Standing: _standing,
+    BrokerStatus: _standing,
     Scan: lambda frame: _fields(frame, states=bytes(_STATES[state] for state in frame.states)),
     Welcome: _with_brokers,
     Pong: _with_brokers,

@@ -23,7 +23,7 @@ from timeline.model import (
     check_topic_name,
 )
 from timeline.wire.frames import MAX_COUNT
-from timeline.wire.judging import is_utf8, judge_texts, within
+from timeline.wire.validate import is_utf8, validate_texts, within
 from timeline.wire.verify import Data, Place, Table
 
 MAX_INT64 = 2**63 - 1
@@ -186,7 +186,7 @@ class Body(Table):
         """Where brokers are: a column by itself."""
         return tuple(
             address.decode()
-            for address in self.judged(field, lambda column: judge_texts(column, "an address", 1, 1024))
+            for address in self.judged(field, lambda column: validate_texts(column, "an address", 1, 1024))
         )
 
     def _blame(self, field: str, bad: dict[int, str]) -> None:

@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from timeline.columns import Int64, UInt8, UInt32, UInt64
+from timeline.errors import Invalid
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, MINOR
 from timeline.wire.generated import layout
-from timeline.wire.refusals import UnknownFrame, WireError, WireVersionError
-from timeline.wire.scalars import SCALARS, WIDTHS
 
 Data: TypeAlias = bytes | memoryview
+
+SCALARS = {"ubyte": "B", "bool": "B", "ushort": "H", "uint": "I", "long": "q", "ulong": "Q", "double": "d"}
+WIDTHS = {"B": 1, "H": 2, "I": 4, "q": 8, "Q": 8, "d": 8}
+"""The schema's scalar types: their codes in a struct, and what those take."""
 
 _U32 = Struct("<I").unpack_from
 _VTABLE = Struct("<i").unpack_from
@@ -35,6 +38,20 @@ _UBYTE = np.dtype("u1")
 
 _MAX_SHAPES = 64
 """Different vtables remembered per table; honest encoders make a handful."""
+
+
+class WireError(Invalid):
+    """The bytes are no frame that this side may use; the sentence says what is wrong. Nothing of it was used."""
+
+    advice = "the frame is damaged, or was not made by a Timeline driver or broker"
+
+
+class WireVersionError(WireError):
+    """The peer speaks another major version of the wire; the sentence says which side to upgrade."""
+
+
+class UnknownFrame(WireError):
+    """A sound frame of a newer minor whose kind this side does not know: on a stream it is passed over."""
 
 
 class Shape:

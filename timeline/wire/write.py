@@ -18,8 +18,7 @@ from timeline.columns import Buffer, Ragged
 from timeline.errors import TooLarge
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, MINOR
 from timeline.wire.generated import layout
-from timeline.wire.refusals import WireError
-from timeline.wire.scalars import SCALARS, WIDTHS
+from timeline.wire.verify import SCALARS, WIDTHS, WireError
 
 Get: TypeAlias = Callable[[str], Any]
 """Gives the value of a field by its name in the schema; a column `x` with `x_offsets` is asked for as `x`."""

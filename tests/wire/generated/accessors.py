@@ -169,8 +169,8 @@ class Body(object):
     LateList = 22
     Ping = 23
     Pong = 24
-    Stand = 25
-    Standing = 26
+    StatusRequest = 25
+    BrokerStatus = 26
     Hint = 27
     Hinted = 28
 
@@ -5548,30 +5548,30 @@ def PongEnd(builder): return builder.EndObject()
 
 
 # Asks one broker how it stands; since 1.1. Answered by one that is not ready, too.
-class Stand(object):
+class StatusRequest(object):
     __slots__ = ['_tab']
 
     @classmethod
     def GetRootAs(cls, buf, offset=0):
         n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
-        x = Stand()
+        x = StatusRequest()
         x.Init(buf, n + offset)
         return x
 
     @classmethod
-    def GetRootAsStand(cls, buf, offset=0):
+    def GetRootAsStatusRequest(cls, buf, offset=0):
         """This method is deprecated. Please switch to GetRootAs."""
         return cls.GetRootAs(buf, offset)
     @classmethod
-    def StandBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+    def StatusRequestBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
         return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
 
-    # Stand
+    # StatusRequest
     def Init(self, buf, pos):
         self._tab = flatbuffers.table.Table(buf, pos)
 
     # Only this topic; empty: all.
-    # Stand
+    # StatusRequest
     def Topic(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
         if o != 0:
@@ -5579,17 +5579,17 @@ class Stand(object):
         return None
 
     # At most so many consumers, 1..100000.
-    # Stand
+    # StatusRequest
     def Limit(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
         if o != 0:
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 1000
 
-def StandStart(builder): builder.StartObject(2)
-def StandAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
-def StandAddLimit(builder, limit): builder.PrependInt64Slot(1, limit, 1000)
-def StandEnd(builder): return builder.EndObject()
+def StatusRequestStart(builder): builder.StartObject(2)
+def StatusRequestAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
+def StatusRequestAddLimit(builder, limit): builder.PrependInt64Slot(1, limit, 1000)
+def StatusRequestEnd(builder): return builder.EndObject()
 
 
 # What a broker knows of n topics.
@@ -6412,78 +6412,78 @@ def ConsumersEnd(builder): return builder.EndObject()
 # secrets; `store_ms`: how long the store's leases take, 99 of 100; 0: not known yet. `sync`, since 1.2: how this
 # broker knows of the others, without secrets, and what is wrong with that now, if anything. `warnings`, since 1.3: a
 # sentence for each setting of the store's server that weakens what it promises.
-class Standing(object):
+class BrokerStatus(object):
     __slots__ = ['_tab']
 
     @classmethod
     def GetRootAs(cls, buf, offset=0):
         n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
-        x = Standing()
+        x = BrokerStatus()
         x.Init(buf, n + offset)
         return x
 
     @classmethod
-    def GetRootAsStanding(cls, buf, offset=0):
+    def GetRootAsBrokerStatus(cls, buf, offset=0):
         """This method is deprecated. Please switch to GetRootAs."""
         return cls.GetRootAs(buf, offset)
     @classmethod
-    def StandingBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+    def BrokerStatusBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
         return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
 
-    # Standing
+    # BrokerStatus
     def Init(self, buf, pos):
         self._tab = flatbuffers.table.Table(buf, pos)
 
-    # Standing
+    # BrokerStatus
     def Broker(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
         if o != 0:
             return self._tab.String(o + self._tab.Pos)
         return None
 
-    # Standing
+    # BrokerStatus
     def Version(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
         if o != 0:
             return self._tab.String(o + self._tab.Pos)
         return None
 
-    # Standing
+    # BrokerStatus
     def NowMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
         if o != 0:
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 0
 
-    # Standing
+    # BrokerStatus
     def StartedMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         if o != 0:
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 0
 
-    # Standing
+    # BrokerStatus
     def Trouble(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
         if o != 0:
             return self._tab.String(o + self._tab.Pos)
         return None
 
-    # Standing
+    # BrokerStatus
     def Store(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
         if o != 0:
             return self._tab.String(o + self._tab.Pos)
         return None
 
-    # Standing
+    # BrokerStatus
     def StoreMs(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
         if o != 0:
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return 0.0
 
-    # Standing
+    # BrokerStatus
     def Topics(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
         if o != 0:
@@ -6493,7 +6493,7 @@ class Standing(object):
             return obj
         return None
 
-    # Standing
+    # BrokerStatus
     def Lateness(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
         if o != 0:
@@ -6503,7 +6503,7 @@ class Standing(object):
             return obj
         return None
 
-    # Standing
+    # BrokerStatus
     def Consumers(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         if o != 0:
@@ -6513,14 +6513,14 @@ class Standing(object):
             return obj
         return None
 
-    # Standing
+    # BrokerStatus
     def Sync(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
         if o != 0:
             return self._tab.String(o + self._tab.Pos)
         return None
 
-    # Standing
+    # BrokerStatus
     def WarningsOffsets(self, j):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
         if o != 0:
@@ -6528,26 +6528,26 @@ class Standing(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsOffsetsAsNumpy(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
         if o != 0:
             return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsOffsetsLength(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
         if o != 0:
             return self._tab.VectorLen(o)
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsOffsetsIsNone(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
         return o == 0
 
-    # Standing
+    # BrokerStatus
     def Warnings(self, j):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
         if o != 0:
@@ -6555,42 +6555,42 @@ class Standing(object):
             return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsAsNumpy(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
         if o != 0:
             return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsLength(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
         if o != 0:
             return self._tab.VectorLen(o)
         return 0
 
-    # Standing
+    # BrokerStatus
     def WarningsIsNone(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
         return o == 0
 
-def StandingStart(builder): builder.StartObject(13)
-def StandingAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
-def StandingAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
-def StandingAddNowMs(builder, nowMs): builder.PrependInt64Slot(2, nowMs, 0)
-def StandingAddStartedMs(builder, startedMs): builder.PrependInt64Slot(3, startedMs, 0)
-def StandingAddTrouble(builder, trouble): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(trouble), 0)
-def StandingAddStore(builder, store): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(store), 0)
-def StandingAddStoreMs(builder, storeMs): builder.PrependFloat64Slot(6, storeMs, 0.0)
-def StandingAddTopics(builder, topics): builder.PrependUOffsetTRelativeSlot(7, flatbuffers.number_types.UOffsetTFlags.py_type(topics), 0)
-def StandingAddLateness(builder, lateness): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(lateness), 0)
-def StandingAddConsumers(builder, consumers): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(consumers), 0)
-def StandingAddSync(builder, sync): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(sync), 0)
-def StandingAddWarningsOffsets(builder, warningsOffsets): builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(warningsOffsets), 0)
-def StandingStartWarningsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
-def StandingAddWarnings(builder, warnings): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(warnings), 0)
-def StandingStartWarningsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
-def StandingEnd(builder): return builder.EndObject()
+def BrokerStatusStart(builder): builder.StartObject(13)
+def BrokerStatusAddBroker(builder, broker): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(broker), 0)
+def BrokerStatusAddVersion(builder, version): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(version), 0)
+def BrokerStatusAddNowMs(builder, nowMs): builder.PrependInt64Slot(2, nowMs, 0)
+def BrokerStatusAddStartedMs(builder, startedMs): builder.PrependInt64Slot(3, startedMs, 0)
+def BrokerStatusAddTrouble(builder, trouble): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(trouble), 0)
+def BrokerStatusAddStore(builder, store): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(store), 0)
+def BrokerStatusAddStoreMs(builder, storeMs): builder.PrependFloat64Slot(6, storeMs, 0.0)
+def BrokerStatusAddTopics(builder, topics): builder.PrependUOffsetTRelativeSlot(7, flatbuffers.number_types.UOffsetTFlags.py_type(topics), 0)
+def BrokerStatusAddLateness(builder, lateness): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(lateness), 0)
+def BrokerStatusAddConsumers(builder, consumers): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(consumers), 0)
+def BrokerStatusAddSync(builder, sync): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(sync), 0)
+def BrokerStatusAddWarningsOffsets(builder, warningsOffsets): builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(warningsOffsets), 0)
+def BrokerStatusStartWarningsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def BrokerStatusAddWarnings(builder, warnings): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(warnings), 0)
+def BrokerStatusStartWarningsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def BrokerStatusEnd(builder): return builder.EndObject()
 
 
 # Broker to broker, since 1.2; clients never send it. Messages of n topics were put, moved, released or revived through

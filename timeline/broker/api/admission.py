@@ -19,7 +19,7 @@ from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
-from timeline.wire.judging import Judgement, judge_mutate, judge_produce, judge_settle
+from timeline.wire.validate import Judgement, validate_mutate, validate_produce, validate_settle
 from timeline.wording import shown_duration
 
 log = logging.getLogger("timeline.broker")
@@ -74,7 +74,7 @@ class Refusals:
 def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts]:
     """Judges a Produce at time `now` (ms UTC with fractions: a relative due rounds up, so that nothing is early)."""
     count = len(frame.birth)
-    refusals = Refusals(count, judge_produce(frame, topic.settings.max_payload_bytes))
+    refusals = Refusals(count, validate_produce(frame, topic.settings.max_payload_bytes))
     due_ms = _absolute(frame.time_ms, (frame.flags & PutFlag.IN) != 0, now)
     expires_ms = np.zeros(count, dtype=np.int64)
     if frame.expires_ms is not None:
@@ -107,7 +107,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
 def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
     """Judges a Mutate at time `now`."""
     count = len(frame.op)
-    refusals = Refusals(count, judge_mutate(frame))
+    refusals = Refusals(count, validate_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
         refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
@@ -127,7 +127,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
 def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
     """Judges a Settle of consumer `holder` at time `now`."""
     count = len(frame.birth)
-    refusals = Refusals(count, judge_settle(frame))
+    refusals = Refusals(count, validate_settle(frame))
     reasons = frame.reasons if frame.reasons is not None else Ragged.repeat(b"", count)
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
     time_ms, operations = frame.time_ms, frame.operation.tobytes()

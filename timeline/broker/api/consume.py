@@ -47,7 +47,7 @@ from timeline.wire import (
     decode_as,
     encode,
 )
-from timeline.wire.crediting import credit_counts
+from timeline.wire.frames import credit_counts
 from timeline.wording import no_such_topic, shown_duration
 
 if TYPE_CHECKING:

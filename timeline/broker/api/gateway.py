@@ -45,7 +45,7 @@ from timeline.wire import (
     Ping,
     Pong,
     Scan,
-    Stand,
+    StatusRequest,
     Stream,
     TopicAction,
     TopicList,
@@ -82,7 +82,7 @@ class Gateway:
         if method == "Ping":
             return encode(self._ping(self._decoded(method, frame, Ping)))
         if method == "Stand":
-            return encode(standing(self._node, self._decoded(method, frame, Stand), caller.sees))
+            return encode(standing(self._node, self._decoded(method, frame, StatusRequest), caller.sees))
         if method != "Late":  # when the store is down, people ask why
             self._check_ready()
         if method == "Hint":

@@ -23,7 +23,7 @@ from timeline.broker.api.operator_access import note_operator, owners
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TagMutation
-from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, judge_mutate
+from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, validate_mutate
 from timeline.wording import no_such_topic
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Mutating:
         node, count = self._node, len(asked.op)
         why = caller.change_refusal(asked.topic, asked.group)
         if why:
-            denied = forbidden(count, judge_mutate(asked), why)
+            denied = forbidden(count, validate_mutate(asked), why)
             node.count(asked.operation, denied.status)
             return Mutated(denied)
         async with self._sendings.in_order(asked.op.tolist()):

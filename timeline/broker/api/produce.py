@@ -21,7 +21,7 @@ from timeline.wire import (
     UnknownFrame,
     decode_as,
     encode,
-    judge_produce,
+    validate_produce,
 )
 from timeline.wording import no_such_topic
 
@@ -114,7 +114,7 @@ async def put(node: Node, frame: Produce, peer: str, caller: Principal = ANYBODY
     started_ms = node.clock.monotonic_ms()
     why = caller.refusal(Deed.PUT, frame.topic, frame.group)
     if why:
-        denied = forbidden(count, judge_produce(frame, MAX_PAYLOAD_BYTES), why)
+        denied = forbidden(count, validate_produce(frame, MAX_PAYLOAD_BYTES), why)
         node.count(Operation.PUT, denied.status)
         return denied
     if node.not_ready:

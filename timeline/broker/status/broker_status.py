@@ -1,4 +1,4 @@
-"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers Stand."""
+"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers StatusRequest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
-from timeline.wire import MAX_COUNT, Consumers, Health, LatenessCounts, Stand, Standing, TopicLoads
+from timeline.wire import MAX_COUNT, BrokerStatus, Consumers, Health, LatenessCounts, StatusRequest, TopicLoads
 
 if TYPE_CHECKING:
     from timeline.broker.dispatch.dealer import Dealer
@@ -41,7 +41,7 @@ class Depth:
 _UNCOUNTED = Depth()
 
 
-def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
+def standing(node: Node, asked: StatusRequest, sees: Callable[[str], bool]) -> BrokerStatus:
     """How `node` stands now, without asking its store; of topics that `sees` permits."""
     dealers = [
         dealer
@@ -51,7 +51,7 @@ def standing(node: Node, asked: Stand, sees: Callable[[str], bool]) -> Standing:
     one = node.catalog.known(asked.topic)
     asked_for = node.catalog.all() if not asked.topic else [one] if one is not None else []
     topics = [topic for topic in asked_for if sees(topic.name)][:MAX_BATCH]
-    return Standing(
+    return BrokerStatus(
         broker=node.name,
         version=node.version,
         now_ms=node.clock.now_ms(),

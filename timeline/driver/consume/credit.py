@@ -1,7 +1,7 @@
 """The credit of what is in hand: held by a message, riding with the settle that ends it, or given back. Pure.
 
 A message's credit rides once, with the first settle of it that is sent, and whether it arrived is known with the answer
-(`wire.crediting`). What has no settle to ride with is owed, and goes by itself.
+(`wire.frames`). What has no settle to ride with is owed, and goes by itself.
 """
 
 from __future__ import annotations

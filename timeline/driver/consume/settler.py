@@ -21,8 +21,7 @@ from timeline.driver.times import Duration, When, duration_ms, instant_ms
 from timeline.driver.transport.client_context import Link
 from timeline.errors import Invalid, TimelineError
 from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status
-from timeline.wire.crediting import credit_counts, still_held
-from timeline.wire.frames import Settle, Settled, SettleFlag
+from timeline.wire.frames import Settle, Settled, SettleFlag, credit_counts, still_held
 
 log = logging.getLogger("timeline.driver")
 

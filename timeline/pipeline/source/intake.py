@@ -22,7 +22,7 @@ from timeline.driver.times import LOOKS_LIKE_SECONDS
 from timeline.errors import TimelineError
 from timeline.model import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS
 from timeline.pipeline.files import joined, write_table
-from timeline.wire.judging import judge_texts
+from timeline.wire.validate import validate_texts
 
 ID_BYTES = 16
 """A derived id: so many bytes of BLAKE2b, as hex digits."""
@@ -139,7 +139,7 @@ def _judge_text(column: pa.Array, name: str, least: int, most: int, bad: _Bad) -
     if least:
         bad.add(_nulls(column), f"{name} is null")
     texts = arrow_column(pc.fill_null(column, "") if column.null_count else column, name)
-    for at, why in judge_texts(texts, name, least, most).items():
+    for at, why in validate_texts(texts, name, least, most).items():
         bad.add_one(at, why)
 
 

@@ -43,8 +43,8 @@ BODIES: dict[int, str] = {
     22: 'LateList',
     23: 'Ping',
     24: 'Pong',
-    25: 'Stand',
-    26: 'Standing',
+    25: 'StatusRequest',
+    26: 'BrokerStatus',
     27: 'Hint',
     28: 'Hinted',
 }
@@ -79,6 +79,21 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
     'Beat': (
         ('now_ms', 'long', 4, 0),
         ('echo', 'ulong', 6, 0),
+    ),
+    'BrokerStatus': (
+        ('broker', 'string', 4, 0),
+        ('version', 'string', 6, 0),
+        ('now_ms', 'long', 8, 0),
+        ('started_ms', 'long', 10, 0),
+        ('trouble', 'string', 12, 0),
+        ('store', 'string', 14, 0),
+        ('store_ms', 'double', 16, 0.0),
+        ('topics', 'TopicLoads', 18, 0),
+        ('lateness', 'LatenessCounts', 20, 0),
+        ('consumers', 'Consumers', 22, 0),
+        ('sync', 'string', 24, 0),
+        ('warnings_offsets', '[uint]', 26, 0),
+        ('warnings', '[ubyte]', 28, 0),
     ),
     'Consumers': (
         ('topics_offsets', '[uint]', 4, 0),
@@ -321,24 +336,9 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('answers', 'Answers', 6, 0),
         ('now_ms', 'long', 8, 0),
     ),
-    'Stand': (
+    'StatusRequest': (
         ('topic', 'string', 4, 0),
         ('limit', 'long', 6, 1000),
-    ),
-    'Standing': (
-        ('broker', 'string', 4, 0),
-        ('version', 'string', 6, 0),
-        ('now_ms', 'long', 8, 0),
-        ('started_ms', 'long', 10, 0),
-        ('trouble', 'string', 12, 0),
-        ('store', 'string', 14, 0),
-        ('store_ms', 'double', 16, 0.0),
-        ('topics', 'TopicLoads', 18, 0),
-        ('lateness', 'LatenessCounts', 20, 0),
-        ('consumers', 'Consumers', 22, 0),
-        ('sync', 'string', 24, 0),
-        ('warnings_offsets', '[uint]', 26, 0),
-        ('warnings', '[ubyte]', 28, 0),
     ),
     'TagMutated': (
         ('status', '[ubyte]', 4, 0),

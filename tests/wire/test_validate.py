@@ -26,15 +26,15 @@ from timeline.wire import (
     Settle,
     decode_as,
     encode,
-    judge_headers,
-    judge_ids,
-    judge_mutate,
-    judge_produce,
-    judge_reasons,
-    judge_settle,
-    judge_tags,
+    validate_headers,
+    validate_ids,
+    validate_mutate,
+    validate_produce,
+    validate_reasons,
+    validate_settle,
+    validate_tags,
 )
-from timeline.wire.judging import judge_texts, within
+from timeline.wire.validate import validate_texts, within
 
 
 def naive(items: list[bytes], least: int, most: int, nul: bool) -> set[int]:
@@ -61,7 +61,7 @@ items = st.lists(st.lists(pieces, max_size=4).map(b"".join), max_size=70)
 def test_columns_are_judged_as_their_items_are(listed: list[bytes], least: int, most: int, nul: bool) -> None:
     whole = Ragged.of([b"\xa9", *listed, b"\xa9"])[1 : len(listed) + 1]
     for column in (Ragged.of(listed), whole):
-        assert judge_texts(column, "an item", least, most, nul=nul).keys() == naive(listed, least, most, nul)
+        assert validate_texts(column, "an item", least, most, nul=nul).keys() == naive(listed, least, most, nul)
 
 
 @given(st.lists(st.integers(-5, 5), max_size=40))
@@ -70,22 +70,22 @@ def test_within_says_what_min_and_max_say(values: list[int]) -> None:
 
 
 def test_sentences_say_what_is_allowed() -> None:
-    assert judge_ids(Ragged.of([b"", b"ok", b"x" * 256, b"a\0", b"\xff"])) == {
+    assert validate_ids(Ragged.of([b"", b"ok", b"x" * 256, b"a\0", b"\xff"])) == {
         0: "an id takes 1 to 255 bytes, not 0",
         2: "an id takes 1 to 255 bytes, not 256",
         3: "an id must not contain a NUL character",
         4: "an id must be UTF-8",
     }
-    assert judge_tags(Ragged.of([b"", b"t" * 65])) == {1: "a tag takes 0 to 64 bytes, not 65"}
-    assert judge_reasons(Ragged.of([b"r" * 1024, b"r" * 1025])) == {1: "a reason takes 0 to 1024 bytes, not 1025"}
-    assert judge_tags(None) == judge_reasons(None) == judge_headers(None) == {}
+    assert validate_tags(Ragged.of([b"", b"t" * 65])) == {1: "a tag takes 0 to 64 bytes, not 65"}
+    assert validate_reasons(Ragged.of([b"r" * 1024, b"r" * 1025])) == {1: "a reason takes 0 to 1024 bytes, not 1025"}
+    assert validate_tags(None) == validate_reasons(None) == validate_headers(None) == {}
 
 
 def test_headers_must_be_as_encoded() -> None:
     good = encode_headers({"a": "1", "b": "2"})
     pair = encode_headers({"a": "1"})
     listed = [b"", good, pair + pair, encode_headers({"b": "2"}) + pair, good[:-1], pair[:3], b"\1", b"\1\0\xff\0\0"]
-    assert judge_headers(Ragged.of(listed)) == {
+    assert validate_headers(Ragged.of(listed)) == {
         2: "headers must be sorted by key, each key once",
         3: "headers must be sorted by key, each key once",
         4: "headers end in the middle of a string",
@@ -93,7 +93,7 @@ def test_headers_must_be_as_encoded() -> None:
         6: "headers end in the middle of a string",
         7: "headers are not UTF-8",
     }
-    assert judge_headers(Ragged.of([bytes(MAX_HEADERS_BYTES + 1)])) == {0: "headers may take 8192 bytes, not 8193"}
+    assert validate_headers(Ragged.of([bytes(MAX_HEADERS_BYTES + 1)])) == {0: "headers may take 8192 bytes, not 8193"}
 
 
 INVALID, TOO_LARGE = Status.INVALID, Status.TOO_LARGE
@@ -118,7 +118,7 @@ PUTS: list[tuple[dict[str, Any], dict[int, Status]]] = [
 def test_puts_are_refused_one_by_one(change: dict[str, Any], refused: dict[int, Status]) -> None:
     bare = dataclasses.replace(produce(), payloads=Ragged.of([b"x", b"y", b"z"]), flags=ubytes(0, 0, 0))
     read = decode_as(encode(dataclasses.replace(bare, **change)), Produce)
-    judged = judge_produce(read, max_payload_bytes=10)
+    judged = validate_produce(read, max_payload_bytes=10)
     assert {index: status for index, (status, _) in judged.items()} == refused
     assert all(sentence for _, sentence in judged.values())
 
@@ -141,16 +141,16 @@ def mutate(operation: Operation) -> Mutate:
 )
 def test_mutations_are_refused_one_by_one(operation: Operation, change: dict[str, Any], refused: set[int]) -> None:
     read = decode_as(encode(dataclasses.replace(mutate(operation), **change)), Mutate)
-    assert judge_mutate(read).keys() == refused
+    assert validate_mutate(read).keys() == refused
 
 
 def test_only_what_needs_an_operation_id_is_refused_without() -> None:
     for operation in (Operation.MOVE, Operation.REVIVE):
-        assert judge_mutate(dataclasses.replace(mutate(operation), op=ulongs(1, 0))).keys() == {1}
+        assert validate_mutate(dataclasses.replace(mutate(operation), op=ulongs(1, 0))).keys() == {1}
     for operation in (Operation.CANCEL, Operation.PURGE):
-        assert not judge_mutate(dataclasses.replace(mutate(operation), op=ulongs(1, 0)))
+        assert not validate_mutate(dataclasses.replace(mutate(operation), op=ulongs(1, 0)))
     kinds = ubytes(Operation.ACK, Operation.RELEASE, Operation.EXTEND)
-    assert judge_settle(dataclasses.replace(settle(), operation=kinds, op=ulongs(0, 0, 0))).keys() == {1}
+    assert validate_settle(dataclasses.replace(settle(), operation=kinds, op=ulongs(0, 0, 0))).keys() == {1}
 
 
 RELEASE, EXTEND, BURY = int(Operation.RELEASE), int(Operation.EXTEND), int(Operation.BURY)
@@ -179,11 +179,11 @@ RELEASE, EXTEND, BURY = int(Operation.RELEASE), int(Operation.EXTEND), int(Opera
 )
 def test_settles_are_refused_one_by_one(change: dict[str, Any], refused: set[int]) -> None:
     read = decode_as(encode(dataclasses.replace(full_settle(), **change)), Settle)
-    assert judge_settle(read).keys() == refused
+    assert validate_settle(read).keys() == refused
 
 
 def test_the_samples_have_nothing_to_blame() -> None:
     assert full_produce().headers is not None
     for frame in SAMPLES:
-        judged = {Produce: judge_produce, Mutate: judge_mutate, Settle: judge_settle}.get(type(frame))
+        judged = {Produce: validate_produce, Mutate: validate_mutate, Settle: validate_settle}.get(type(frame))
         assert judged is None or judged(frame) == {}  # type: ignore[operator]

@@ -39,27 +39,27 @@ _FEW = 32
 """Up to here plain Python is quicker than a numpy reduction."""
 
 
-def judge_ids(ids: Ragged) -> dict[int, str]:
+def validate_ids(ids: Ragged) -> dict[int, str]:
     """Index → sentence for ids that are not 1..255 bytes of UTF-8 without NUL."""
-    return judge_texts(ids, "an id", 1, MAX_ID_BYTES)
+    return validate_texts(ids, "an id", 1, MAX_ID_BYTES)
 
 
-def judge_tags(tags: Ragged | None) -> dict[int, str]:
+def validate_tags(tags: Ragged | None) -> dict[int, str]:
     """Index → sentence for tags that are not up to 64 bytes of UTF-8."""
-    return {} if tags is None else judge_texts(tags, "a tag", 0, MAX_TAG_BYTES, nul=True)
+    return {} if tags is None else validate_texts(tags, "a tag", 0, MAX_TAG_BYTES, nul=True)
 
 
-def judge_reasons(reasons: Ragged | None) -> dict[int, str]:
+def validate_reasons(reasons: Ragged | None) -> dict[int, str]:
     """Index → sentence for reasons that are not up to 1 KiB of UTF-8."""
-    return {} if reasons is None else judge_texts(reasons, "a reason", 0, MAX_REASON_BYTES, nul=True)
+    return {} if reasons is None else validate_texts(reasons, "a reason", 0, MAX_REASON_BYTES, nul=True)
 
 
-def judge_headers(headers: Ragged | None) -> dict[int, str]:
+def validate_headers(headers: Ragged | None) -> dict[int, str]:
     """Index → sentence for headers that take more than 8 KiB or are not encoded as `model.encode_headers` does."""
-    return judge_sizes(headers, "headers", MAX_HEADERS_BYTES) | judge_header_forms(headers)
+    return validate_sizes(headers, "headers", MAX_HEADERS_BYTES) | validate_header_forms(headers)
 
 
-def judge_header_forms(headers: Ragged | None) -> dict[int, str]:
+def validate_header_forms(headers: Ragged | None) -> dict[int, str]:
     """Likewise, without a word on those that are too large: these are TOO_LARGE, the others INVALID."""
     if headers is None or not headers.nbytes:
         return {}
@@ -81,7 +81,7 @@ def _judge_header(item: bytes) -> str:
         return bad.reason
 
 
-def judge_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str]:
+def validate_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str]:
     """Index → sentence for items longer than `most` bytes."""
     if column is None or column.nbytes <= most:
         return {}
@@ -91,7 +91,7 @@ def judge_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str]:
     }
 
 
-def judge_texts(column: Ragged, what: str, least: int, most: int, *, nul: bool = False) -> dict[int, str]:
+def validate_texts(column: Ragged, what: str, least: int, most: int, *, nul: bool = False) -> dict[int, str]:
     """Index → sentence for items that are not `least`..`most` bytes of UTF-8, without NUL unless allowed."""
     if _all_sound(column, least, most, nul):
         return {}
@@ -141,13 +141,6 @@ def _cuts_a_character(column: Ragged, data: bytes, first: int) -> bool:
     return bool(((np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80).any())
 
 
-def outside(column: npt.NDArray[np.integer], least: int, most: int) -> npt.NDArray[np.intp] | None:
-    """Indexes of values below `least` or above `most`; None when there is none."""
-    if within(column, least, most):
-        return None
-    return np.flatnonzero((column < least) | (column > most))
-
-
 def within(column: npt.NDArray[np.integer], least: int, most: int) -> bool:
     """Whether all values are `least`..`most`."""
     if len(column) <= _FEW:
@@ -186,13 +179,13 @@ def _blame(bad: Judgement, found: dict[int, str], status: Status = Status.INVALI
         bad[index] = (status, sentence)
 
 
-def judge_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Judgement:
+def validate_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Judgement:
     """The messages of `frame` that cannot be put, whatever the store holds. INVALID goes before TOO_LARGE."""
     bad: Judgement = {}
-    _blame(bad, judge_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
-    _blame(bad, judge_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
-    _blame(bad, judge_header_forms(frame.headers))
-    _blame(bad, judge_tags(frame.tags))
+    _blame(bad, validate_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
+    _blame(bad, validate_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
+    _blame(bad, validate_header_forms(frame.headers))
+    _blame(bad, validate_tags(frame.tags))
     if frame.expires_ms is not None:
         _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")
     _judge_times(bad, frame.time_ms, (frame.flags & PutFlag.IN) != 0)
@@ -200,11 +193,11 @@ def judge_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) ->
     if both.any():
         _blame(bad, dict.fromkeys(np.flatnonzero(both).tolist(), "a put either moves or replaces, not both"))
     _judge_nonzero(bad, frame.birth, "a birth")
-    _blame(bad, judge_ids(frame.ids))
+    _blame(bad, validate_ids(frame.ids))
     return bad
 
 
-def judge_mutate(frame: Mutate) -> Judgement:
+def validate_mutate(frame: Mutate) -> Judgement:
     """The messages of `frame` that cannot be moved, cancelled, revived or purged, whatever the store holds."""
     bad: Judgement = {}
     if not within(frame.if_version, 0, 2**63 - 1):
@@ -216,17 +209,17 @@ def judge_mutate(frame: Mutate) -> Judgement:
     _judge_times(bad, frame.time_ms, (frame.flags & MutateFlag.IN) != 0)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
         _judge_nonzero(bad, frame.op, "an operation id")
-    _blame(bad, judge_ids(frame.ids))
+    _blame(bad, validate_ids(frame.ids))
     return bad
 
 
-def judge_settle(frame: Settle) -> Judgement:
+def validate_settle(frame: Settle) -> Judgement:
     """The settles of `frame` that cannot count, whatever the store holds."""
     bad: Judgement = {}
-    _blame(bad, judge_reasons(frame.reasons))
+    _blame(bad, validate_reasons(frame.reasons))
     if not within(frame.time_ms, 0, MAX_DURATION_MS):
         absolute = (frame.operation == Operation.RELEASE) & ((frame.flags & SettleFlag.AT) != 0)
         _judge_times(bad, frame.time_ms, ~absolute, "a time")
     _judge_nonzero(bad, frame.op, "an operation id", frame.operation == Operation.RELEASE)
-    _blame(bad, judge_ids(frame.ids))
+    _blame(bad, validate_ids(frame.ids))
     return bad
