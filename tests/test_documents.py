@@ -20,7 +20,7 @@ from timeline.config import parse_duration_ms
 from timeline.driver.topics import DURATIONS, NAMES
 from timeline.metrics import CATALOG
 from timeline.model import LateCause, State, Status
-from timeline.outbox.figures import CATALOG as OF_THE_RELAY
+from timeline.outbox.relay import CATALOG as OF_THE_RELAY
 
 KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "sql", "", *NEEDLESS}
 
@@ -46,7 +46,8 @@ def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
             name, kind, labels, means = (cell.strip() for cell in line.strip("|").split("|"))
             assert means, f"{name} has no meaning"
             rows[name.strip("`")] = (kind, {label.strip() for label in labels.split(",")} - {""})
-    assert rows == {name: (kind, set(labels)) for name, (kind, _, labels) in {**CATALOG, **OF_THE_RELAY}.items()}
+    declared = {**CATALOG, **OF_THE_RELAY}
+    assert rows == {name: (one.kind, set(one.labels)) for name, one in declared.items()}
 
 
 def test_every_status_state_and_error_is_documented() -> None:

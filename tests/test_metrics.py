@@ -50,4 +50,4 @@ def test_counters_that_alerts_watch_begin_at_nothing() -> None:
 
 
 def test_the_topic_is_the_first_label_of_whatever_has_one() -> None:
-    assert all(labels[0] == "topic" for _, _, labels in CATALOG.values() if "topic" in labels)
+    assert all(one.labels[0] == "topic" for one in CATALOG.values() if "topic" in one.labels)

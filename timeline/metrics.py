@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,134 +24,139 @@ TOPICS_SHOWN = 200
 LEASE_ENDS = ("acked", "released", "buried", "unseen", "ran_out")
 BURIALS = ("consumer", "max_deliveries")
 """Causes that are shown from the start; others once they occur."""
-NOT_ALWAYS_KNOWN = frozenset(
-    {"timeline_store_free_bytes", "timeline_store_size_bytes", "timeline_certificate_expires_timestamp_seconds"}
-)
-"""Gauges that are absent until somebody knows their value."""
 
-CATALOG: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "timeline_delivery_lateness_seconds": (
-        "histogram",
-        "From due to push, of deliveries that were not redeliveries after a lease ran out",
-        ("topic",),
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One metric. `fold`: how a gauge's values of the topics that are not shown by name become one. `always`: False for
+    a gauge that is absent until somebody knows its value."""
+
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+    fold: Callable[[float, float], float] = float.__add__
+    always: bool = True
+
+
+def counter(help: str, *labels: str) -> Declaration:
+    """Declare what only grows."""
+    return Declaration("counter", help, labels)
+
+
+def gauge(
+    help: str, *labels: str, fold: Callable[[float, float], float] = float.__add__, always: bool = True
+) -> Declaration:
+    """Declare a value that rises and falls."""
+    return Declaration("gauge", help, labels, fold, always)
+
+
+def histogram(help: str, *labels: str) -> Declaration:
+    """Declare a distribution."""
+    return Declaration("histogram", help, labels)
+
+
+def _sooner(one: float, other: float) -> float:
+    """Return the earlier of two times, 0 being none."""
+    return min(one, other) if one and other else one or other
+
+
+CATALOG: dict[str, Declaration] = {
+    "timeline_delivery_lateness_seconds": histogram(
+        "From due to push, of deliveries that were not redeliveries after a lease ran out", "topic"
     ),
-    "timeline_deliveries_total": ("counter", "Messages pushed to consumers", ("topic",)),
-    "timeline_redeliveries_total": ("counter", "Messages leased again after a lease ran out", ("topic",)),
-    "timeline_operations_total": (
-        "counter",
-        "Answers given to producers and consumers, by operation and status",
-        ("operation", "status"),
+    "timeline_deliveries_total": counter("Messages pushed to consumers", "topic"),
+    "timeline_redeliveries_total": counter("Messages leased again after a lease ran out", "topic"),
+    "timeline_operations_total": counter(
+        "Answers given to producers and consumers, by operation and status", "operation", "status"
     ),
-    "timeline_late_acks_total": ("counter", "Acks that counted after their lease had run out", ("topic",)),
-    "timeline_buried_total": ("counter", "Messages that became dead letters, by cause", ("topic", "cause")),
-    "timeline_expired_total": ("counter", "Messages removed because they passed their expiry", ("topic",)),
-    "timeline_leases_ended_total": (
-        "counter",
+    "timeline_late_acks_total": counter("Acks that counted after their lease had run out", "topic"),
+    "timeline_buried_total": counter("Messages that became dead letters, by cause", "topic", "cause"),
+    "timeline_expired_total": counter("Messages removed because they passed their expiry", "topic"),
+    "timeline_leases_ended_total": counter(
         "Leases that ended, by cause: acked, released, buried, unseen (handed back), ran_out (leased again since)",
-        ("topic", "cause"),
+        "topic",
+        "cause",
     ),
-    "timeline_stranded_total": (
-        "counter",
-        "Overdue messages that a sweep over all buckets had to find: nobody dealt their bucket in time",
-        ("topic",),
+    "timeline_stranded_total": counter(
+        "Overdue messages that a sweep over all buckets had to find: nobody dealt their bucket in time", "topic"
     ),
-    "timeline_messages_depth": (
-        "gauge",
-        "Messages nobody holds, by state: available (due) and waiting (to come)",
-        ("topic", "state"),
+    "timeline_messages_depth": gauge(
+        "Messages nobody holds, by state: available (due) and waiting (to come)", "topic", "state"
     ),
-    "timeline_expected_messages": (
-        "gauge",
-        "Messages that come due within so long from now: 1m, 10m, 1h, 24h",
-        ("topic", "within"),
+    "timeline_expected_messages": gauge(
+        "Messages that come due within so long from now: 1m, 10m, 1h, 24h", "topic", "within"
     ),
-    "timeline_expected_peak_messages": (
-        "gauge",
-        "Messages that come due in the busiest minute of the next ten",
-        ("topic",),
-    ),
-    "timeline_overdue_seconds": (
-        "gauge",
+    "timeline_expected_peak_messages": gauge("Messages that come due in the busiest minute of the next ten", "topic"),
+    "timeline_overdue_seconds": gauge(
         "How long the earliest message that waits for nothing but a delivery has been due; 0 when none is",
-        ("topic",),
+        "topic",
+        fold=max,
     ),
-    "timeline_topic_rate_limit": (
-        "gauge",
-        "Deliveries a second that the topic permits; 0 without a limit",
-        ("topic",),
+    "timeline_topic_rate_limit": gauge(
+        "Deliveries a second that the topic permits; 0 without a limit", "topic", fold=max
     ),
-    "timeline_buckets": ("gauge", "Buckets of the topic that this broker deals", ("topic",)),
-    "timeline_next_due_timestamp_seconds": (
-        "gauge",
-        "When the next message comes due, Unix time; 0 when none is pending",
-        ("topic",),
+    "timeline_buckets": gauge("Buckets of the topic that this broker deals", "topic"),
+    "timeline_next_due_timestamp_seconds": gauge(
+        "When the next message comes due, Unix time; 0 when none is pending", "topic", fold=_sooner
     ),
-    "timeline_leases_in_flight": ("gauge", "Messages in consumers' hands by credit not given back", ("topic",)),
-    "timeline_consumers": (
-        "gauge",
-        "Consumers connected, by health: healthy, silent, stalled, set_aside",
-        ("topic", "health"),
+    "timeline_leases_in_flight": gauge("Messages in consumers' hands by credit not given back", "topic"),
+    "timeline_consumers": gauge(
+        "Consumers connected, by health: healthy, silent, stalled, set_aside", "topic", "health"
     ),
-    "timeline_credit_messages": ("gauge", "Messages that healthy consumers have room for", ("topic",)),
-    "timeline_store_call_seconds": ("histogram", "How long store calls took", ("call",)),
-    "timeline_store_calls_total": ("counter", "Store calls by outcome", ("call", "outcome")),
-    "timeline_store_info": ("gauge", "Always 1; the server that keeps the messages, in words", ("server",)),
-    "timeline_store_warnings": ("gauge", "Settings of the store's server that weaken what it promises", ()),
-    "timeline_store_free_bytes": ("gauge", "Room left where the store keeps its data, where it can tell", ()),
-    "timeline_store_size_bytes": ("gauge", "Room in all where the store keeps its data, where it can tell", ()),
-    "timeline_intake_bytes": ("gauge", "Payload bytes of puts waiting for the store", ()),
-    "timeline_outbox_bytes": ("gauge", "Payload bytes waiting to be pushed to consumers", ()),
-    "timeline_throttled_total": ("counter", "Messages answered THROTTLED, by what was full", ("bound",)),
-    "timeline_frames_refused_total": ("counter", "Frames that failed verification", ("method",)),
-    "timeline_hung_up_total": (
-        "counter",
-        "Connections ended because they brought too much of frames that were not whole",
-        (),
+    "timeline_credit_messages": gauge("Messages that healthy consumers have room for", "topic"),
+    "timeline_store_call_seconds": histogram("How long store calls took", "call"),
+    "timeline_store_calls_total": counter("Store calls by outcome", "call", "outcome"),
+    "timeline_store_info": gauge("Always 1; the server that keeps the messages, in words", "server"),
+    "timeline_store_warnings": gauge("Settings of the store's server that weaken what it promises"),
+    "timeline_store_free_bytes": gauge("Room left where the store keeps its data, where it can tell", always=False),
+    "timeline_store_size_bytes": gauge("Room in all where the store keeps its data, where it can tell", always=False),
+    "timeline_intake_bytes": gauge("Payload bytes of puts waiting for the store"),
+    "timeline_outbox_bytes": gauge("Payload bytes waiting to be pushed to consumers"),
+    "timeline_throttled_total": counter("Messages answered THROTTLED, by what was full", "bound"),
+    "timeline_frames_refused_total": counter("Frames that failed verification", "method"),
+    "timeline_hung_up_total": counter("Connections ended because they brought too much of frames that were not whole"),
+    "timeline_access_refused_total": counter(
+        "Calls refused for who called, by cause, and long calls that ended for it", "cause"
     ),
-    "timeline_access_refused_total": (
-        "counter",
-        "Calls refused for who called, by cause, and long calls that ended for it",
-        ("cause",),
+    "timeline_certificate_expires_timestamp_seconds": gauge(
+        "When the certificate of this broker expires, Unix time", always=False
     ),
-    "timeline_certificate_expires_timestamp_seconds": (
-        "gauge",
-        "When the certificate of this broker expires, Unix time",
-        (),
-    ),
-    "timeline_task_crashes_total": (
-        "counter",
-        "Background tasks that ended by an error (a bug: see the log)",
-        ("task",),
-    ),
-    "timeline_etcd_up": ("gauge", "1 while etcd confirms what this broker believes; always with local://", ()),
-    "timeline_clock_step_seconds": ("gauge", "Jump of the wall clock noticed and not followed yet", ()),
-    "timeline_clock_offset_seconds": (
-        "gauge",
+    "timeline_task_crashes_total": counter("Background tasks that ended by an error (a bug: see the log)", "task"),
+    "timeline_etcd_up": gauge("1 while etcd confirms what this broker believes; always with local://"),
+    "timeline_clock_step_seconds": gauge("Jump of the wall clock noticed and not followed yet"),
+    "timeline_clock_offset_seconds": gauge(
         "By how much another clock is ahead of this broker's, by kind: broker, store, client (the worst consumer)",
-        ("kind", "peer"),
+        "kind",
+        "peer",
     ),
-    "timeline_clock_error_seconds": ("gauge", "By how much that offset may be wrong, either way", ("kind", "peer")),
-    "timeline_clock_median_offset_seconds": (
-        "gauge",
-        "By how much the median of all clocks that are known is ahead of this broker's",
-        (),
+    "timeline_clock_error_seconds": gauge("By how much that offset may be wrong, either way", "kind", "peer"),
+    "timeline_clock_median_offset_seconds": gauge(
+        "By how much the median of all clocks that are known is ahead of this broker's"
     ),
-    "timeline_clock_median_error_seconds": ("gauge", "By how much that may be wrong, either way", ()),
-    "timeline_clocks_compared": ("gauge", "Clocks that the median is of, this broker's and the store's among them", ()),
-    "timeline_quarantined": ("gauge", "1 while this broker leases nothing because its clock is wrong", ()),
-    "timeline_clients_adrift": ("gauge", "Consumers whose clocks are 50 ms off this broker's, or more", ()),
-    "timeline_cluster_brokers": ("gauge", "Brokers that this one believes to be there, itself too", ()),
-    "timeline_hints_total": (
-        "counter",
+    "timeline_clock_median_error_seconds": gauge("By how much that may be wrong, either way"),
+    "timeline_clocks_compared": gauge("Clocks that the median is of, this broker's and the store's among them"),
+    "timeline_quarantined": gauge("1 while this broker leases nothing because its clock is wrong"),
+    "timeline_clients_adrift": gauge("Consumers whose clocks are 50 ms off this broker's, or more"),
+    "timeline_cluster_brokers": gauge("Brokers that this one believes to be there, itself too"),
+    "timeline_hints_total": counter(
         "Hints between brokers of what comes due: sent, received, or dropped (the sweep finds what they told of)",
-        ("outcome",),
+        "outcome",
     ),
-    "timeline_journal_events_total": ("counter", "Events handed to the journal", ()),
-    "timeline_journal_dropped_total": ("counter", "Events that the journal could not take: they are missing in it", ()),
-    "timeline_journal_restarts_total": ("counter", "The journal's process had ended, and was started again", ()),
-    "timeline_ready": ("gauge", "1 while the broker serves", ()),
-    "timeline_broker_info": ("gauge", "Always 1; the broker's name and version", ("name", "version")),
+    "timeline_journal_events_total": counter("Events handed to the journal"),
+    "timeline_journal_dropped_total": counter("Events that the journal could not take: they are missing in it"),
+    "timeline_journal_restarts_total": counter("The journal's process had ended, and was started again"),
+    "timeline_ready": gauge("1 while the broker serves"),
+    "timeline_broker_info": gauge("Always 1; the broker's name and version", "name", "version"),
 }
+
+
+def counters(catalog: Mapping[str, Declaration], registry: CollectorRegistry) -> dict[str, Counter]:
+    """Register the counters of a catalog; by name."""
+    return {
+        name: Counter(name.removesuffix("_total"), declared.help, declared.labels, registry=registry)
+        for name, declared in catalog.items()
+        if declared.kind == "counter"
+    }
 
 
 class ColumnHistogram(Collector):
@@ -173,11 +179,11 @@ class ColumnHistogram(Collector):
         self._sums[value] = self._sums.get(value, 0.0) + float(seconds.sum())
 
     def describe(self) -> Iterable[Metric]:
-        return [HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])]
+        return [HistogramMetricFamily(self._name, CATALOG[self._name].help, labels=[self._label])]
 
     def collect(self) -> Iterator[Metric]:
         """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
-        family = HistogramMetricFamily(self._name, CATALOG[self._name][1], labels=[self._label])
+        family = HistogramMetricFamily(self._name, CATALOG[self._name].help, labels=[self._label])
         names = [*(repr(float(bound)) for bound in self.bounds_s), "+Inf"]
         for value, counts in list(self.counts.items()):
             family.add_metric(
@@ -215,8 +221,11 @@ class TopicGauges(Collector):
         if (values := self._values.get(topic)) is not None:
             values.pop(key, None)
 
+    def _family(self, name: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(name, CATALOG[name].help, labels=CATALOG[name].labels)
+
     def describe(self) -> Iterable[Metric]:
-        return [GaugeMetricFamily(name, CATALOG[name][1], labels=CATALOG[name][2]) for name in self._names]
+        return [self._family(name) for name in self._names]
 
     def collect(self) -> Iterator[Metric]:
         """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
@@ -225,11 +234,10 @@ class TopicGauges(Collector):
             label = self._shown(topic)
             for (name, *more), value in values.copy().items():
                 known, key = folded[name], (label, *more)
-                fold = _FOLDS.get(name, float.__add__)
+                fold = CATALOG[name].fold
                 known[key] = fold(known[key], float(value)) if key in known else float(value)
         for name, found in folded.items():
-            _, help, labels = CATALOG[name]
-            family = GaugeMetricFamily(name, help, labels=labels)
+            family = self._family(name)
             for key, value in found.items():
                 family.add_metric(key, value)
             yield family
@@ -237,18 +245,6 @@ class TopicGauges(Collector):
     def forget(self, topic: str) -> None:
         """Drops the series of `topic`."""
         self._values.pop(topic, None)
-
-
-def _sooner(one: float, other: float) -> float:
-    """The earlier of two times, 0 being none."""
-    return min(one, other) if one and other else one or other
-
-
-_FOLDS: dict[str, Callable[[float, float], float]] = {
-    "timeline_next_due_timestamp_seconds": _sooner,
-    "timeline_overdue_seconds": max,
-    "timeline_topic_rate_limit": max,
-}
 
 
 class Metrics:
@@ -265,24 +261,21 @@ class Metrics:
         )
         self._store_seconds = Histogram(
             "timeline_store_call_seconds",
-            CATALOG["timeline_store_call_seconds"][1],
+            CATALOG["timeline_store_call_seconds"].help,
             ["call"],
             buckets=STORE_BUCKETS_S,
             registry=self.registry,
         )
-        self._counters = {
-            name: Counter(name.removesuffix("_total"), help, labels, registry=self.registry)
-            for name, (kind, help, labels) in CATALOG.items()
-            if kind == "counter"
-        }
+        self._counters = counters(CATALOG, self.registry)
         self._calls: dict[str, Histogram] = {}
         self._found: dict[tuple[str, tuple[str, ...]], Counter] = {}
-        gauges = {name: labels for name, (kind, _, labels) in CATALOG.items() if kind == "gauge"}
-        of_topics = [name for name, labels in gauges.items() if "topic" in labels]
+        gauges = {name: declared for name, declared in CATALOG.items() if declared.kind == "gauge"}
+        of_topics = [name for name, declared in gauges.items() if "topic" in declared.labels]
         self._topic_gauges = TopicGauges(of_topics, self._label, self.registry)
         self._gauges: dict[str, Gauge] = {}
-        for name in sorted(gauges.keys() - set(of_topics) - NOT_ALWAYS_KNOWN):
-            self._gauge(name)
+        for name, declared in gauges.items():
+            if declared.always and name not in of_topics:
+                self._gauge(name)
 
     def topic(self, name: str) -> str:
         """The label value for a topic: from now on its own, where there is room."""
@@ -314,8 +307,8 @@ class Metrics:
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
         """Sets a gauge of the catalog that has no topic."""
-        gauge = self._gauges.get(name) or self._gauge(name)
-        (gauge.labels(*labels) if labels else gauge).set(value)
+        found = self._gauges.get(name) or self._gauge(name)
+        (found.labels(*labels) if labels else found).set(value)
 
     def topic_gauge(self, name: str, topic: str, value: float, *labels: str) -> None:
         """Sets a gauge of the catalog for a topic; `labels`: those after the topic's."""
@@ -323,9 +316,9 @@ class Metrics:
         self._topic_gauges.set(name, topic, value, *labels)
 
     def _gauge(self, name: str) -> Gauge:
-        _, help, labels = CATALOG[name]
-        gauge = self._gauges[name] = Gauge(name, help, labels, registry=self.registry)
-        return gauge
+        declared = CATALOG[name]
+        made = self._gauges[name] = Gauge(name, declared.help, declared.labels, registry=self.registry)
+        return made
 
     def forget(self, name: str, *labels: str) -> None:
         """Drops one series of a gauge."""
@@ -351,8 +344,8 @@ class Metrics:
         """A counter of the catalog with its labels, looked up once: that costs more than counting."""
         series = self._found.get((name, labels))
         if series is None:
-            counter = self._counters[name]
-            series = self._found[name, labels] = counter.labels(*labels) if labels else counter
+            counted = self._counters[name]
+            series = self._found[name, labels] = counted.labels(*labels) if labels else counted
         return series
 
     def forget_topic(self, name: str) -> None:
@@ -363,6 +356,6 @@ class Metrics:
         self._shown.discard(name)
         self._found.clear()
         self.lateness.forget(name)
-        for metric in self._counters.values():
-            if "topic" in metric._labelnames:
+        for counted, metric in self._counters.items():
+            if "topic" in CATALOG[counted].labels:
                 metric.remove_by_labels({"topic": name})

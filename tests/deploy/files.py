@@ -67,7 +67,7 @@ def unknown_in(query: str) -> list[str]:
     found += [name for name in _METRIC.findall(query) if _base(name) is None]
     for name, selectors in _SELECTED.findall(query):
         base = _base(name)
-        labels = set(CATALOG[base][2]) if base else set()
+        labels = set(CATALOG[base].labels) if base else set()
         bucket = {"le"} if name.endswith("_bucket") else set()
         found += [
             f"{name}: {label}" for label in _LABEL.findall(selectors) if label not in labels | bucket | OF_A_TARGET
@@ -78,6 +78,6 @@ def unknown_in(query: str) -> list[str]:
 def _base(name: str) -> str | None:
     """The catalog's name of a series' name: a histogram's has three. None: there is none."""
     if name in CATALOG:
-        return name if CATALOG[name][0] != "histogram" else None
+        return name if CATALOG[name].kind != "histogram" else None
     base = re.sub(r"_(bucket|sum|count)$", "", name)
-    return base if base in CATALOG and CATALOG[base][0] == "histogram" else None
+    return base if base in CATALOG and CATALOG[base].kind == "histogram" else None

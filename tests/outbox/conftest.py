@@ -16,9 +16,7 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from timeline import outbox
 from timeline.model import Status
-from timeline.outbox.address import outbox_url
-from timeline.outbox.database import Outbox
-from timeline.outbox.rows import Row, Waiting
+from timeline.outbox.database import Outbox, Row, Waiting, outbox_url
 
 TOPIC = "reminders"
 

@@ -20,9 +20,8 @@ from tests.services import require_service
 from timeline import Message, Status, outbox
 from timeline.errors import Invalid, Unavailable
 from timeline.outbox import database
-from timeline.outbox.address import OutboxRefused, outbox_url
-from timeline.outbox.database import Outbox
-from timeline.outbox.relay import Relay
+from timeline.outbox.database import Outbox, OutboxRefused, outbox_url
+from timeline.outbox.relay import OutboxRelay
 
 PATIENCE_S = 100.0
 
@@ -30,7 +29,7 @@ PATIENCE_S = 100.0
 async def once(shop: Shop, tl: timeline.Timeline) -> Heard:
     """All that waits is relayed."""
     heard = Heard()
-    await Relay(shop.outbox(), tl, heard).run(once=True)
+    await OutboxRelay(shop.outbox(), tl, heard).run(once=True)
     return heard
 
 
@@ -38,7 +37,7 @@ async def once(shop: Shop, tl: timeline.Timeline) -> Heard:
 async def relaying(shop: Shop, tl: timeline.Timeline, batch: int = 1_000) -> AsyncIterator[Heard]:
     """A relay at work."""
     heard = Heard()
-    relay = Relay(shop.outbox(), tl, heard, every_ms=10, batch=batch)
+    relay = OutboxRelay(shop.outbox(), tl, heard, every_ms=10, batch=batch)
     task = asyncio.create_task(relay.run())
     try:
         yield heard
@@ -89,7 +88,7 @@ async def test_messages_are_sent_in_the_order_of_adding(shop: Shop, tl: timeline
     ids = [f"{number * 7919 % 1000}" for number in range(100)]
     shop.add(*ids)
     heard = Heard()
-    await Relay(shop.outbox(), tl, heard, batch=7).run(once=True)
+    await OutboxRelay(shop.outbox(), tl, heard, batch=7).run(once=True)
     assert [id.decode() for id in sent] == ids
 
 
@@ -395,6 +394,6 @@ def test_a_driver_is_chosen_among_those_installed(monkeypatch: pytest.MonkeyPatc
     assert outbox_url("postgres://u@h/d").drivername == "postgresql+psycopg"
     assert outbox_url("mariadb://u@h/d").drivername == "mysql+pymysql"
     assert outbox_url("mysql+mysqldb://u@h/d").drivername == "mysql+mysqldb"
-    monkeypatch.setattr("timeline.outbox.address.find_spec", lambda name: None)
+    monkeypatch.setattr("timeline.outbox.database.find_spec", lambda name: None)
     with pytest.raises(OutboxRefused, match=r"none is installed: pip install 'psycopg\[binary\]'"):
         outbox_url("postgresql://u@h/d")

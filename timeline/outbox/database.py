@@ -10,19 +10,187 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from timeline.clock import Clock
-from timeline.errors import Unavailable
-from timeline.outbox.address import OutboxRefused, outbox_url
-from timeline.outbox.ddl import TABLE, check_table
-from timeline.outbox.rows import COLUMNS, REASON_CHARS, Refused, Row, Waiting
+from timeline.driver.message import Message
+from timeline.driver.times import When, as_datetime
+from timeline.errors import Invalid, TimelineError, Unavailable
+from timeline.outbox.ddl import DIALECTS, TABLE, check_table
 from timeline.storage_plugins import shown
+
+DRIVERS = {
+    "sqlite": {"pysqlite": "sqlite3"},
+    "postgresql": {"psycopg": "psycopg", "psycopg2": "psycopg2", "pg8000": "pg8000"},
+    "mysql": {
+        "pymysql": "pymysql",
+        "mysqldb": "MySQLdb",
+        "mysqlconnector": "mysql.connector",
+        "mariadbconnector": "mariadb",
+    },
+}
+"""SQLAlchemy's name of each driver that the relay can use → its module, the first that is installed is taken."""
+_PACKAGES = {"postgresql": "psycopg[binary]", "mysql": "pymysql"}
+_ALSO = {"postgres": "postgresql", "mariadb": "mysql"}
+
+
+class OutboxRefused(TimelineError):
+    """The outbox cannot be used as it is: no such table, no rights, a driver that is missing. The text says what to
+    change."""
+
+    code = "REFUSED"
+
+
+def outbox_url(url: str) -> URL:
+    """`url` read, with a driver in it. Raises Invalid for what is no URL of a known database, OutboxRefused without a
+    driver or, of SQLite, without its file."""
+    scheme, separator, _ = url.partition("://")
+    asked, _, driver = scheme.partition("+")
+    dialect = _ALSO.get(asked, asked)
+    if not separator or dialect not in DIALECTS:
+        forms = "sqlite:////path/to/app.db, postgresql://user@host/database or mysql://user@host/database"
+        raise Invalid(f"the outbox lies in a database of SQL, {forms}, not {shown(url)!r}")
+    try:
+        read = make_url(url)
+    except (ArgumentError, ValueError):
+        raise Invalid(
+            f"{shown(url)!r} cannot be read as a URL: special characters in a password are written %40"
+        ) from None
+    if "@" in (read.host or ""):
+        # Half of a password that has an @ in it: the driver would look that up, and say that it is not known.
+        raise Invalid(f"{shown(url)!r} names no host: special characters in a password are percent-encoded, @ is %40")
+    known = DRIVERS[dialect]
+    if driver and driver not in known:
+        raise Invalid(f"the relay uses {', '.join(known)} for {dialect}, not {driver!r:.40}")
+    if dialect == "sqlite":
+        _check_file(read.database)
+    return read.set(drivername=f"{dialect}+{driver or _installed(dialect)}")
+
+
+def _installed(dialect: str) -> str:
+    for driver, module in DRIVERS[dialect].items():
+        if _has(module):
+            return driver
+    raise OutboxRefused(
+        f"{dialect}:// needs one of {', '.join(DRIVERS[dialect].values())}, and none is installed: "
+        f"pip install '{_PACKAGES[dialect]}'"
+    )
+
+
+def _has(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
+
+
+def _check_file(name: str | None) -> None:
+    if not name or name == ":memory:":
+        raise Invalid("an outbox in memory is seen by nobody else: give the file, sqlite:////path/to/app.db")
+    if not Path(name).is_file():
+        raise OutboxRefused(
+            f"there is no file {name}: give the database that your program writes to "
+            "(four slashes before an absolute path, sqlite:////path/to/app.db)"
+        )
+
+
+REASON_CHARS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message that waits to be sent. Times are milliseconds; exactly one of `due_ms` and `in_ms` is set."""
+
+    seq: int
+    topic: str
+    grp: str
+    id: str
+    payload: bytes
+    due_ms: int | None
+    in_ms: int | None
+    expires_ms: int | None
+    expires_in_ms: int | None
+    tag: str | None
+    headers: str | None
+    flaw: str = ""
+    """Why none of it can be sent."""
+
+    def message(self) -> Message:
+        """What is to be sent. Raises Invalid or TooLarge: the table is open to whoever can insert a row."""
+        if self.flaw:
+            raise Invalid(self.flaw)
+        expires = None if self.expires_in_ms is None else _length(self.expires_in_ms)
+        return Message(
+            self.payload,
+            at=None if self.due_ms is None else _point(self.due_ms),
+            in_=None if self.in_ms is None else _length(self.in_ms),
+            id=self.id,
+            tag=self.tag,
+            headers=_headers(self.headers),
+            expires=expires if self.expires_ms is None else _point(self.expires_ms),
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(Row) if field.name != "flaw")
+"""Those of the table that make a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that was set aside. `refused_ms`: when, milliseconds UTC; `reason`: why."""
+
+    seq: int
+    topic: str
+    group: str
+    id: str
+    due_ms: int | None
+    refused_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How much stands in the table. `oldest_ms`: since when the oldest row waits, milliseconds UTC; 0: none does."""
+
+    waiting: int
+    set_aside: int
+    oldest_ms: int
+
+
+def _point(millis: int) -> When:
+    # A due before 1970 is 1 in a row; as an int that would look like seconds.
+    return as_datetime(1) if millis == 1 else millis
+
+
+def _length(millis: int) -> timedelta:
+    try:
+        return timedelta(milliseconds=millis)
+    except (OverflowError, TypeError, ValueError):
+        raise Invalid(f"in_ms and expires_in_ms are milliseconds, at most 36600 days, not {millis!r:.60}") from None
+
+
+def _headers(text: str | None) -> Mapping[str, str] | None:
+    if not text:
+        return None
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as bad:
+        raise Invalid(f"headers must be an object of texts in JSON: {bad}") from None
+    if not isinstance(read, dict):
+        raise Invalid(f"headers must be an object of texts in JSON, not {text!r:.40}")
+    return read
+
 
 TAKEN_BYTES = 16 * 1024 * 1024
 """Payload bytes that are taken at once; one payload may be more."""
@@ -39,6 +207,12 @@ LIBPQ = {
     "keepalives_count": 3,
 }
 """Of psycopg and psycopg2: a server whose machine is gone is given up, too, not asked for hours."""
+REFUSED_BY_SQLITE = (1, 8)
+"""Its primary error codes for an error in the statement (no such table), and a database that is read only."""
+REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1290, 1698, 1836)
+"""Access denied, no such database or table, no right on it, read only."""
+REFUSED_BY_POSTGRESQL = ("25006", "28", "3D", "42")
+"""SQLSTATE: read only, no such user or wrong password, no such database, no such table or no right on it."""
 OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
 """The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
@@ -111,19 +285,43 @@ class Outbox:
     def explained(self, trouble: DBAPIError) -> Unavailable | OutboxRefused:
         """The error for a database that cannot be asked."""
         said = reason_of(trouble)
-        words = ("authentication", "denied", "does not exist", "unknown database", "no such table", "readonly")
-        if any(word in said.lower() for word in words):
+        if self._refuses(trouble):
             return OutboxRefused(f"{self.shown}: {said}")
         return Unavailable(f"the database at {self.shown} cannot be asked: {said}")
+
+    def _refuses(self, trouble: DBAPIError) -> bool:
+        """Whether the database answered, and said no: by the code of its error."""
+        error: Any = trouble.orig
+        first = error.args[0] if error.args else None
+        if self.dialect == "sqlite":
+            return getattr(error, "sqlite_errorcode", 0) & 0xFF in REFUSED_BY_SQLITE
+        if self.dialect == "mysql":
+            return getattr(error, "errno", first) in REFUSED_BY_MYSQL
+        state = (
+            first.get("C") if isinstance(first, dict) else getattr(error, "sqlstate", getattr(error, "pgcode", None))
+        )
+        if state is None and not trouble.connection_invalidated:
+            return self._answers()
+        return str(state).startswith(REFUSED_BY_POSTGRESQL)
+
+    def _answers(self) -> bool:
+        """Whether a PostgreSQL that did not let us connect accepts connections: libpq tells no code of why not."""
+        if self.url.get_driver_name() != "psycopg":
+            return False
+        from psycopg import pq
+        from psycopg.conninfo import make_conninfo
+
+        known = LIBPQ | self.url.translate_connect_args(username="user", database="dbname") | dict(self.url.query)
+        return pq.PGconn.ping(make_conninfo(**known).encode()) == pq.Ping.OK
 
     def _check_version(self, connection: sa.Connection) -> None:
         if self.dialect != "mysql":
             return
         mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
         oldest = OLDEST_MYSQL[mariadb]
-        found = getattr(connection.dialect, "_mariadb_normalized_version_info", None) if mariadb else None
-        found = found or connection.dialect.server_version_info or ()
-        if tuple(found) < oldest:
+        version = str(connection.scalar(sa.text("SELECT VERSION()")))
+        found = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        if found < oldest:
             name, wanted = "MariaDB" if mariadb else "MySQL", ".".join(map(str, oldest))
             raise OutboxRefused(
                 f"the relay needs {name} {wanted} or newer (SKIP LOCKED); this is {'.'.join(map(str, found))}"

@@ -15,15 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from sqlalchemy.exc import DBAPIError
 
 import timeline
 from timeline.clock import Clock
+from timeline.config import check_address, joined
 from timeline.driver.backoff import Backoff
 from timeline.errors import Closed, Invalid, TimelineError, TooLarge
+from timeline.metrics import Declaration, counter, counters, gauge
 from timeline.model import Status
-from timeline.outbox.database import Outbox, reason_of
-from timeline.outbox.rows import Row, Waiting
+from timeline.outbox.database import Outbox, Row, Waiting, reason_of
 
 BATCH = 1_000
 EVERY_MS = 200.0
@@ -39,7 +41,7 @@ ADVICE: dict[str, str] = {
 T = TypeVar("T")
 
 
-class Audience(Protocol):
+class RelayObserver(Protocol):
     """Who is told what the relay does."""
 
     def sent(self, topic: str, status: Status, count: int) -> None:
@@ -76,7 +78,7 @@ class _Hold:
     reason: str = ""
 
 
-class Relay:
+class OutboxRelay:
     """Sends what waits in `outbox` through `tl` until it is told to stop. `every_ms`: how often it looks when nothing
     waits; `batch`: how many rows it takes at once."""
 
@@ -84,7 +86,7 @@ class Relay:
         self,
         outbox: Outbox,
         tl: timeline.Timeline,
-        audience: Audience,
+        audience: RelayObserver,
         every_ms: float = EVERY_MS,
         batch: int = BATCH,
         clock: Clock | None = None,
@@ -281,3 +283,68 @@ def _reason(receipt: timeline.Receipt) -> str:
     except TimelineError as error:
         return error.reason or ADVICE.get(receipt.status, error.advice)
     raise AssertionError(f"{receipt} has not failed")
+
+
+CATALOG: dict[str, Declaration] = {
+    "timeline_relay_sent_total": counter(
+        "Messages of the outbox that are on their timeline, by status: OK, or DUPLICATE (they were before)",
+        "topic",
+        "status",
+    ),
+    "timeline_relay_refused_total": counter("Messages that were set aside, by status", "topic", "status"),
+    "timeline_relay_waiting": gauge("Messages that wait in the outbox"),
+    "timeline_relay_set_aside": gauge("Messages that were set aside and nobody has dealt with"),
+    "timeline_relay_oldest_seconds": gauge("How long the message that waits longest has waited"),
+    "timeline_relay_trouble": gauge("1 while the database, a broker or a topic keeps messages waiting"),
+}
+MOST_TOPICS = 200
+"""Past so many topics the rest are summed under the label `…`."""
+
+
+class RelayMetrics:
+    """All metrics of one relay, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._topics: set[str] = set()
+        self._counters = counters(CATALOG, self.registry)
+        self._gauges = {
+            name: Gauge(name, declared.help, registry=self.registry)
+            for name, declared in CATALOG.items()
+            if declared.kind == "gauge"
+        }
+
+    def serve(self, listen: str) -> tuple[str, Callable[[], None]]:
+        """Opens `listen` ("host:port"); answers its address and what closes it. Raises OSError, the address its
+        `filename`, when it is taken."""
+        host, port = check_address("metrics", listen, free_port=True, otherwise='or "off"')
+        try:
+            server, _ = start_http_server(port, addr=host or "0.0.0.0", registry=self.registry)
+        except OSError as taken:
+            raise OSError(taken.errno, taken.strerror, listen) from taken
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+
+        return joined(host, server.server_port), close
+
+    def sent(self, topic: str, status: str, count: int) -> None:
+        self._counters["timeline_relay_sent_total"].labels(self._label(topic), status).inc(count)
+
+    def refused(self, topic: str, status: str) -> None:
+        self._counters["timeline_relay_refused_total"].labels(self._label(topic), status).inc()
+
+    def trouble(self, some: bool) -> None:
+        self._gauges["timeline_relay_trouble"].set(float(some))
+
+    def counted(self, found: Waiting, oldest_s: float) -> None:
+        self._gauges["timeline_relay_waiting"].set(found.waiting)
+        self._gauges["timeline_relay_set_aside"].set(found.set_aside)
+        self._gauges["timeline_relay_oldest_seconds"].set(oldest_s)
+
+    def _label(self, topic: str) -> str:
+        if topic in self._topics or len(self._topics) < MOST_TOPICS:
+            self._topics.add(topic)
+            return topic
+        return "…"

@@ -22,9 +22,8 @@ from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl
 
 if TYPE_CHECKING:
-    from timeline.outbox.database import Outbox
-    from timeline.outbox.figures import Figures
-    from timeline.outbox.rows import Row, Waiting
+    from timeline.outbox.database import Outbox, Row, Waiting
+    from timeline.outbox.relay import RelayMetrics
 
 NEEDED = ("sqlalchemy", "prometheus_client")
 URL_VARIABLE = "TIMELINE_OUTBOX"
@@ -91,7 +90,7 @@ def print_ddl(dialect: str, table: str) -> int:
 def relay(
     url: str, table: str, as_json: bool, every: str, batch: int, once: bool, metrics: str, timeout: str, address: str
 ) -> int:
-    """Relay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
+    """OutboxRelay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
 
     Several relays may share a table of PostgreSQL or MySQL; of SQLite one at a time relays, the others wait for its
     end. While the broker or the database is away, the relay waits and goes on. With --json: an object for each batch.
@@ -109,17 +108,16 @@ def relay(
     found = _opened(url, table, idle_s=60 + int(4 * timeout_s + every_ms / 1000))
 
     async def work() -> int:
-        from timeline.outbox.figures import Figures
-        from timeline.outbox.relay import Relay
+        from timeline.outbox.relay import OutboxRelay, RelayMetrics
 
-        figures, close = Figures(), None
+        figures, close = RelayMetrics(), None
         measured = "off"
         if metrics != "off":
             measured, close = figures.serve(metrics)
         teller = _Teller(figures, as_json)
         try:
             async with connected(address, timeout) as tl:
-                made = Relay(found, tl, teller, every_ms, batch)
+                made = OutboxRelay(found, tl, teller, every_ms, batch)
                 # Elsewhere nobody hears signals.
                 here = threading.current_thread() is threading.main_thread()
                 for number in (signal.SIGINT, signal.SIGTERM) if here else ():
@@ -248,7 +246,7 @@ def _asked(found: Outbox, ask: Callable[[], Any]) -> Any:
 class _Teller:
     """Tells people, or machines, what the relay does; and its metrics."""
 
-    def __init__(self, figures: Figures, as_json: bool) -> None:
+    def __init__(self, figures: RelayMetrics, as_json: bool) -> None:
         self._figures, self._as_json = figures, as_json
         self._progress = Progress("relayed")
         self._done: Counter[str] = Counter()
