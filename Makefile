@@ -25,7 +25,7 @@ PYTEST := $(PY) -m pytest
 DATA := tests/pipeline/data/flights_2013.parquet
 PARALLEL := -n $(WORKERS) --dist worksteal
 # Tests of servers and processes wait much of their time: twice as many workers as cores.
-GROUPED := -n $$((2 * $(WORKERS))) --dist loadgroup --no-loadscope-reorder
+GROUPED := -n $$((2 * $(WORKERS))) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup check static services test prove run pipeline bench faults simulate fuzz docs schema format clean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,9 +20,14 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "laptop")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers.arrange(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.GroupScheduling | None:
+    """For `--dist loadscope`. (xdist 3.8's own loadgroup groups nothing under pytest 9.2.)"""
+    return workers.GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which tests share an xdist worker (`--dist loadgroup`), and which of these groups start first."""
+"""Which tests share an xdist worker, and which of these groups start first (`--dist loadscope`)."""
 
 from __future__ import annotations
 
@@ -7,34 +7,45 @@ import re
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 SERVERS = ("cassandra", "cockroachdb", "mysql", "postgresql", "redis_cluster", "redis", "s3", "etcd")
-"""Kinds of server, the dearest to start first: all `servers` tests of a kind share a worker, so it starts once."""
+"""Kinds of server, the dearest to start first: all modules that use a kind share a worker, so it starts once."""
 
 
 @functools.cache
-def server_of(module: Path) -> str:
-    """Return the dearest kind of server that a test module imports from `tests.servers`, or ""."""
-    used = set(re.findall(r"^from tests\.servers\.(\w+) import", module.read_text(encoding="utf-8"), re.MULTILINE))
-    return next((kind for kind in SERVERS if kind in used), "")
+def group_of(module: Path) -> str:
+    """Return the group of a test module: "spark", the dearest kind of server that it imports, or itself.
+
+    Modules of process tests are spread: they wait for more than a server. Only Cassandra is too slow to start twice.
+    """
+    source = module.read_text(encoding="utf-8")
+    if re.search(r"\bspark: Any\b", source):
+        return "spark"
+    used = set(re.findall(r"^from tests\.servers\.(\w+) import", source, re.MULTILINE))
+    shared = SERVERS[:1] if "pytest.mark.processes" in source else SERVERS
+    return next((kind for kind in shared if kind in used), str(module))
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Keep the tests of a group on one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(self.config.rootpath / nodeid.partition("::")[0])
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put each test into its group, and groups that take long before those that do not. A group is all tests with
-    Spark, all `servers` tests of one kind of server, or one module."""
-    groups: dict[str, int] = {}
+    """Put groups that take long before those that do not."""
+    ranks: dict[str, int] = {}
     for item in items:
-        name, rank = _group(item)
-        item.add_marker(pytest.mark.xdist_group(name))
-        groups[name] = min(rank, groups.get(name, rank))
-    items.sort(key=lambda item: groups[_group(item)[0]])
+        group = group_of(item.path)
+        ranks[group] = min(_rank(item, group), ranks.get(group, 99))
+    items.sort(key=lambda item: ranks[group_of(item.path)])
 
 
-def _group(item: pytest.Item) -> tuple[str, int]:
-    if "spark" in getattr(item, "fixturenames", ()):
-        return "spark", 0
-    kind = server_of(item.path) if item.get_closest_marker("servers") else ""
-    if kind:
-        return kind, 1 + SERVERS.index(kind)
-    module = item.path.relative_to(item.config.rootpath).as_posix()
-    return module, 20 if item.get_closest_marker("processes") else 21 if item.get_closest_marker("slow") else 22
+def _rank(item: pytest.Item, group: str) -> int:
+    if group == "spark":
+        return 0
+    if group in SERVERS:
+        return 1 + SERVERS.index(group)
+    return 20 if item.get_closest_marker("processes") else 21 if item.get_closest_marker("slow") else 22
