@@ -144,7 +144,7 @@ def _encrypted() -> str:
     raise Invalid("the key is encrypted: give one without a password, in a file that only its user may read")
 
 
-class Shown:
+class CallMetadata:
     """What goes with each call: a token from a file as the file has it now, so that one can be renewed."""
 
     def __init__(self, credentials: Credentials) -> None:

@@ -14,7 +14,7 @@ from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 from timeline.cli.look.findings import Finding, Verdict, of_broker, of_store, of_topics
-from timeline.driver.brokers import BrokerStanding, Connected, Standings, TopicLoad
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.queries import PingAnswer
 from timeline.errors import Unavailable
@@ -282,7 +282,7 @@ def test_findings_of_a_topic(load: dict[str, int], settings: dict[str, bool], sa
 
 @pytest.mark.parametrize("health", list(Health))
 def test_findings_of_a_consumer(health: Health) -> None:
-    standing = dataclasses.replace(WELL, topics=(LOAD,), consumers=(Connected("t", "worker-1", health, 1, 1, 0),))
+    standing = dataclasses.replace(WELL, topics=(LOAD,), consumers=(ConsumerStatus("t", "worker-1", health, 1, 1, 0),))
     found = of_topics(Standings((standing,), {}), {"t": TopicSettings()})
     assert verdicts(found).get("consumers") is (None if health is Health.HEALTHY else Verdict.WARNING)
     assert all("worker-1 of t" in one.found for one in found if one.about == "consumers")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tests.cli.conftest import Call
 from timeline.cli.look.cluster import DEALT_SAID, ClusterLook, picture, put_together
-from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.queries import PingAnswer
 from timeline.wire import Health
 
@@ -20,9 +20,9 @@ WEAK = "appendfsync no: set it to always"
 def standing(name: str, consumers: int, dealt: int, trouble: str = "") -> BrokerStanding:
     load = TopicLoad("departures", 3, 1_000, NOW_MS, NOW_MS, consumers, 7, 93, 500, 1, 64, dealt)
     connected = tuple(
-        Connected("departures", f"{name}-{at}", Health.HEALTHY, 93, 1 << 20, 7) for at in range(consumers)
+        ConsumerStatus("departures", f"{name}-{at}", Health.HEALTHY, 93, 1 << 20, 7) for at in range(consumers)
     )
-    late = {"departures": Lateness(BOUNDS, (98, 2, 0)), "others": Lateness(BOUNDS, (0, 0, 1))}
+    late = {"departures": LatenessHistogram(BOUNDS, (98, 2, 0)), "others": LatenessHistogram(BOUNDS, (0, 0, 1))}
     return BrokerStanding(
         f"{name}:9000", name, "0.1.0", NOW_MS, NOW_MS - 60_000, trouble, "redis://", 1.5, (load,), late, connected,
         "joined, 3 brokers", (WEAK,) if name != "b3" else (),

@@ -16,7 +16,7 @@ from tests.cli.conftest import TIMELINE, Call, plain_environment
 from timeline.cli.look.snapshot import Glance, TopicGlance, Watcher, added_up
 from timeline.cli.look.top_view import picture, seconds_ahead
 from timeline.cli.options.values import zone_of
-from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import Cause, LateDelivery
 from timeline.wire import Health
 
@@ -25,7 +25,7 @@ BOUNDS = (1, 10, None)
 LOAD = TopicLoad("t", 3, 1_000, NOW_MS + 5_000, NOW_MS, 2, 7, 93, 500, 1)
 BROKER = BrokerStanding(
     "b1:9000", "b1", "0.1.0", NOW_MS, NOW_MS - 60_000, "", "sqlite:///t.db", 1.5, (LOAD,),
-    {"t": Lateness(BOUNDS, (98, 2, 0))}, (),
+    {"t": LatenessHistogram(BOUNDS, (98, 2, 0))}, (),
 )  # fmt: skip
 TOPIC = TopicGlance("departures", "delivers", 0, 1_234, NOW_MS + 4_520, 12.34, 2, 7, 93, 1.0, 10.0, math.inf)
 GLANCE = Glance(
@@ -35,7 +35,7 @@ GLANCE = Glance(
     topics=(TOPIC,),
     ahead=(0, 5, 10, *([1] * 57)),
     overdue=0,
-    consumers=(Connected("departures", "gate-1", Health.HEALTHY, 93, 1 << 20, 7),),
+    consumers=(ConsumerStatus("departures", "gate-1", Health.HEALTHY, 93, 1 << 20, 7),),
     late=(LateDelivery("departures", "UA1545", "gate-1", NOW_MS - 700, NOW_MS - 500, Cause.NO_CREDIT),),
 )
 
@@ -118,18 +118,18 @@ async def test_rates_and_percentiles_are_of_what_came_between_looks() -> None:
     watcher = Watcher(None)  # type: ignore[arg-type]
     watcher._remember(Standings((BROKER,), {}))
     assert watcher._rate("t") is None
-    assert watcher._lateness("t") == Lateness(BOUNDS, (98, 2, 0))
+    assert watcher._lateness("t") == LatenessHistogram(BOUNDS, (98, 2, 0))
     later = dataclasses.replace(
         BROKER,
         now_ms=NOW_MS + 2_000,
         topics=(dataclasses.replace(LOAD, delivered=520),),
-        lateness={"t": Lateness(BOUNDS, (98, 22, 0))},
+        lateness={"t": LatenessHistogram(BOUNDS, (98, 22, 0))},
     )
     watcher._remember(Standings((later,), {}))
-    assert watcher._rate("t") == 10.0 and watcher._lateness("t") == Lateness(BOUNDS, (0, 20, 0))
+    assert watcher._rate("t") == 10.0 and watcher._lateness("t") == LatenessHistogram(BOUNDS, (0, 20, 0))
     anew = dataclasses.replace(later, now_ms=NOW_MS + 4_000, started_ms=NOW_MS + 3_000)
     watcher._remember(Standings((anew,), {}))
-    assert watcher._rate("t") == 0.0 and watcher._lateness("t") == Lateness(BOUNDS, (98, 22, 0))
+    assert watcher._rate("t") == 0.0 and watcher._lateness("t") == LatenessHistogram(BOUNDS, (98, 22, 0))
 
 
 @pytest.mark.processes

@@ -64,7 +64,7 @@ async def walked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 async def dues(producer: timeline.Producer) -> list[int]:
     """When the messages are due."""
-    async with timeline.connect(producer._link.channel.addresses[0]) as tl:
+    async with timeline.connect(producer._context.channel.addresses[0]) as tl:
         return sorted([m.due_ms async for m in tl.scan("t", tag="spring")])
 
 
@@ -145,7 +145,7 @@ async def test_a_token_of_another_call_is_refused(walked: timeline.Producer) -> 
     seen: list[timeline.TagProgress] = []
     await walked.move_tag("spring", by="1h", progress=seen.append)
     token = seen[3].resume
-    other = walked._link
+    other = walked._context
     for call, differs in (
         (walked.move_tag("spring", by="2h", resume=token), "by was 3600000 there, and is 7200000 here"),
         (walked.move_tag("spring", in_="2h", resume=token), "in_ was"),
@@ -208,7 +208,7 @@ async def test_a_token_that_unpacks_to_very_much_is_refused_at_once(walked: time
 async def test_a_topic_made_anew_is_another(walked: timeline.Producer) -> None:
     seen: list[timeline.TagProgress] = []
     await walked.move_tag("spring", by="1h", progress=seen.append)
-    async with timeline.connect(walked._link.channel.addresses[0]) as tl:
+    async with timeline.connect(walked._context.channel.addresses[0]) as tl:
         await tl.drop_topic("t")
         await tl.create_topic("t")
         await tl.producer("t").produce(b"", at=START_MS, id="m001", tag="spring")
@@ -272,7 +272,7 @@ async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> N
         await walked.move_tag("spring", by=f"-{BACK_MS}ms")  # they are due at once
     assert broke.value.progress.done == 0
     _Wire.dead_from = 0
-    async with timeline.connect(walked._link.channel.addresses[0]) as tl:
+    async with timeline.connect(walked._context.channel.addresses[0]) as tl:
         shifted = [m.id async for m in tl.scan("t", state="available")]
         assert len(shifted) == CHUNK
         async with tl.consumer("t", credit=1) as c:

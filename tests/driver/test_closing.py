@@ -10,9 +10,9 @@ import timeline
 from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
 from timeline.driver.consume import ack_batcher
-from timeline.driver.consume.session import SINGLES_ABOARD, Session
+from timeline.driver.consume.session import SINGLES_OUTSTANDING, ConsumerSession
 from timeline.driver.consume.subscription import ConsumeStream
-from timeline.driver.transport.channel import Opened
+from timeline.driver.transport.channel import OpenedStream
 from timeline.model import LeavingReason
 from timeline.wire import Frame, Leaving, Welcome
 
@@ -79,14 +79,14 @@ async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatc
 
 async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than are sent one by one, so that some gather behind the first."""
-    told, take = asyncio.Event(), Session._take
+    told, take = asyncio.Event(), ConsumerSession._take
 
-    def listening(session: Session, stream: ConsumeStream, frame: Frame) -> None:
+    def listening(session: ConsumerSession, stream: ConsumeStream, frame: Frame) -> None:
         take(session, stream, frame)
         if stream.leaving is not None:
             told.set()
 
-    monkeypatch.setattr(Session, "_take", listening)
+    monkeypatch.setattr(ConsumerSession, "_take", listening)
     store = SlowStore()
     broker = Broker(store)
     await broker.start()
@@ -96,7 +96,7 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
         acks = []
         for number, d in enumerate(deliveries):
             acks.append(asyncio.ensure_future(d.ack()))
-            while c._desk.line.aboard < min(number + 1, SINGLES_ABOARD):
+            while c._settler.queue.outstanding < min(number + 1, SINGLES_OUTSTANDING):
                 await asyncio.sleep(0)
         draining = asyncio.ensure_future(broker.drain_streams())
         await told.wait()
@@ -112,9 +112,9 @@ async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gath
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ack_batcher, "GATHER_MS", 3_600_000.0)
-    beating, beat = asyncio.Event(), Session._beat
+    beating, beat = asyncio.Event(), ConsumerSession._beat
 
-    async def long(session: Session, stream: ConsumeStream, now_ms: float) -> None:
+    async def long(session: ConsumerSession, stream: ConsumeStream, now_ms: float) -> None:
         await beat(session, stream, now_ms)
         beating.set()
         while stream.leaving is None and not stream.over:
@@ -125,7 +125,7 @@ async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gath
     await broker.start()
     async with timeline.connect(broker.address, timeout="10s") as tl:
         c, deliveries = await _in_hand(tl, 4)
-        monkeypatch.setattr(Session, "_beat", long)
+        monkeypatch.setattr(ConsumerSession, "_beat", long)
         await beating.wait()
         draining = asyncio.ensure_future(broker.drain_streams())
         for d in deliveries:
@@ -140,7 +140,7 @@ async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gath
 
 @pytest.mark.parametrize("reason", LeavingReason)
 def test_only_a_broker_that_drains_hears_more_and_that_once(reason: LeavingReason) -> None:
-    stream = ConsumeStream(Opened("a", None), 0.0)  # type: ignore[arg-type]
+    stream = ConsumeStream(OpenedStream("a", None), 0.0)  # type: ignore[arg-type]
     assert not stream.hears
     stream.welcome = Welcome("b", 0, 1, 1, 1, 1)
     assert stream.hears

@@ -12,7 +12,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline.driver.client import Timeline
-from timeline.driver.tasks import all_of, beside, end
+from timeline.driver.tasks import all_of, end, run_until_first
 from timeline.driver.transport.grpc_transport import GrpcTransport
 
 
@@ -83,14 +83,14 @@ async def test_a_mistake_in_the_loop_of_changes_ends_them(
     stumbling: Timeline, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stumbling.producer("t") as p:
-        line = p._line(timeline.driver.mutations.Operation.MOVE)  # type: ignore[attr-defined]
-        follows = line.next
+        queue = p._queue(timeline.driver.mutations.Operation.MOVE)  # type: ignore[attr-defined]
+        follows = queue.next
 
         def stumbles(form: bool = True) -> Any:
-            monkeypatch.setattr(line, "next", follows)
+            monkeypatch.setattr(queue, "next", follows)
             raise RuntimeError("a mistake")
 
-        monkeypatch.setattr(line, "next", stumbles)
+        monkeypatch.setattr(queue, "next", stumbles)
         with caplog.at_level(logging.ERROR), pytest.raises(timeline.Unavailable, match="a mistake"):
             await p.move("m", in_="2h")
         with pytest.raises(timeline.NotFound):
@@ -132,11 +132,11 @@ async def _lasts(ended: list[str]) -> None:
 
 async def test_work_and_what_runs_beside_it_end_together() -> None:
     ended: list[str] = []
-    await beside(asyncio.sleep(0), _lasts(ended))
+    await run_until_first(asyncio.sleep(0), _lasts(ended))
     with pytest.raises(RuntimeError, match="a mistake"):
-        await beside(_lasts(ended), _fails())
+        await run_until_first(_lasts(ended), _fails())
     with pytest.raises(RuntimeError, match="a mistake"):
-        await beside(_fails(), _lasts(ended))
+        await run_until_first(_fails(), _lasts(ended))
     assert len(ended) == 3
     failed = asyncio.ensure_future(_fails())
     await asyncio.wait({failed})

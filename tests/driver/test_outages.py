@@ -12,18 +12,18 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
-from tests.driver.test_hand import _load
+from tests.driver.test_in_flight import _frame
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.fairness.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.in_flight import DONE, HANDED, Hand
-from timeline.driver.consume.session import QUIET_TIMEOUT_MS, Session
-from timeline.driver.consume.settler import SettleDesk
-from timeline.driver.consume.subscription import Wish
+from timeline.driver.consume.in_flight import DONE, HANDED, InFlight
+from timeline.driver.consume.session import QUIET_TIMEOUT_MS, ConsumerSession
+from timeline.driver.consume.settler import Settler
+from timeline.driver.consume.subscription import Subscription
 from timeline.driver.transport.channel import Channel
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.client_context import ClientContext
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
@@ -149,29 +149,29 @@ async def test_throttled_says_how_long_the_broker_asked_to_wait() -> None:
 
 def test_leases_and_deadlines_end_though_no_broker_is_there() -> None:
     loop, told = VirtualLoop(random.Random(1)), list[TimelineError]()
-    clock, hand, broker_clock = Clock(loop.time, loop.time), Hand(10, 1_000), BrokerClock()
+    clock, in_flight, broker_clock = Clock(loop.time, loop.time), InFlight(10, 1_000), BrokerClock()
     channel = Channel(["a:1"], _Nobody, clock, random.Random(1))
-    link = Link(channel, clock, random.Random(1), 1_000.0)
-    desk = SettleDesk(link, hand, broker_clock, lambda load, index, error: told.append(error))
-    session = Session(link, Wish("t", "w", 1, 0), hand, desk, broker_clock)
+    context = ClientContext(channel, clock, random.Random(1), 1_000.0)
+    settler = Settler(context, in_flight, broker_clock, lambda frame, index, error: told.append(error))
+    session = ConsumerSession(context, Subscription("t", "w", 1, 0), in_flight, settler, broker_clock)
     session.welcome = Welcome("b1", 0, 30_000, 60_000, 1_000_000, 2_000, ())  # it was connected before
-    load = _load(3, clock.monotonic_ms() + 2 * QUIET_TIMEOUT_MS)
-    load.end_ms[1] = load.earliest_ms = clock.monotonic_ms() + 3_000.0
-    hand.arrive(load)
-    hand.next(0.0)
-    hand.next(0.0)
+    frame = _frame(3, clock.monotonic_ms() + 2 * QUIET_TIMEOUT_MS)
+    frame.end_ms[1] = frame.earliest_ms = clock.monotonic_ms() + 3_000.0
+    in_flight.arrive(frame)
+    in_flight.next(0.0)
+    in_flight.next(0.0)
 
     async def work() -> None:
         session.start()
-        desk.quietly([(load, np.array([0]))], Operation.ACK, timeout_ms=QUIET_TIMEOUT_MS)
-        hand.settle(load, np.array([0]))
+        settler.unawaited([(frame, np.array([0]))], Operation.ACK, timeout_ms=QUIET_TIMEOUT_MS)
+        in_flight.settle(frame, np.array([0]))
         await Timer(loop).wait(4.0)
-        assert (hand.stats.lost, list(load.lost)) == (1, [0, 1, 0]) and not told
+        assert (in_flight.stats.lost, list(frame.lost)) == (1, [0, 1, 0]) and not told
         await Timer(loop).wait(QUIET_TIMEOUT_MS / 1_000.0)
         assert [type(error) for error in told] == [timeline.Unavailable] and "a:1" in told[0].reason
-        assert load.state[0] == HANDED and not desk.line.waiting  # it is ours still, and nothing is left behind
+        assert frame.state[0] == HANDED and not settler.queue.waiting  # it is ours still, and nothing is left behind
         await Timer(loop).wait(QUIET_TIMEOUT_MS / 1_000.0)
-        assert load.state == bytearray([DONE] * 3) and (hand.stats.lost, hand.stats.dropped) == (2, 1)
+        assert frame.state == bytearray([DONE] * 3) and (in_flight.stats.lost, in_flight.stats.dropped) == (2, 1)
         await session.stop(0.0)
 
     loop.run_until_complete(work())
@@ -197,7 +197,7 @@ async def test_a_settle_that_failed_gives_no_credit_back(broker: Broker, tl: tim
         with pytest.raises(timeline.Unavailable, match="the disk is full"):
             await first.ack(timeout="2s")
         store.settle = settle  # type: ignore[method-assign]
-        assert c._hand.credit.held_messages == 1 and _credit(broker) == 0
+        assert c._in_flight.credit.held_messages == 1 and _credit(broker) == 0
         await first.ack()
         for _ in range(2):
             delivery = await c.take()
@@ -243,7 +243,7 @@ async def test_where_some_settles_of_a_frame_are_refused_no_more_is_in_flight_th
             acks.extend(asyncio.ensure_future(one.ack(timeout="30s")) for one in taken)
         more = [await c.take() for _ in range(3)]
         assert [one.id for one in more if one is not None] == ["m4", "m5", "m6"]
-        assert _credit(broker) == 0 and c._hand.credit.held_messages == 4 and c._hand.credit.held_bytes == 40
+        assert _credit(broker) == 0 and c._in_flight.credit.held_messages == 4 and c._in_flight.credit.held_bytes == 40
         refused.clear()
         last = await c.take()
         assert last is not None and last.id == "m7"
@@ -251,7 +251,7 @@ async def test_where_some_settles_of_a_frame_are_refused_no_more_is_in_flight_th
         for one in (*more, last):
             assert one is not None
             await one.ack()
-    assert c._hand.credit.held_messages == 0
+    assert c._in_flight.credit.held_messages == 0
     assert [m async for m in tl.scan("t")] == []
 
 
@@ -339,7 +339,7 @@ async def test_closing_that_is_cancelled_leaves_nothing_running(
 
     broker.node.store.settle = held  # type: ignore[method-assign]
     calls = [asyncio.ensure_future(p.produce(b"", in_="1h")), asyncio.ensure_future(taken.ack())]
-    while not (p._putting.line.aboard and c._desk.line.aboard):
+    while not (p._stream.queue.outstanding and c._settler.queue.outstanding):
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(p.aclose() if what == "producer" else c.aclose())
     await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from tests.driver.broker import Broker
 from timeline import Batch, Status
 from timeline.clock import Clock
 from timeline.driver.consume.outage import Outage
-from timeline.driver.consume.subscription import Wish
+from timeline.driver.consume.subscription import Subscription
 from timeline.driver.transport.channel import Channel
 
 
@@ -84,7 +84,7 @@ async def test_on_leaving_a_consumer_goes_to_another_broker(pair: tuple[Broker, 
             await p.produce(b"1", in_=0)
             d = await c.take()
             assert d is not None
-            at = tl._link.channel.current
+            at = tl._context.channel.current
             here, there = (first, second) if at == first.address else (second, first)
             await here.drain_streams()
             await d.ack()
@@ -92,7 +92,7 @@ async def test_on_leaving_a_consumer_goes_to_another_broker(pair: tuple[Broker, 
             d = await c.take()
             assert d is not None and d.payload == b"2"
             await d.ack()
-            assert tl._link.channel.current == there.address
+            assert tl._context.channel.current == there.address
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ async def test_an_outage_is_told_of_once_and_its_end_once(
 
 def test_an_outage_counts_from_when_the_draining_broker_ended_the_stream(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 100.0
-    outage = Outage(Wish("t", "w", 1, 0), Clock(monotonic_s=lambda: now_s))
+    outage = Outage(Subscription("t", "w", 1, 0), Clock(monotonic_s=lambda: now_s))
     outage.dismissed()
     outage.over("b1")
     assert caplog.records == []  # another one took it: no outage

@@ -11,8 +11,8 @@ import pytest
 from tests.driver.broker import Broker
 from timeline.credentials import PLAIN
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.relay import OPENING, Kind, RelayTransport, record
-from timeline.driver.transport.relay_process import Relay
+from timeline.driver.transport.relay import OPENING, RecordKind, RelayTransport, record
+from timeline.driver.transport.relay_process import RelayServer
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 
 pytestmark = pytest.mark.processes
@@ -60,11 +60,11 @@ async def test_a_relay_whose_parent_has_ended_says_nothing(broker: Broker, caplo
     os.close(ours)
     loop, heard = asyncio.get_running_loop(), asyncio.StreamReader()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(its, "wb"))
-    gone = Relay(GrpcTransport(broker.address, PLAIN), asyncio.StreamWriter(transport, protocol, None, loop))
+    gone = RelayServer(GrpcTransport(broker.address, PLAIN), asyncio.StreamWriter(transport, protocol, None, loop))
     running = asyncio.ensure_future(gone.run(heard))
     method, frame = b"Ping", encode(Ping(1.5))
     for call in range(3):
-        heard.feed_data(record(Kind.UNARY, call, OPENING.pack(20_000, len(method)) + method + frame))
+        heard.feed_data(record(RecordKind.UNARY, call, OPENING.pack(20_000, len(method)) + method + frame))
     while heard._buffer:  # type: ignore[attr-defined]
         await asyncio.sleep(0)
     while gone._tasks:

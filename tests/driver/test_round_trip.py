@@ -40,7 +40,7 @@ async def test_single_calls_of_many_tasks_travel_together(tl: timeline.Timeline)
         receipts = await asyncio.gather(*(p.produce(b"%d" % n, in_="1h", id=f"m{n}") for n in range(500)))
         assert [r.id for r in receipts] == [f"m{n}" for n in range(500)]
         assert all(r.ok for r in receipts)
-        assert p._putting.line._request < 50
+        assert p._stream.queue._request < 50
         again = await p.produce(b"7", in_="1h", id="m7")
         assert again.status is Status.DUPLICATE
         with pytest.raises(timeline.Exists) as taken:
@@ -279,7 +279,7 @@ async def test_two_of_one_id_the_older_is_told_and_stays_away(tl: timeline.Timel
             d = await waiting
             assert d is not None and not d.lost
             await p.produce(b"2", in_=0, id="m2")
-            while not old._hand.ready:
+            while not old._in_flight.ready:
                 await asyncio.sleep(0)
             took = [asyncio.ensure_future(new.take()) for _ in range(2)]
             while old._session.failure is None:

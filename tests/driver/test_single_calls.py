@@ -14,8 +14,8 @@ import timeline
 from tests.driver.broker import Broker
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.consume.in_flight import Load
-from timeline.driver.produce.produce_stream import GATHER_MS, SINGLES_ABOARD, WORTH_A_FRAME
+from timeline.driver.consume.in_flight import DeliveredFrame
+from timeline.driver.produce.produce_stream import GATHER_MS, SINGLES_OUTSTANDING, WORTH_A_FRAME
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Produce, decode
 
@@ -84,9 +84,9 @@ async def test_single_puts_gather_while_a_frame_waits_for_its_answer(broker: Bro
         assert frames == [1, 2, WORTH_A_FRAME]  # nor when they are worth a frame
         await put(WORTH_A_FRAME)
         await sent.wait()
-        assert len(frames) == SINGLES_ABOARD
+        assert len(frames) == SINGLES_OUTSTANDING
         await put(WORTH_A_FRAME)
-        assert len(frames) == SINGLES_ABOARD  # no more frames than that wait for their answers
+        assert len(frames) == SINGLES_OUTSTANDING  # no more frames than that wait for their answers
         answers.set()
     assert sum(frames) == 3 + 3 * WORTH_A_FRAME
 
@@ -114,5 +114,5 @@ async def test_what_was_acked_leaves_nothing_behind_that_the_collector_would_hav
         d = await anext(deliveries)
         await d.ack()  # what gathered went before it, and is answered before it
         del d
-        loads = [thing for thing in gc.get_objects() if type(thing) is Load]
-        assert len(loads) <= 1  # the newest one may still be somebody's variable
+        frames = [thing for thing in gc.get_objects() if type(thing) is DeliveredFrame]
+        assert len(frames) <= 1  # the newest one may still be somebody's variable

@@ -157,7 +157,7 @@ async def first_of_two(tl, c):
     p = tl.producer("t")
     await p.produce_many(timeline.Batch([b""] * 2, in_=0))
     first = await c.take()
-    while not c._hand.ready:
+    while not c._in_flight.ready:
         await asyncio.sleep(0)
     return first
 

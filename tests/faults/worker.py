@@ -162,7 +162,7 @@ class Consume:
             "version": delivery.version,
         }
         self._note_lost()
-        credit = self.consumer._hand.credit
+        credit = self.consumer._in_flight.credit
         seen = {
             "session": self.asked.session,
             "in_hand": [credit.held_messages, credit.held_bytes],

@@ -299,7 +299,7 @@ async def test_the_token_stands_in_no_error_log_metric_or_repr(
                 while error is not None:
                     said += [str(error), repr(error)]
                     error = error.__cause__ or error.__context__
-            said += [repr(tl), repr(tl._link.channel), repr(Credentials(token=web))]
+            said += [repr(tl), repr(tl._context.channel), repr(Credentials(token=web))]
         tokens.revoke("web")
         guarded.look()
     from prometheus_client import generate_latest

@@ -139,8 +139,8 @@ def test_tokens_created_and_revoked_while_it_runs(
         assert (code, "FORBIDDEN" in said, "wants a token" in said) == (4, True, True)
         code, said = call("topic", "list", "--address", address, "--timeout", "1s")
         assert code == 3
-        monkeypatch.setattr(handshake, "KNOCK_S", 20.0)
-        monkeypatch.setattr(client_options, "KNOCK_S", 20.0)
+        monkeypatch.setattr(handshake, "PROBE_S", 20.0)
+        monkeypatch.setattr(client_options, "PROBE_S", 20.0)
         code, said = call("doctor", *ask)
         assert code == 1 and "→ give one: --token-file FILE, or TIMELINE_TOKEN" in said and "cannot be had" not in said
         code, said = call("doctor", "--address", address, "--timeout", "30s")

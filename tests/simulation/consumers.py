@@ -105,7 +105,7 @@ class Consumer(Actor):
             "version": version,
         }
         headers = encode_headers(dict(delivery.headers))
-        credit = delivery._consumer._hand.credit
+        credit = delivery._consumer._in_flight.credit
         seen = {
             "due_ms": delivery.due_ms,
             "scheduled_ms": delivery.scheduled_ms,

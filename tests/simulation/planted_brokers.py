@@ -20,7 +20,7 @@ from timeline.broker.lanes.intake import Intake
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.node import Node
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.in_flight import Hand, Load
+from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
 from timeline.model import Answers, Rows, State, Topic
 from timeline.storage_plugins.contract import Leased, Puts, ScanFilter
 
@@ -156,18 +156,18 @@ def hands_back_what_it_pushed() -> Any:
 
 def hands_out_twice() -> Any:
     """A driver that gives code a delivery a second time, now and then."""
-    following = Hand.next
+    following = InFlight.next
 
-    def again(hand: Hand, now_ms: float) -> tuple[Load, int] | None:
-        before = hand.__dict__.pop("given", None)
+    def again(in_flight: InFlight, now_ms: float) -> tuple[DeliveredFrame, int] | None:
+        before = in_flight.__dict__.pop("given", None)
         if before is not None:
             return before
-        found = following(hand, now_ms)
-        if found is not None and hand.stats.delivered % 10 == 0:
-            hand.__dict__["given"] = found
+        found = following(in_flight, now_ms)
+        if found is not None and in_flight.stats.delivered % 10 == 0:
+            in_flight.__dict__["given"] = found
         return found
 
-    return instead(Hand, "next", again)
+    return instead(InFlight, "next", again)
 
 
 def pushes_nothing() -> Any:

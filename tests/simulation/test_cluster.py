@@ -232,7 +232,7 @@ def test_a_consumer_learns_of_the_others_and_goes_there_when_its_broker_dies() -
                 await producer.produce(b"x", id="before", in_=0)
                 iterator = aiter(consumer)
                 first = await anext(iterator)
-                assert consuming._link.channel.known == ["broker1:9000", "broker2:9000"]
+                assert consuming._context.channel.known == ["broker1:9000", "broker2:9000"]
                 self.world.brokers[0].kill()
                 await producer.produce(b"x", id="after", in_=0)
                 second = await anext(iterator)

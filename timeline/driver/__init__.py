@@ -1,7 +1,7 @@
 """What a user's code holds: clients, producers, consumers, deliveries.
 
-`client.py` opens everything else; `producer.py` and `mutation.py` send, `consumer.py` and `delivery.py` receive,
-`line.py` keeps what is on its way until it has a definite answer, `channel.py` finds a broker, `transport.py` alone
-knows gRPC. Nothing here but `background.py` and `handlers.py` uses a thread, and nothing reads a clock but through
-`timeline.clock.Clock`.
+`client.py` opens everything else; `producer.py` and `mutations.py` send, `consumer.py` and `delivery.py` receive.
+`produce/request_queue.py` keeps what is on its way until it has a definite answer, `transport/channel.py` finds a
+broker, and `transport/grpc_transport.py` alone knows gRPC. Only `blocking/background.py` and `consume/handlers.py`
+use threads, and all read the time from `timeline.clock.Clock`.
 """

@@ -8,7 +8,7 @@ from datetime import timedelta
 from timeline.columns import Int64
 from timeline.driver.times import Duration
 from timeline.driver.transport.all_brokers import ask_all
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.client_context import ClientContext
 from timeline.model import MAX_TIME_MS, check_topic_name
 from timeline.wire import (
     BrokerStatus,
@@ -44,7 +44,7 @@ class TopicLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ConsumerStatus:
     """A consumer that is connected: its room for more, and what it has in hand."""
 
     topic: str
@@ -56,7 +56,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
+class LatenessHistogram:
     """How late deliveries were. `counts[k]` were at most `up_to_ms[k]` late and later than the bound before; the last
     has no bound (None)."""
 
@@ -68,19 +68,19 @@ class Lateness:
         """Deliveries in all."""
         return sum(self.counts)
 
-    def since(self, before: Lateness) -> Lateness:
+    def since(self, before: LatenessHistogram) -> LatenessHistogram:
         """What came after `before`, an earlier answer of the same broker."""
         if before.up_to_ms != self.up_to_ms or any(
             now < then for now, then in zip(self.counts, before.counts, strict=True)
         ):
             return self  # it has started anew since
         counts = (now - then for now, then in zip(self.counts, before.counts, strict=True))
-        return Lateness(self.up_to_ms, tuple(counts))
+        return LatenessHistogram(self.up_to_ms, tuple(counts))
 
-    def plus(self, other: Lateness) -> Lateness:
+    def plus(self, other: LatenessHistogram) -> LatenessHistogram:
         """Both together, of brokers that have the same bounds."""
         counts = (one + more for one, more in zip(self.counts, other.counts, strict=True))
-        return Lateness(self.up_to_ms, tuple(counts))
+        return LatenessHistogram(self.up_to_ms, tuple(counts))
 
     def at_most(self, share: float) -> timedelta | None:
         """The bound that `share` (0 to 1) of the deliveries kept; None without deliveries, timedelta.max when it lies
@@ -111,8 +111,8 @@ class BrokerStanding:
     store: str
     store_ms: float
     topics: tuple[TopicLoad, ...]
-    lateness: dict[str, Lateness]
-    consumers: tuple[Connected, ...]
+    lateness: dict[str, LatenessHistogram]
+    consumers: tuple[ConsumerStatus, ...]
     sync: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -125,11 +125,11 @@ class Standings:
     unreachable: dict[str, str]
 
 
-class Overview:
+class BrokerStandings:
     """The part of a client that asks brokers how they stand. See `Timeline`."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
 
     async def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
         """How each known broker stands, ready or not: its topics' load (of `topic` alone, when given), lateness, and at
@@ -137,9 +137,9 @@ class Overview:
 
         Raises Invalid, Closed, Unavailable when no broker answered.
         """
-        self._link.check()
+        self._context.check()
         frame = encode(StatusRequest(check_topic_name(topic) if topic else "", consumers))
-        answers, unreachable = await ask_all(self._link.channel, "Stand", frame, self._link.deadline(timeout))
+        answers, unreachable = await ask_all(self._context.channel, "Stand", frame, self._context.deadline(timeout))
         found = (_standing(address, decode_as(data, BrokerStatus)) for address, data in answers.items())
         return Standings(tuple(found), unreachable)
 
@@ -173,19 +173,19 @@ def _loads(told: TopicLoads) -> tuple[TopicLoad, ...]:
     return tuple(TopicLoad(name.decode(), *row) for name, row in zip(told.topics.tolist(), rows, strict=True))
 
 
-def _lateness(told: LatenessCounts) -> dict[str, Lateness]:
+def _lateness(told: LatenessCounts) -> dict[str, LatenessHistogram]:
     bounds: dict[str, list[int | None]] = {}
     counts: dict[str, list[int]] = {}
     for name, up_to_ms, count in zip(told.topics.tolist(), told.up_to_ms.tolist(), told.counts.tolist(), strict=True):
         bounds.setdefault(name.decode(), []).append(None if up_to_ms == MAX_TIME_MS else up_to_ms)
         counts.setdefault(name.decode(), []).append(count)
-    return {name: Lateness(tuple(bounds[name]), tuple(counts[name])) for name in bounds}
+    return {name: LatenessHistogram(tuple(bounds[name]), tuple(counts[name])) for name in bounds}
 
 
-def _connected(told: Consumers) -> tuple[Connected, ...]:
+def _connected(told: Consumers) -> tuple[ConsumerStatus, ...]:
     numbers = zip(told.credit_messages.tolist(), told.credit_bytes.tolist(), told.in_flight.tolist(), strict=True)
     names = zip(told.topics.tolist(), told.consumers.tolist(), told.health.tolist(), strict=True)
     return tuple(
-        Connected(topic.decode(), id.decode(), Health(health), *row)
+        ConsumerStatus(topic.decode(), id.decode(), Health(health), *row)
         for (topic, id, health), row in zip(names, numbers, strict=True)
     )

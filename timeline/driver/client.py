@@ -12,20 +12,20 @@ from typing import NoReturn, Self, TypeAlias
 
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
-from timeline.driver.brokers import Overview
+from timeline.driver.brokers import BrokerStandings
 from timeline.driver.consume.credit import check_credit
 from timeline.driver.consume.holding import Holding
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import encode_text
 from timeline.driver.produce.ids import Randomness
 from timeline.driver.producer import Producer
-from timeline.driver.queries import Reading
+from timeline.driver.queries import Queries
 from timeline.driver.tasks import all_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport import relay
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.transport.channel import Channel, TransportFactory
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.client_context import ClientContext
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
 from timeline.wire import Transport
 
@@ -70,7 +70,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Reading, Overview):
+class Timeline(Queries, BrokerStandings):
     """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
     loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
 
@@ -92,7 +92,7 @@ class Timeline(Reading, Overview):
         # The system's randomness: a forked child does not draw what its parent draws.
         random = random or randomness.SystemRandom()
         channel = Channel(parse_addresses(addresses), transport_factory or partial(_grpc, credentials), clock, random)
-        self._link = Link(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
+        self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
@@ -111,18 +111,18 @@ class Timeline(Reading, Overview):
 
     async def aclose(self) -> None:
         """Closes its producers and consumers, which flush, all at once; then all connections."""
-        if self._link.closed:
+        if self._context.closed:
             return
         try:
-            await all_of(*(child.aclose() for child in list(self._children)), self._link.parted())
+            await all_of(*(child.aclose() for child in list(self._children)), self._context.parted())
         finally:
-            self._link.closed = True
-            await self._link.channel.close()
+            self._context.closed = True
+            await self._context.channel.close()
 
     def producer(self, topic: str, group: str = DEFAULT_GROUP) -> Producer:
         """A producer for `topic` in the name of `group`, which owns what it puts. See `Producer`."""
         group = encode_text(group, "a group", MAX_GROUP_BYTES)
-        made = Producer(self._link, check_topic_name(topic), group)
+        made = Producer(self._context, check_topic_name(topic), group)
         self._children.add(made)
         return made
 
@@ -141,7 +141,7 @@ class Timeline(Reading, Overview):
         twice the concurrency of `run`), `credit_bytes`: how many bytes of them.
         """
         made = Consumer(
-            self._link,
+            self._context,
             check_topic_name(topic),
             None if id is None else encode_text(id, "a consumer's id", MAX_HOLDER_BYTES),
             0 if lease is None else duration_ms(lease, "lease", least_ms=1),
@@ -156,4 +156,4 @@ class Timeline(Reading, Overview):
         (None: the topic's)."""
         name = encode_text(holder, "a holder", MAX_HOLDER_BYTES)
         lease_ms = 0 if lease is None else duration_ms(lease, "lease", least_ms=1)
-        return Holding(self._link, check_topic_name(topic), name, lease_ms)
+        return Holding(self._context, check_topic_name(topic), name, lease_ms)

@@ -14,17 +14,17 @@ import numpy as np
 from timeline.columns import Indexes
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.credit import check_credit
-from timeline.driver.consume.in_flight import HANDED, Hand, Load, Stats
-from timeline.driver.consume.session import Session
-from timeline.driver.consume.settler import SettleDesk, bury_reason, release_reason, release_time, weakly
-from timeline.driver.consume.subscription import Wish
+from timeline.driver.consume.in_flight import HANDED, DeliveredFrame, InFlight, Stats
+from timeline.driver.consume.session import ConsumerSession
+from timeline.driver.consume.settler import Settler, bury_reason, release_reason, release_time, weakly
+from timeline.driver.consume.subscription import Subscription
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch
 from timeline.driver.message import about
 from timeline.driver.produce.ids import ConsumerId, Randomness
-from timeline.driver.produce.request_batch import OK, Answer, error_of
+from timeline.driver.produce.request_batch import OK, MessageAnswer, error_of
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
-from timeline.driver.transport.client_context import FORKED, Link
+from timeline.driver.transport.client_context import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_BATCH, Operation
 
@@ -63,17 +63,17 @@ class Consumer:
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         topic: str,
         id: str | None,
         lease_ms: int,
         credit: int | None,
         credit_bytes: int,
     ) -> None:
-        self.topic, self._id = topic, ConsumerId(id, link.ids)
+        self.topic, self._id = topic, ConsumerId(id, context.ids)
         self.on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
         self.closed = False
-        self._link = link
+        self._context = context
         self._lease_ms = lease_ms
         self._credit_asked = credit
         self._credit_bytes = credit_bytes
@@ -83,12 +83,12 @@ class Consumer:
         self._assemble(credit or CREDIT_MESSAGES)
 
     def _assemble(self, credit: int) -> None:
-        link = self._link
+        context = self._context
         clock = BrokerClock()
-        self._hand = Hand(credit, self._credit_bytes)
-        self._desk = SettleDesk(link, self._hand, clock, weakly(self._settle_failed))
-        wish = Wish(self.topic, self.id, link.ids.number(), self._lease_ms)
-        self._session = Session(link, wish, self._hand, self._desk, clock)
+        self._in_flight = InFlight(credit, self._credit_bytes)
+        self._settler = Settler(context, self._in_flight, clock, weakly(self._settle_failed))
+        subscription = Subscription(self.topic, self.id, context.ids.number(), self._lease_ms)
+        self._session = ConsumerSession(context, subscription, self._in_flight, self._settler, clock)
         self._session.arrived = self._event.set
 
     @property
@@ -99,7 +99,7 @@ class Consumer:
     @property
     def stats(self) -> Stats:
         """Counters since it was made."""
-        return self._hand.stats
+        return self._in_flight.stats
 
     @property
     def lease_ms(self) -> float:
@@ -108,7 +108,7 @@ class Consumer:
 
     def monotonic_ms(self) -> float:
         """The monotonic clock that its leases are held against."""
-        return self._link.clock.monotonic_ms()
+        return self._context.clock.monotonic_ms()
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,24 +125,24 @@ class Consumer:
             return
         self.closed = True
         self._event.set()
-        if self._epoch == self._link.epoch:
-            await self._session.stop(self._link.timeout_ms)
+        if self._epoch == self._context.epoch:
+            await self._session.stop(self._context.timeout_ms)
 
     def __del__(self) -> None:
         """One that was never closed and that nobody holds any more, nor anything that it delivered: what it would keep
         and extend for nobody goes back."""
-        if not self.closed and self._epoch == self._link.epoch and self._link.here:
-            self._link.part(self._session)
+        if not self.closed and self._epoch == self._context.epoch and self._context.here:
+            self._context.part(self._session)
 
     def open(self, credit: int | None = None) -> None:
         """Connects in the background, as the first use does. `credit`: what to use when none was asked for."""
         if self.closed:
             raise Closed("the consumer was closed: make another with tl.consumer(…)")
-        self._link.check()
-        if self._epoch != self._link.epoch:
+        self._context.check()
+        if self._epoch != self._context.epoch:
             # First use, or a child process: what the parent has in hand is the parent's.
-            self._epoch = self._link.epoch
-            self._link.leave_behind(self._session, self._desk)
+            self._epoch = self._context.epoch
+            self._context.leave_behind(self._session, self._settler)
             self._event = asyncio.Event()
             self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
         self._session.start()
@@ -191,10 +191,10 @@ class Consumer:
         if timeout is not None:
             raise Invalid("timeout needs max. Use take(max=1, timeout=…), which returns a list")
         while True:
-            taken = self._hand.next(self.monotonic_ms()) if self._ours else None
+            taken = self._in_flight.next(self.monotonic_ms()) if self._ours else None
             if taken is not None:
                 self._since_yield += 1
-                return Delivery(self, *taken, self._link.clock.now())
+                return Delivery(self, *taken, self._context.clock.now())
             if not await self._more():
                 return None
             self._since_yield = 0
@@ -215,16 +215,16 @@ class Consumer:
         """Hand out what waits, `most` at most. Nothing awaits between here and the caller, or a cancelled call would
         lose it."""
         taken: list[Delivery] = []
-        while len(taken) < most and self._ours and (found := self._hand.next(self.monotonic_ms())) is not None:
-            taken.append(Delivery(self, *found, self._link.clock.now()))
+        while len(taken) < most and self._ours and (found := self._in_flight.next(self.monotonic_ms())) is not None:
+            taken.append(Delivery(self, *found, self._context.clock.now()))
         return taken
 
     def put_back(self, deliveries: Sequence[Delivered]) -> None:
         """Return deliveries to the buffer that were taken, and never reached a person's code."""
-        if self._epoch != self._link.epoch:
+        if self._epoch != self._context.epoch:
             return
         for d in reversed(deliveries):
-            self._hand.put_back(d._load, d._index)
+            self._in_flight.put_back(d._frame, d._index)
         if not self._session.taking:
             self._session.hand_back()
         self._event.set()
@@ -244,9 +244,9 @@ class Consumer:
     async def take_batch(self) -> DeliveryBatch | None:
         """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
         while True:
-            taken = self._hand.next_batch(self.monotonic_ms()) if self._ours else None
+            taken = self._in_flight.next_batch(self.monotonic_ms()) if self._ours else None
             if taken is not None:
-                return DeliveryBatch(self, *taken, self._link.clock.now())
+                return DeliveryBatch(self, *taken, self._context.clock.now())
             if not await self._more():
                 return None
 
@@ -255,8 +255,8 @@ class Consumer:
         """Whether what is in hand is this process's, and this loop's: a forked child leaves it to its parent."""
         if self.closed:
             return False
-        self._link.check()
-        return self._epoch == self._link.epoch
+        self._context.check()
+        return self._epoch == self._context.epoch
 
     async def _more(self) -> bool:
         """Waits until something may be there; False when nothing will be. Raises why nothing will. Whatever happens
@@ -267,14 +267,14 @@ class Consumer:
         if not self._session.taking:
             return False
         self._event.clear()
-        if not self._hand.ready and self._session.failure is None:
-            self._desk.line.work.set()  # credit may have come back: let it be sent before waiting
-            hand = self._hand
-            hand.awaited += 1
+        if not self._in_flight.ready and self._session.failure is None:
+            self._settler.queue.work.set()  # credit may have come back: let it be sent before waiting
+            in_flight = self._in_flight
+            in_flight.awaited += 1
             try:
                 await self._event.wait()
             finally:
-                hand.awaited -= 1
+                in_flight.awaited -= 1
         if self._session.failure is not None:
             raise self._session.failure
         return not self.closed and self._session.taking
@@ -313,13 +313,13 @@ class Consumer:
         """Counts and tells a settle that nobody waited for."""
         self.stats.settle_errors += 1
         log.warning("%r was not settled: %s", delivery.id, error)
-        self._settle_failed(delivery._load, delivery._index, error)
+        self._settle_failed(delivery._frame, delivery._index, error)
 
-    def _settle_failed(self, load: Load, index: int, error: TimelineError) -> None:
+    def _settle_failed(self, frame: DeliveredFrame, index: int, error: TimelineError) -> None:
         if self.on_settle_error is None:
             return
         try:
-            self.on_settle_error(Delivery(self, load, index, 0.0), error)
+            self.on_settle_error(Delivery(self, frame, index, 0.0), error)
         except Exception:
             log.exception("on_settle_error failed")
 
@@ -328,20 +328,20 @@ class Consumer:
     def _check_open(self) -> None:
         if self.closed:
             raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
-        self._link.check()
-        if self._epoch != self._link.epoch:
+        self._context.check()
+        if self._epoch != self._context.epoch:
             raise Closed(FORKED)
         self._session.start()
 
     async def _one(
         self, d: Delivered, operation: Operation, time_ms: int, flags: int, reason: bytes, timeout: Duration | None
-    ) -> Answer:
+    ) -> MessageAnswer:
         self._check_open()
-        load, index = d._load, d._index
-        patience_ms = self._link.patience_ms(timeout)
-        answer = await self._desk.one(load, index, operation, time_ms, flags, reason, patience_ms)
+        frame, index = d._frame, d._index
+        patience_ms = self._context.patience_ms(timeout)
+        answer = await self._settler.one(frame, index, operation, time_ms, flags, reason, patience_ms)
         if answer.status != OK:
-            raise error_of(answer.status, load.frame.ids[index].decode(), answer.detail)
+            raise error_of(answer.status, frame.columns.ids[index].decode(), answer.detail)
         return answer
 
     async def ack_one(self, d: Delivered, timeout: Duration | None) -> None:
@@ -371,19 +371,19 @@ class Consumer:
             said = bury_reason(reason)
         await self._one(d, Operation.BURY, 0, 0, said, timeout)
 
-    def ack_soon(self, load: Load, index: int) -> None:
+    def ack_soon(self, frame: DeliveredFrame, index: int) -> None:
         """See Delivery.ack_soon."""
         self._check_open()
-        self._desk.soon(load, index)
+        self._settler.soon(frame, index)
 
-    def ack_all_soon(self, load: Load, at: Indexes) -> None:
+    def ack_all_soon(self, frame: DeliveredFrame, at: Indexes) -> None:
         """See DeliveryBatch.ack_soon."""
         self._check_open()
-        self._desk.soon_all(load, at)
+        self._settler.soon_all(frame, at)
 
     async def _many(
         self,
-        load: Load,
+        frame: DeliveredFrame,
         at: Indexes,
         operation: Operation,
         time_ms: int,
@@ -392,22 +392,24 @@ class Consumer:
         timeout: Duration | None,
     ) -> Receipts:
         self._check_open()
-        patience_ms = self._link.patience_ms(timeout)
-        answers = await self._desk.many(load, at, operation, time_ms, flags, reason, patience_ms)
-        whole = len(at) == len(load) and bool((at == np.arange(len(load))).all())
-        return Receipts(load.frame.ids if whole else load.frame.ids.take(at), answers)
+        patience_ms = self._context.patience_ms(timeout)
+        answers = await self._settler.many(frame, at, operation, time_ms, flags, reason, patience_ms)
+        whole = len(at) == len(frame) and bool((at == np.arange(len(frame))).all())
+        return Receipts(frame.columns.ids if whole else frame.columns.ids.take(at), answers)
 
-    async def ack_many(self, load: Load, at: Indexes, timeout: Duration | None) -> Receipts:
+    async def ack_many(self, frame: DeliveredFrame, at: Indexes, timeout: Duration | None) -> Receipts:
         """See DeliveryBatch.ack."""
-        return await self._many(load, at, Operation.ACK, 0, 0, b"", timeout)
+        return await self._many(frame, at, Operation.ACK, 0, 0, b"", timeout)
 
-    async def extend_many(self, load: Load, at: Indexes, more: Duration | None, timeout: Duration | None) -> Receipts:
+    async def extend_many(
+        self, frame: DeliveredFrame, at: Indexes, more: Duration | None, timeout: Duration | None
+    ) -> Receipts:
         """See DeliveryBatch.extend."""
-        return await self._many(load, at, Operation.EXTEND, self._more_ms(more), 0, b"", timeout)
+        return await self._many(frame, at, Operation.EXTEND, self._more_ms(more), 0, b"", timeout)
 
     async def release_many(
         self,
-        load: Load,
+        frame: DeliveredFrame,
         at: Indexes,
         in_: Duration | None,
         when: When | None,
@@ -416,11 +418,11 @@ class Consumer:
     ) -> Receipts:
         """See DeliveryBatch.release."""
         time_ms, flags = release_time(in_, when)
-        return await self._many(load, at, Operation.RELEASE, time_ms, flags, release_reason(reason), timeout)
+        return await self._many(frame, at, Operation.RELEASE, time_ms, flags, release_reason(reason), timeout)
 
-    async def bury_many(self, load: Load, at: Indexes, reason: str, timeout: Duration | None) -> Receipts:
+    async def bury_many(self, frame: DeliveredFrame, at: Indexes, reason: str, timeout: Duration | None) -> Receipts:
         """See DeliveryBatch.bury."""
-        return await self._many(load, at, Operation.BURY, 0, 0, bury_reason(reason), timeout)
+        return await self._many(frame, at, Operation.BURY, 0, 0, bury_reason(reason), timeout)
 
     def _more_ms(self, more: Duration | None) -> int:
         return int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
@@ -428,34 +430,34 @@ class Consumer:
     @property
     def random(self) -> Randomness:
         """The client's randomness."""
-        return self._link.random
+        return self._context.random
 
     def extend_at_ms(self, d: Delivered) -> float:
         """When (monotonic) its lease is to be extended: a third of a lease from now, and no later than at half of what
         is left. That is less where it has waited in the buffer while no broker was there to extend it."""
         now_ms, third_ms = self.monotonic_ms(), self.lease_ms / 3
-        if d._load.earliest_ms - now_ms < 2 * third_ms:
-            third_ms = max(0.0, min(third_ms, (float(d._load.end_ms[d._index]) - now_ms) / 2))
+        if d._frame.earliest_ms - now_ms < 2 * third_ms:
+            third_ms = max(0.0, min(third_ms, (float(d._frame.end_ms[d._index]) - now_ms) / 2))
         return now_ms + third_ms
 
     def extend_quietly(self, deliveries: Sequence[Delivered]) -> None:
         """Extends leases without waiting, together: the outcome shows in each `d.lost` and `d.lease_until`."""
         self._check_open()
-        parts: dict[Load, list[int]] = {}
+        parts: dict[DeliveredFrame, list[int]] = {}
         for d in deliveries:
-            parts.setdefault(d._load, []).append(d._index)
-        self._desk.extend([(load, np.array(at)) for load, at in parts.items()], self.lease_ms)
+            parts.setdefault(d._frame, []).append(d._index)
+        self._settler.extend([(frame, np.array(at)) for frame, at in parts.items()], self.lease_ms)
 
     def patience_s(self, d: Delivered) -> float:
         """How long a settle is worth trying that no person's code waits for: while its lease lasts, and at least as
         long as the client's timeout."""
-        left_ms = float(d._load.end_ms[d._index]) - self.monotonic_ms()
-        return max(self._link.timeout_ms, left_ms) / 1000.0
+        left_ms = float(d._frame.end_ms[d._index]) - self.monotonic_ms()
+        return max(self._context.timeout_ms, left_ms) / 1000.0
 
     def holds_or_lost(self, d: Delivered) -> bool:
         """Whether no settle of it is on its way, or done by this code."""
-        return self.holds(d) or bool(d._load.lost[d._index])
+        return self.holds(d) or bool(d._frame.lost[d._index])
 
     def holds(self, d: Delivered) -> bool:
         """Whether a delivery is with this code, and not settled yet."""
-        return d._load.state[d._index] == HANDED
+        return d._frame.state[d._index] == HANDED

@@ -1,6 +1,6 @@
 """What a consumer is handed: a delivery, or a batch of them that keeps its columns.
 
-Both are views on a load (`hand.py`): nothing is copied out of the frame until somebody asks for it.
+Both are views on a frame (`in_flight.py`): nothing is copied out of the frame until somebody asks for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
-from timeline.driver.consume.in_flight import DONE, Load
+from timeline.driver.consume.in_flight import DONE, DeliveredFrame
 from timeline.driver.message import Headers
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime
@@ -39,42 +39,42 @@ class Token(NamedTuple):
 class Delivered:
     """The fields of one delivery; see `Delivery`."""
 
-    __slots__ = ("_consumer", "_handed_ms", "_index", "_load")
+    __slots__ = ("_consumer", "_frame", "_handed_ms", "_index")
 
-    def __init__(self, consumer: Consumer, load: Load, index: int, handed_ms: float) -> None:
-        self._consumer, self._load, self._index, self._handed_ms = consumer, load, index, handed_ms
+    def __init__(self, consumer: Consumer, frame: DeliveredFrame, index: int, handed_ms: float) -> None:
+        self._consumer, self._frame, self._index, self._handed_ms = consumer, frame, index, handed_ms
 
     @property
     def id(self) -> str:
         """The message's id."""
-        return self._load.frame.ids[self._index].decode()
+        return self._frame.columns.ids[self._index].decode()
 
     @property
     def payload(self) -> bytes:
         """What the producer put."""
-        return self._load.frame.payloads[self._index]
+        return self._frame.columns.payloads[self._index]
 
     @property
     def payload_view(self) -> memoryview:
         """The same without a copy; it keeps the whole frame alive."""
-        return self._load.frame.payloads.view(self._index)
+        return self._frame.columns.payloads.view(self._index)
 
     @property
     def headers(self) -> dict[str, str]:
         """Its headers."""
-        column = self._load.frame.headers
+        column = self._frame.columns.headers
         return {} if column is None else decode_headers(column[self._index])
 
     @property
     def tag(self) -> str | None:
         """Its tag, None when it has none."""
-        column = self._load.frame.tags
+        column = self._frame.columns.tags
         return (column[self._index].decode() or None) if column is not None else None
 
     @property
     def due_ms(self) -> int:
         """When it came due, milliseconds UTC: what was scheduled, or, delivered again, when its last lease ran out."""
-        return int(self._load.frame.due_ms[self._index])
+        return int(self._frame.columns.due_ms[self._index])
 
     @property
     def due(self) -> datetime:
@@ -84,7 +84,7 @@ class Delivered:
     @property
     def scheduled_ms(self) -> int:
         """The due time that a person asked for, milliseconds UTC."""
-        return int(self._load.frame.scheduled_ms[self._index])
+        return int(self._frame.columns.scheduled_ms[self._index])
 
     @property
     def scheduled(self) -> datetime:
@@ -99,17 +99,17 @@ class Delivered:
     @property
     def deliveries(self) -> int:
         """How often it was leased, this time included."""
-        return int(self._load.frame.deliveries[self._index])
+        return int(self._frame.columns.deliveries[self._index])
 
     @property
     def version(self) -> int:
         """Its version under this lease."""
-        return int(self._load.frame.version[self._index])
+        return int(self._frame.columns.version[self._index])
 
     @property
     def lease_until_ms(self) -> int:
         """When the lease ends, as last extended; milliseconds UTC on the broker's clock."""
-        return int(self._load.until_ms[self._index])
+        return int(self._frame.until_ms[self._index])
 
     @property
     def lease_until(self) -> datetime:
@@ -119,15 +119,15 @@ class Delivered:
     @property
     def token(self) -> Token:
         """(birth, version) of this lease, opaque."""
-        return Token(self.id, int(self._load.frame.birth[self._index]), self.version)
+        return Token(self.id, int(self._frame.columns.birth[self._index]), self.version)
 
     @property
     def lost(self) -> bool:
         """Whether the lease has ended, or somebody else is known to have the message: stop working on it. Once it is
         settled, whether it was lost by then: there is no lease to lose any more."""
-        if self._load.lost[self._index] or self._load.state[self._index] == DONE:
-            return bool(self._load.lost[self._index])
-        return bool(self._load.end_ms[self._index] <= self._consumer.monotonic_ms())
+        if self._frame.lost[self._index] or self._frame.state[self._index] == DONE:
+            return bool(self._frame.lost[self._index])
+        return bool(self._frame.end_ms[self._index] <= self._consumer.monotonic_ms())
 
     def span(self, expected: tuple[type[BaseException], ...] = ()) -> AbstractContextManager[Any]:
         """`with d.span():` a span of OpenTelemetry around the handling of this message, in the trace that it was put
@@ -165,7 +165,7 @@ class Delivery(Delivered):
     def ack_soon(self) -> None:
         """The same without waiting: goes within 20 ms, with others, or with the next settle that is awaited; a failure
         goes to `consumer.on_settle_error`. At the end of a program that does not close its client, it is still sent."""
-        self._consumer.ack_soon(self._load, self._index)
+        self._consumer.ack_soon(self._frame, self._index)
 
     async def extend(self, more: Duration | None = None, *, timeout: Duration | None = None) -> datetime:
         """The lease lasts at least `more` from now (the consumer's lease by default), at most the topic's max_lease.
@@ -191,54 +191,54 @@ class Delivery(Delivered):
 class Deliveries:
     """The columns of a batch of deliveries; see `DeliveryBatch`."""
 
-    def __init__(self, consumer: Consumer, load: Load, at: Indexes | None, handed_ms: float) -> None:
-        self._consumer, self._load, self._at, self._handed_ms = consumer, load, at, handed_ms
+    def __init__(self, consumer: Consumer, frame: DeliveredFrame, at: Indexes | None, handed_ms: float) -> None:
+        self._consumer, self._frame, self._at, self._handed_ms = consumer, frame, at, handed_ms
 
     @property
     def ids(self) -> Ragged:
         """Ids, as a column of bytes (UTF-8)."""
-        return self._ragged(self._load.frame.ids)
+        return self._ragged(self._frame.columns.ids)
 
     @property
     def payloads(self) -> Ragged:
         """Payloads, as a column of bytes."""
-        return self._ragged(self._load.frame.payloads)
+        return self._ragged(self._frame.columns.payloads)
 
     @property
     def headers(self) -> Headers:
         """Headers, one dict per message, decoded when it is asked for: `b.headers[0]`."""
-        return Headers(self._optional(self._load.frame.headers))
+        return Headers(self._optional(self._frame.columns.headers))
 
     @property
     def tags(self) -> Ragged:
         """Tags, as a column of bytes (UTF-8); empty where there is none."""
-        return self._optional(self._load.frame.tags)
+        return self._optional(self._frame.columns.tags)
 
     @property
     def due_ms(self) -> Int64:
         """When each came due, milliseconds UTC."""
-        return self._numbers(self._load.frame.due_ms)
+        return self._numbers(self._frame.columns.due_ms)
 
     @property
     def scheduled_ms(self) -> Int64:
         """The due that a person asked for."""
-        return self._numbers(self._load.frame.scheduled_ms)
+        return self._numbers(self._frame.columns.scheduled_ms)
 
     @property
     def versions(self) -> Int64:
         """Versions under these leases."""
-        return self._numbers(self._load.frame.version)
+        return self._numbers(self._frame.columns.version)
 
     @property
     def deliveries(self) -> UInt32:
         """How often each was leased."""
-        column = self._load.frame.deliveries
+        column = self._frame.columns.deliveries
         return column if self._at is None else column[self._at]
 
     @property
     def lease_until_ms(self) -> Int64:
         """When each lease ends, on the broker's clock."""
-        return self._numbers(self._load.until_ms)
+        return self._numbers(self._frame.until_ms)
 
     @property
     def handed_ms(self) -> float:
@@ -248,15 +248,15 @@ class Deliveries:
     @property
     def leased_ms(self) -> int:
         """When the broker's store call that leased them returned, on the broker's clock."""
-        return self._load.frame.leased_ms
+        return self._frame.columns.leased_ms
 
     @property
     def pushed_ms(self) -> int:
         """When the broker made their frame, on its clock."""
-        return self._load.frame.pushed_ms
+        return self._frame.columns.pushed_ms
 
     def __len__(self) -> int:
-        return len(self._load) if self._at is None else len(self._at)
+        return len(self._frame) if self._at is None else len(self._at)
 
     def _ragged(self, column: Ragged) -> Ragged:
         return column if self._at is None else column.take(self._at)
@@ -275,9 +275,9 @@ class Deliveries:
         return place if self._at is None else int(self._at[place])
 
     def indexes(self, only: Only) -> Indexes:
-        """Indexes into the load of the messages that `only` names."""
+        """Indexes into the frame of the messages that `only` names."""
         if only is None:
-            return np.arange(len(self._load)) if self._at is None else self._at
+            return np.arange(len(self._frame)) if self._at is None else self._at
         asked = np.asarray(only).reshape(-1)
         if asked.dtype == np.bool_:
             if len(asked) != len(self):
@@ -309,16 +309,16 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
     def __getitem__(self, index: int | slice) -> Delivery | DeliveryBatch:
         if isinstance(index, slice):
             at = self.indexes(range(*index.indices(len(self))))
-            return DeliveryBatch(self._consumer, self._load, at, self._handed_ms)
-        return Delivery(self._consumer, self._load, self._index(index), self._handed_ms)
+            return DeliveryBatch(self._consumer, self._frame, at, self._handed_ms)
+        return Delivery(self._consumer, self._frame, self._index(index), self._handed_ms)
 
     async def ack(self, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """They are done: the messages are deleted."""
-        return await self._consumer.ack_many(self._load, self.indexes(only), timeout)
+        return await self._consumer.ack_many(self._frame, self.indexes(only), timeout)
 
     def ack_soon(self, only: Only = None) -> None:
         """The same without waiting; failures go to `consumer.on_settle_error`."""
-        self._consumer.ack_all_soon(self._load, self.indexes(only))
+        self._consumer.ack_all_soon(self._frame, self.indexes(only))
 
     async def extend(
         self,
@@ -328,7 +328,7 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         timeout: Duration | None = None,
     ) -> Receipts:
         """The leases last at least `more` from now."""
-        return await self._consumer.extend_many(self._load, self.indexes(only), more, timeout)
+        return await self._consumer.extend_many(self._frame, self.indexes(only), more, timeout)
 
     async def release(
         self,
@@ -340,8 +340,8 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         timeout: Duration | None = None,
     ) -> Receipts:
         """Gives them back, due again at once, `in_` a while from now, or `at` a time."""
-        return await self._consumer.release_many(self._load, self.indexes(only), in_, at, reason, timeout)
+        return await self._consumer.release_many(self._frame, self.indexes(only), in_, at, reason, timeout)
 
     async def bury(self, reason: str, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """Makes them dead letters."""
-        return await self._consumer.bury_many(self._load, self.indexes(only), reason, timeout)
+        return await self._consumer.bury_many(self._frame, self.indexes(only), reason, timeout)

@@ -16,13 +16,13 @@ import numpy as np
 from timeline.columns import Int64, Ragged
 from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.message import about, asked_time, encode_id, encode_tag
-from timeline.driver.produce.mutate_calls import ID_OVERHEAD_BYTES, Changing
-from timeline.driver.produce.request_batch import Columns, Many, Parcel, sound
-from timeline.driver.produce.request_queue import Line
+from timeline.driver.produce.mutate_calls import ID_OVERHEAD_BYTES, MutateCalls
+from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
+from timeline.driver.produce.request_queue import RequestQueue
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
-from timeline.driver.transport.channel import Fate
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.channel import AttemptState
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement, MutateFlag, MutateTag, TagMutated, decode_as, encode
@@ -131,18 +131,18 @@ class TagProgress:
                 )
 
 
-class Mutations:
+class MutationCalls:
     """The part of a producer that changes messages that are there. See `Producer`."""
 
     closed = True
     """Until it is made: one that could not be has nothing to end."""
 
-    def __init__(self, link: Link, topic: str, group: str) -> None:
+    def __init__(self, context: ClientContext, topic: str, group: str) -> None:
         self.topic, self.group = topic, group
         self.closed = False
-        self._link = link
-        self._epoch = link.epoch
-        self._calls: dict[Operation, Changing] = {}
+        self._context = context
+        self._epoch = context.epoch
+        self._calls: dict[Operation, MutateCalls] = {}
 
     def _start(self) -> None:
         raise AssertionError("a Producer says how it starts")
@@ -152,18 +152,18 @@ class Mutations:
 
     async def _mutating_idle(self) -> None:
         for calls in self._calls.values():
-            await calls.line.idle()
+            await calls.queue.idle()
 
     async def _stop_mutating(self) -> None:
         for calls in self._calls.values():
             await calls.stop()
 
-    def _line(self, operation: Operation) -> Line:
+    def _queue(self, operation: Operation) -> RequestQueue:
         calls = self._calls.get(operation)
         if calls is None:
-            calls = self._calls[operation] = Changing(self._link, self.topic, self.group, operation)
+            calls = self._calls[operation] = MutateCalls(self._context, self.topic, self.group, operation)
         calls.start()
-        return calls.line
+        return calls.queue
 
     async def move(
         self,
@@ -205,9 +205,9 @@ class Mutations:
         timeout: Duration | None,
     ) -> Receipt:
         with about(id):
-            encoded, version, patience_ms = encode_id(id), _version(if_version), self._link.patience_ms(timeout)
-        entry = (encoded, time_ms, int(flags), version, self._link.ids.number())
-        answer = await self._line(operation).single(entry, len(encoded) + ID_OVERHEAD_BYTES, patience_ms)
+            encoded, version, patience_ms = encode_id(id), _version(if_version), self._context.patience_ms(timeout)
+        entry = (encoded, time_ms, int(flags), version, self._context.ids.number())
+        answer = await self._queue(operation).single(entry, len(encoded) + ID_OVERHEAD_BYTES, patience_ms)
         return receipt_of(encoded, answer, operation)
 
     async def move_many(
@@ -269,24 +269,24 @@ class Mutations:
         timeout: Duration | None,
     ) -> Receipts:
         count = len(ids)
-        many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
+        many = BatchCall(count, self._context.patience_ms(timeout), self._context.clock, self._context.trouble)
         columns: Columns = {
             "ids": ids,
             "time_ms": np.zeros(count, dtype=np.int64) if times is None else times,
             "flags": np.full(count, int(flags), dtype=np.uint8),
             "if_version": np.zeros(count, dtype=np.int64),
-            "op": self._link.ids.numbers(count),
+            "op": self._context.ids.numbers(count),
         }
         if bad:
             many.refuse(bad)
         columns, places = sound(columns, count, bad)
-        line = self._line(operation)
+        queue = self._queue(operation)
         for start in range(0, len(places), FRAME_IDS):
             part = slice(start, start + FRAME_IDS)
             cut = {name: column[part] for name, column in columns.items()}
             positions = places[part]
             size = cut["ids"].nbytes + ID_OVERHEAD_BYTES * len(positions)
-            line.add(Parcel(cut, operation, many, positions, size))
+            queue.add(RequestBatch(cut, operation, many, positions, size))
         answers = await many.finished()
         many.check_heard()
         return Receipts(ids, answers, many.waits_ms, operation)
@@ -349,7 +349,7 @@ class Mutations:
         if not encoded:
             raise Invalid("a call by tag needs a tag: None or empty would mean everything")
         _check_bool(dry_run, "dry_run")
-        return MutateTag(self.topic, self.group, operation, encoded, self._link.ids.number(), dry_run=dry_run)
+        return MutateTag(self.topic, self.group, operation, encoded, self._context.ids.number(), dry_run=dry_run)
 
     async def _walk(
         self,
@@ -366,9 +366,9 @@ class Mutations:
             if not told.started_ms and not frame.dry_run:
                 await self._begin(replace(frame, op=told.op, dry_run=True), told, progress, timeout)
             while not told.finished:
-                fate = Fate()
-                chunk = await self._chunk(replace(frame, op=told.op, cursor=told.cursor), told, timeout, fate)
-                unsure = unsure or fate.unsure
+                attempt = AttemptState()
+                chunk = await self._chunk(replace(frame, op=told.op, cursor=told.cursor), told, timeout, attempt)
+                unsure = unsure or attempt.unsure
                 for code, many in chunk.counts.items():
                     status = Status.of(code)
                     told.counts[status] = told.counts.get(status, 0) + many
@@ -395,7 +395,7 @@ class Mutations:
         look = look if cancels else replace(look, limit=1)
         so_far = told.copy()
         while True:
-            chunk = await self._chunk(look, so_far, timeout, Fate())
+            chunk = await self._chunk(look, so_far, timeout, AttemptState())
             look = replace(look, cursor=chunk.cursor)
             if not cancels or not chunk.cursor:
                 break
@@ -407,13 +407,15 @@ class Mutations:
         if progress is not None:
             progress(told.copy())
 
-    async def _chunk(self, frame: MutateTag, told: TagProgress, timeout: Duration | None, fate: Fate) -> TagMutated:
+    async def _chunk(
+        self, frame: MutateTag, told: TagProgress, timeout: Duration | None, attempt: AttemptState
+    ) -> TagMutated:
         frame = replace(frame, started_ms=told.started_ms)
         if told.at_ms:
             frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
-        deadline = self._link.deadline(timeout)
-        data = await self._link.channel.unary(
-            "Mutate", partial(_timed, frame), deadline, fate, writes=not frame.dry_run
+        deadline = self._context.deadline(timeout)
+        data = await self._context.channel.unary(
+            "Mutate", partial(_timed, frame), deadline, attempt, writes=not frame.dry_run
         )
         chunk = decode_as(data, TagMutated)
         told.started_ms, told.at_ms = chunk.started_ms, chunk.at_ms

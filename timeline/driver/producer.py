@@ -14,13 +14,13 @@ from timeline import tracing
 from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.message import Message, Payload, about, carried, move_flag
-from timeline.driver.mutations import Mutations
-from timeline.driver.produce.message_source import Given
-from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, Putting, cuts_of, put_sizes
-from timeline.driver.produce.request_batch import Columns, Many, Parcel, sound
+from timeline.driver.mutations import MutationCalls
+from timeline.driver.produce.message_source import MessageSource
+from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, ProduceStream, cuts_of, put_sizes
+from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement
@@ -34,7 +34,7 @@ MOST_IN_DOUBT = 1_000
 """Traces of puts whose outcome is unknown, kept for whoever asks again; the oldest go."""
 
 
-class Producer(Mutations):
+class Producer(MutationCalls):
     """Puts messages on a topic's timeline; moves and cancels those of its group. Made by `Timeline.producer`.
 
     One producer serves all tasks of a loop. Single calls that come at the same time travel together. Every call takes
@@ -45,9 +45,9 @@ class Producer(Mutations):
             await p.produce(b"gate closes", at=when, id="UA1545")
     """
 
-    def __init__(self, link: Link, topic: str, group: str) -> None:
-        super().__init__(link, topic, group)
-        self._putting = Putting(link, topic, group)
+    def __init__(self, context: ClientContext, topic: str, group: str) -> None:
+        super().__init__(context, topic, group)
+        self._stream = ProduceStream(context, topic, group)
         self._in_doubt: dict[bytes, Mapping[str, str]] = {}
 
     async def __aenter__(self) -> Self:
@@ -64,10 +64,10 @@ class Producer(Mutations):
         if self.closed:
             return
         self.closed = True
-        if self._epoch == self._link.epoch:
+        if self._epoch == self._context.epoch:
             try:
-                async with asyncio.timeout(self._link.timeout_ms / 1000.0):
-                    await self._putting.line.idle()
+                async with asyncio.timeout(self._context.timeout_ms / 1000.0):
+                    await self._stream.queue.idle()
                     await self._mutating_idle()
             except TimeoutError:
                 pass  # who still waits is told when it stops
@@ -77,27 +77,27 @@ class Producer(Mutations):
             await self._stop()
 
     async def _stop(self) -> None:
-        await self._putting.stop()
+        await self._stream.stop()
         await self._stop_mutating()
 
     def __del__(self) -> None:
         """One that was never closed and that nobody holds any more, so that nothing is under way: its stream ends."""
-        if not self.closed and self._epoch == self._link.epoch and self._link.here:
-            self._putting.let_go()
+        if not self.closed and self._epoch == self._context.epoch and self._context.here:
+            self._stream.cancel()
             for calls in self._calls.values():
-                calls.let_go()
+                calls.cancel()
 
     def _start(self) -> None:
         """Before each call: a child process, and a new event loop, start afresh."""
         if self.closed:
             raise Closed("the producer was closed: make another with tl.producer(…)")
-        self._link.check()
-        if self._epoch != self._link.epoch:
-            self._epoch = self._link.epoch
-            self._link.leave_behind(self._putting, self._calls)
-            self._putting = Putting(self._link, self.topic, self.group)
+        self._context.check()
+        if self._epoch != self._context.epoch:
+            self._epoch = self._context.epoch
+            self._context.leave_behind(self._stream, self._calls)
+            self._stream = ProduceStream(self._context, self.topic, self.group)
             self._renew()
-        self._putting.start()
+        self._stream.start()
 
     async def produce(
         self,
@@ -124,13 +124,13 @@ class Producer(Mutations):
         self._start()
         with about(id):
             message = Message(payload, at, in_, id, tag, headers, expires)
-            flag, timeout_ms = move_flag(if_exists), self._link.patience_ms(timeout)
+            flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
         return await self._put(message, flag, timeout_ms)
 
     async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
         """`made`: an id of the driver's, for a message without one."""
         own, *_, headers = message.encoded
-        id = own or made or self._link.ids.make()
+        id = own or made or self._context.ids.make()
         if own in self._in_doubt:  # it is asked for again, by the id that its error told
             headers = carried(headers, self._in_doubt[own])
         by = tracing.tracer()
@@ -153,9 +153,9 @@ class Producer(Mutations):
     async def _put_one(self, message: Message, id: bytes, headers: bytes, flag: int, timeout_ms: float) -> Receipt:
         _, time_ms, flags, expires_ms, tag, _ = message.encoded
         payload = message.payload
-        entry = (id, self._link.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
+        entry = (id, self._context.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
         nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
-        answer = await self._putting.line.single(entry, nbytes, timeout_ms)
+        answer = await self._stream.queue.single(entry, nbytes, timeout_ms)
         return receipt_of(id, answer, Operation.PUT, bool(flag & PutFlag.MOVE))
 
     async def produce_many(
@@ -180,14 +180,14 @@ class Producer(Mutations):
             return await self._put_many(columns, len(batch), batch.refused, timeout)
 
     async def _put_many(self, columns: Columns, count: int, refused: Judgement, timeout: Duration | None) -> Receipts:
-        many = Many(count, self._link.patience_ms(timeout), self._link.clock, self._link.trouble)
+        many = BatchCall(count, self._context.patience_ms(timeout), self._context.clock, self._context.trouble)
         if refused:
             many.refuse(refused)
         good, places = sound(columns, count, refused)
         sizes = put_sizes(good)
         for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
             cut = {name: column if column is None else column[part] for name, column in good.items()}
-            self._putting.line.add(Parcel(cut, Operation.PUT, many, places[part], int(sizes[part].sum())))
+            self._stream.queue.add(RequestBatch(cut, Operation.PUT, many, places[part], int(sizes[part].sum())))
         answers = await many.finished()
         many.check_heard()
         moves = bool((columns["flags"] & PutFlag.MOVE).any())
@@ -196,15 +196,15 @@ class Producer(Mutations):
     def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)
         if batch.ids is None:
-            batch.ids = self._link.ids.make_column(count)
+            batch.ids = self._context.ids.make_column(count)
         elif count and int(batch.ids.sizes.min()) == 0:
             made = [
-                id or (id if place in batch.refused else self._link.ids.make()) for place, id in enumerate(batch.ids)
+                id or (id if place in batch.refused else self._context.ids.make()) for place, id in enumerate(batch.ids)
             ]
             batch.ids = type(batch.ids).of(made)
         return {
             "ids": batch.ids,
-            "birth": self._link.ids.numbers(count) if batch.births is None else batch.births,
+            "birth": self._context.ids.numbers(count) if batch.births is None else batch.births,
             "time_ms": batch.time_ms,
             "flags": batch.flags | np.uint8(flag) if flag else batch.flags,
             "payloads": batch.payloads,
@@ -226,10 +226,10 @@ class Producer(Mutations):
 
             async for receipt in p.produce_iter(Message(line, in_="1h") for line in file):
         """
-        flag, timeout_ms = move_flag(if_exists), self._link.patience_ms(timeout)
+        flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
         pending: deque[tuple[asyncio.Task[Receipt], int]] = deque()
         held_bytes = 0
-        given = Given(messages)
+        given = MessageSource(messages)
         try:
             async for message in given.each(pending):
                 if message is not None:
@@ -251,7 +251,7 @@ class Producer(Mutations):
 
     async def _told(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
         """A put whose failure is told by its receipt."""
-        made = b"" if message.encoded[0] else self._link.ids.make()
+        made = b"" if message.encoded[0] else self._context.ids.make()
         try:
             return await self._put(message, flag, timeout_ms, made)
         except Closed:

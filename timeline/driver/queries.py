@@ -38,7 +38,7 @@ EVER = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForecastStep:
     """One step of a forecast: `count` messages come due from `start_ms` until `end_ms` (excluded)."""
 
     start_ms: int
@@ -51,7 +51,7 @@ class Step:
         return as_datetime(self.start_ms)
 
 
-class Outlook(Sequence[Step]):
+class Outlook(Sequence[ForecastStep]):
     """A forecast: its steps in order. `overdue`: how many were due before it. `exact`: False when the store estimates.
     `edges_ms` (n + 1) and `counts` (n) are numpy columns."""
 
@@ -62,16 +62,16 @@ class Outlook(Sequence[Step]):
         return len(self.counts)
 
     @overload
-    def __getitem__(self, index: int) -> Step: ...
+    def __getitem__(self, index: int) -> ForecastStep: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+    def __getitem__(self, index: slice) -> list[ForecastStep]: ...
+    def __getitem__(self, index: int | slice) -> ForecastStep | list[ForecastStep]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(index)
-        return Step(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
+        return ForecastStep(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
 
     def __repr__(self) -> str:
         return f"Outlook({len(self)} steps, {int(self.counts.sum())} to come, {self.overdue} overdue)"
@@ -139,7 +139,7 @@ def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
     )
 
 
-class Reading(TopicCalls):
+class Queries(TopicCalls):
     """The part of a client that reads. See `Timeline`."""
 
     async def scan_pages(
@@ -159,7 +159,7 @@ class Reading(TopicCalls):
         """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
         `timeout` is how long without a page. `ids`: only these. `buckets`: a pair, from the first to before
         the second. `holder`: only what this consumer holds under a live lease, whatever else is asked."""
-        self._link.check()
+        self._context.check()
         from_ms, to_ms = wanted_due(due)
         check_limit(limit)
         bucket_from, bucket_to = wanted_buckets(buckets)
@@ -178,12 +178,12 @@ class Reading(TopicCalls):
             bucket_to=bucket_to,
             holder=encode_text(holder, "a holder", MAX_HOLDER_BYTES) if holder else "",
         )
-        deadline, left = self._link.deadline(timeout), limit
+        deadline, left = self._context.deadline(timeout), limit
         while True:
             try:
-                async for data in self._link.channel.pages("Scan", encode(frame), deadline):
+                async for data in self._context.channel.pages("Scan", encode(frame), deadline):
                     page = decode_as(data, ScanPage)
-                    deadline = self._link.deadline(timeout)
+                    deadline = self._context.deadline(timeout)
                     left -= len(page.rows)
                     yield page
                     if not page.cursor or (limit and left <= 0):
@@ -191,7 +191,7 @@ class Reading(TopicCalls):
                     frame = replace(frame, cursor=page.cursor, limit=max(0, left))
             except TransportError as fault:
                 if deadline.left_ms <= 0:
-                    raise Unavailable(f"the scan broke off: {self._link.trouble()}") from fault
+                    raise Unavailable(f"the scan broke off: {self._context.trouble()}") from fault
 
     async def scan(
         self,
@@ -241,12 +241,12 @@ class Reading(TopicCalls):
         self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
     ) -> Outlook:
         """How many messages come due per `step` of the next `window`, at most 10,000 steps."""
-        self._link.check()
+        self._context.check()
         window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
         if -(-window_ms // step_ms) > MAX_STEPS:
             raise Invalid(f"a window of {window!r} has more than {MAX_STEPS} steps of {step!r}: make the step longer")
         frame = encode(Forecast(check_topic_name(topic), window_ms, step_ms))
-        data = await self._link.channel.unary("Forecast", frame, self._link.deadline(timeout))
+        data = await self._context.channel.unary("Forecast", frame, self._context.deadline(timeout))
         told = decode_as(data, Forecasted)
         return Outlook(told.edges_ms, told.counts, told.overdue, told.exact)
 
@@ -281,12 +281,12 @@ class Reading(TopicCalls):
 
         Raises Invalid, Closed, Unavailable when no broker answered.
         """
-        self._link.check()
+        self._context.check()
         since_ms = duration_ms(since, "since", least_ms=1)
         if topic:
             check_topic_name(topic)
         frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
-        answers, unreachable = await ask_all(self._link.channel, "Late", frame, self._link.deadline(timeout))
+        answers, unreachable = await ask_all(self._context.channel, "Late", frame, self._context.deadline(timeout))
         found: dict[LateDelivery, None] = {}
         dropped = 0
         for data in answers.values():
@@ -319,20 +319,20 @@ class Reading(TopicCalls):
         paused = False
         if kept is not None and kept.cause is not Cause.PAUSED:
             paused = any(each.name == topic and each.settings.paused for each in await self.topics(timeout=timeout))
-        asked_ms = self._link.clock.now_ms()
+        asked_ms = self._context.clock.now_ms()
         return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable)
 
     async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
         """Asks a broker who it is and what its clock says."""
-        self._link.check()
-        clock = self._link.clock
+        self._context.check()
+        clock = self._context.clock
         sent_ms = clock.now()
-        data = await self._link.channel.unary("Ping", encode(Ping(sent_ms)), self._link.deadline(timeout))
+        data = await self._context.channel.unary("Ping", encode(Ping(sent_ms)), self._context.deadline(timeout))
         arrived_ms = clock.now()
         pong = decode_as(data, Pong)
         round_trip_ms = (arrived_ms - sent_ms) - (pong.answered_ms - pong.received_ms)
         offset_ms = ((pong.received_ms - sent_ms) + (pong.answered_ms - arrived_ms)) / 2
         error_ms = abs(round_trip_ms) / 2
-        self._link.drift.note(pong.broker, -offset_ms, error_ms)
-        address = self._link.channel.current
+        self._context.drift.note(pong.broker, -offset_ms, error_ms)
+        address = self._context.channel.current
         return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, Answer, error_of
+from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, MessageAnswer, error_of
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
@@ -51,7 +51,7 @@ class Receipt:
             raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms, self.operation)
 
 
-def receipt_of(id: bytes, answer: Answer, operation: Operation, moves: bool = False) -> Receipt:
+def receipt_of(id: bytes, answer: MessageAnswer, operation: Operation, moves: bool = False) -> Receipt:
     """The receipt for one message's answer to `operation`, or its error, raised. `moves`: asked with "move"."""
     status = answer.status
     if status in (OK, DUPLICATE):

@@ -7,39 +7,39 @@ import atexit
 from collections.abc import Coroutine
 from typing import Any
 
-_held: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
-"""Tasks of `hold`, by the loop that they run in."""
+_kept: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
+"""Tasks of `keep`, by the loop that they run in."""
 
 
-def hold(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Starts a task that lives until it is done, whatever becomes of its owner, who ends it (`end`, `let_go`).
+def keep(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Starts a task that lives until it is done, whatever becomes of its owner, who ends it (`end`, `cancel`).
 
     A loop holds no task that waits for another part of the program. One that only its owner holds may be found by the
     garbage collector together with that owner, and is then taken apart in any order, pending, with asyncio's complaint.
     """
     loop = asyncio.get_running_loop()
-    if loop not in _held:
-        for ended in [each for each in list(_held) if each.is_closed()]:
-            _held.pop(ended, None)
+    if loop not in _kept:
+        for ended in [each for each in list(_kept) if each.is_closed()]:
+            _kept.pop(ended, None)
     task = loop.create_task(work, name=name)
-    _held.setdefault(loop, set()).add(task)
-    task.add_done_callback(_unhold)
+    _kept.setdefault(loop, set()).add(task)
+    task.add_done_callback(_unkeep)
     return task
 
 
-def _unhold(task: asyncio.Task[None]) -> None:
+def _unkeep(task: asyncio.Task[None]) -> None:
     loop = task.get_loop()
-    held = _held.get(loop, set())
+    held = _kept.get(loop, set())
     held.discard(task)
     if not held:
-        _held.pop(loop, None)
+        _kept.pop(loop, None)
 
 
 @atexit.register
 def _leave() -> None:
     """The program ends, by an error of its own perhaps, and nobody has closed the client: what still waits then waits
     for nobody, and asyncio's complaints about it would bury that error."""
-    for tasks in list(_held.values()):
+    for tasks in list(_kept.values()):
         for task in list(tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -55,7 +55,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             raise failure
 
 
-def let_go(*tasks: asyncio.Task[Any] | None) -> None:
+def cancel(*tasks: asyncio.Task[Any] | None) -> None:
     """Has tasks end that nobody will wait for, from whatever thread; where their loop has ended, they have."""
     for task in tasks:
         if task is not None and not task.done():
@@ -72,7 +72,7 @@ async def all_of(*works: Coroutine[Any, Any, None]) -> None:
             raise outcome
 
 
-async def beside(work: Coroutine[Any, Any, None], companion: Coroutine[Any, Any, None]) -> None:
+async def run_until_first(work: Coroutine[Any, Any, None], companion: Coroutine[Any, Any, None]) -> None:
     """Runs `work` with `companion` beside it until one of them is done; ends the other. Raises what either failed
     with."""
     loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@ from typing import Any
 from timeline.driver.message import encode_text
 from timeline.driver.produce.request_batch import NOT_FOUND, OK, error_of
 from timeline.driver.times import Duration, duration_ms
-from timeline.driver.transport.channel import Fate
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.channel import AttemptState
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid
 from timeline.model import LEASE_AHEAD_AUTO, SETTING_RANGES, Topic, check_topic_name
 from timeline.wire import TopicAction, TopicList, Topics, decode_as, encode
@@ -56,8 +56,8 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
 class TopicCalls:
     """The part of a client that asks for topics and changes them. See `Timeline`."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
 
     async def create_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """Creates a topic; one that stands with these very settings is answered as it is, with others raises Exists.
@@ -93,14 +93,16 @@ class TopicCalls:
     async def _topics(
         self, action: TopicAction, name: str, settings: dict[str, int | str | bool], timeout: Duration | None
     ) -> tuple[Topic, ...]:
-        self._link.check()
+        self._context.check()
         if action is not TopicAction.LIST:
             check_topic_name(name)
         frame = encode(Topics(action, name, settings))
-        fate = Fate()
+        attempt = AttemptState()
         writes = action is not TopicAction.LIST
-        data = await self._link.channel.unary("Topics", frame, self._link.deadline(timeout), fate, writes=writes)
+        data = await self._context.channel.unary(
+            "Topics", frame, self._context.deadline(timeout), attempt, writes=writes
+        )
         answer = decode_as(data, TopicList)
-        if answer.status == OK or (action is TopicAction.DROP and fate.unsure and answer.status == NOT_FOUND):
+        if answer.status == OK or (action is TopicAction.DROP and attempt.unsure and answer.status == NOT_FOUND):
             return answer.topics
         raise error_of(answer.status, None, answer.detail)

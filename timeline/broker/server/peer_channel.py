@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from timeline.credentials import PLAIN, Credentials, Shown
+from timeline.credentials import PLAIN, CallMetadata, Credentials
 from timeline.errors import Invalid
 from timeline.wire import MAX_FRAME_BYTES, SERVICE, Fault, TransportError
 
@@ -31,7 +31,7 @@ class GrpcPeerChannel:
 
     def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
-        self._credentials, self._shown = credentials, Shown(credentials)
+        self._credentials, self._shown = credentials, CallMetadata(credentials)
         self._channel: Any = None
         self._stamps: object = None
 

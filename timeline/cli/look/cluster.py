@@ -24,7 +24,7 @@ from timeline.cli.options.identity import connected
 from timeline.cli.options.values import DURATION, iso
 from timeline.cli.terminal.output import console, print_json
 from timeline.clock import CRITICAL_MS, WARN_MS
-from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings
 from timeline.driver.queries import PingAnswer
 from timeline.driver.times import duration_ms
 from timeline.errors import TimelineError
@@ -43,7 +43,7 @@ class BrokerLine:
     stands: BrokerStanding
     clock_ms: float | None
     clock_error_ms: float
-    lateness: Lateness | None
+    lateness: LatenessHistogram | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ClusterLook:
         }  # fmt: skip
 
     @property
-    def consumers(self) -> list[tuple[str, Connected]]:
+    def consumers(self) -> list[tuple[str, ConsumerStatus]]:
         """All that are connected, each with its broker's name."""
         return [(one.stands.broker, consumer) for one in self.brokers for consumer in one.stands.consumers]
 
@@ -190,9 +190,9 @@ def put_together(standings: Standings, pings: Sequence[PingAnswer | None]) -> Cl
     return ClusterLook(now_ms, tuple(brokers), dict(standings.unreachable))
 
 
-def _lateness(stands: BrokerStanding) -> Lateness | None:
+def _lateness(stands: BrokerStanding) -> LatenessHistogram | None:
     """Of all the broker's topics together."""
-    whole: Lateness | None = None
+    whole: LatenessHistogram | None = None
     for late in stands.lateness.values():
         whole = late if whole is None else whole.plus(late)
     return whole

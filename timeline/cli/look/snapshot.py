@@ -13,7 +13,7 @@ from typing import Any
 import timeline
 from timeline.cli.look.late import late_json
 from timeline.cli.options.values import iso
-from timeline.driver.brokers import BrokerStanding, Connected, Lateness, Standings, TopicLoad
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import LateDelivery
 from timeline.driver.queries import Outlook
 from timeline.model import Topic
@@ -57,7 +57,7 @@ class Glance:
     topics: tuple[TopicGlance, ...]
     ahead: tuple[int, ...]
     overdue: int
-    consumers: tuple[Connected, ...]
+    consumers: tuple[ConsumerStatus, ...]
     late: tuple[LateDelivery, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -172,9 +172,9 @@ class Watcher:
         """Deliveries a second since the last look, over brokers that were there then too."""
         return None if self._rates is None else self._rates.get(name, 0.0)
 
-    def _lateness(self, name: str) -> Lateness | None:
+    def _lateness(self, name: str) -> LatenessHistogram | None:
         """Lateness of the last minute over all brokers, or since they started; None without deliveries."""
-        told: Lateness | None = None
+        told: LatenessHistogram | None = None
         since_first = len(self._looks) > 1 and not self._ever
         earlier = {one.address: one for one in self._looks[0].brokers} if since_first else {}
         for one in self._looks[-1].brokers:
@@ -241,7 +241,7 @@ def _together(outlooks: list[Outlook], steps: int) -> tuple[int, ...]:
     return tuple(total)
 
 
-def bound_ms(late: Lateness | None, share: float) -> float | None:
+def bound_ms(late: LatenessHistogram | None, share: float) -> float | None:
     """The bound that `share` of the deliveries kept; None without deliveries, infinite past the last one."""
     bound = late.at_most(share) if late is not None else None
     if bound is None:

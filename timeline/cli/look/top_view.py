@@ -12,7 +12,7 @@ from rich.text import Text
 
 from timeline.cli.look.snapshot import Glance, TopicGlance
 from timeline.cli.terminal.chart import columns
-from timeline.driver.brokers import BrokerStanding, Connected
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus
 from timeline.driver.late import LateDelivery
 from timeline.driver.times import as_datetime
 from timeline.wire import Health
@@ -201,7 +201,7 @@ def late_bound(value_ms: float | None) -> Text:
     return Text(f"≤ {shown_lateness(value_ms)}", style)
 
 
-def consumer_table(consumers: Sequence[Connected], brokers: Sequence[str] = ()) -> Table:
+def consumer_table(consumers: Sequence[ConsumerStatus], brokers: Sequence[str] = ()) -> Table:
     """A line a consumer; `brokers`: where each is connected, when that is to be shown."""
     numbers = ("IN HAND", "CREDIT", "CREDIT MiB")
     made = table("CONSUMER", "TOPIC", *(("BROKER",) if brokers else ()), "HEALTH", *numbers, right=numbers)

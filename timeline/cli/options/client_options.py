@@ -18,11 +18,11 @@ from timeline.cli.options.values import DURATION
 from timeline.config import joined, split_address
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.transport.handshake import LASTING
-from timeline.driver.transport.probe import Answer, knock
+from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
-KNOCK_S = 1.0
+PROBE_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
 TOPICS_NAMED = 8
 TEXTS = ("topic", "name", "id", "ids", "tag", "group", "headers")
@@ -105,8 +105,8 @@ async def nobody_there(addresses: str) -> str:
     """A sentence that says why no broker can be reached at `addresses` and what to do; empty when one of them may be a
     broker's, so that the trouble is another."""
     listed = parse_addresses(addresses)
-    answers = await asyncio.gather(*(knock(address, KNOCK_S) for address in listed))
-    if {Answer.TALKS, Answer.TLS} & set(answers):
+    answers = await asyncio.gather(*(probe(address, PROBE_S) for address in listed))
+    if {ProbeResult.TALKS, ProbeResult.TLS} & set(answers):
         return ""
     found = ", ".join(f"{address} ({answer.short})" for address, answer in zip(listed, answers, strict=True))
     return (

@@ -30,7 +30,7 @@ class SyncDelivery(Delivered):
     @classmethod
     def of(cls, delivery: Delivery, run: Run) -> SyncDelivery:
         """`delivery` for another thread than its loop's."""
-        made = cls(delivery._consumer, delivery._load, delivery._index, delivery._handed_ms)
+        made = cls(delivery._consumer, delivery._frame, delivery._index, delivery._handed_ms)
         made._delivery, made._run = delivery, run
         return made
 
@@ -71,7 +71,7 @@ class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
     @classmethod
     def of(cls, batch: DeliveryBatch, run: Run) -> SyncDeliveryBatch:
         """`batch` for another thread than its loop's."""
-        made = cls(batch._consumer, batch._load, batch._at, batch._handed_ms)
+        made = cls(batch._consumer, batch._frame, batch._at, batch._handed_ms)
         made._batch, made._run = batch, run
         return made
 

@@ -9,7 +9,7 @@ from timeline.driver.batch import Batch
 from timeline.driver.blocking.background import Background, Closing
 from timeline.driver.message import Message, Payload
 from timeline.driver.mutations import TagProgress
-from timeline.driver.produce.message_source import Given
+from timeline.driver.produce.message_source import MessageSource
 from timeline.driver.producer import Producer
 from timeline.driver.receipts import Receipt, Receipts
 from timeline.driver.times import Duration, Expiry, When
@@ -68,7 +68,7 @@ class SyncProducer(Closing):
         """See Producer.produce_iter. `messages` is iterated in this thread, a thousand ahead of the receipts."""
         gathered: list[Message] = []
         held_bytes = 0
-        given = Given(messages)
+        given = MessageSource(messages)
         for message in given.plainly():
             gathered.append(message)
             held_bytes += len(message.payload)

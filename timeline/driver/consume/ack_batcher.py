@@ -13,7 +13,7 @@ import numpy as np
 
 from timeline.clock import Clock
 from timeline.columns import Indexes
-from timeline.driver.consume.in_flight import DONE, SETTLING, Hand, Load
+from timeline.driver.consume.in_flight import DONE, SETTLING, DeliveredFrame, InFlight
 
 GATHER_MS = 20.0
 GATHER_MESSAGES = 64
@@ -21,46 +21,46 @@ LEASE_LEFT_MS = 50.0
 """An ack of a lease that ends sooner than this does not wait."""
 
 
-class Gathering:
+class AckBatcher:
     """The acks gathered so far. They are `ripe`, and `wake` is called, 20 ms after the first of them, or once they are
     64 or hold half of the credit, in messages or in bytes, or when the lease of one of them is about to end."""
 
-    def __init__(self, hand: Hand, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, in_flight: InFlight, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
-        self._loads: list[Load] = []
+        self._frames: list[DeliveredFrame] = []
         self._messages = self._bytes = 0
-        self._most_messages = max(1, min(GATHER_MESSAGES, hand.credit.messages // 2))
-        self._most_bytes = hand.credit.bytes // 2
+        self._most_messages = max(1, min(GATHER_MESSAGES, in_flight.credit.messages // 2))
+        self._most_bytes = in_flight.credit.bytes // 2
         self._timer: asyncio.TimerHandle | None = None
         self.ripe = False
 
     def __len__(self) -> int:
-        return sum(len(load.soon) for load in self._loads)
+        return sum(len(frame.soon) for frame in self._frames)
 
-    def add(self, load: Load, index: int) -> None:
+    def add(self, frame: DeliveredFrame, index: int) -> None:
         """One more."""
-        if load.state[index] != DONE:
-            load.state[index] = SETTLING
-        if not load.soon:
-            self._loads.append(load)
-        load.soon.append(index)
+        if frame.state[index] != DONE:
+            frame.state[index] = SETTLING
+        if not frame.soon:
+            self._frames.append(frame)
+        frame.soon.append(index)
         if not self.ripe:
             soon_ms = self._clock.monotonic_ms() + LEASE_LEFT_MS
-            ends_soon = load.earliest_ms <= soon_ms and bool(load.end_ms[index] <= soon_ms)
-            self._count(1, int(load.sizes[index]), ends_soon)
+            ends_soon = frame.earliest_ms <= soon_ms and bool(frame.end_ms[index] <= soon_ms)
+            self._count(1, int(frame.sizes[index]), ends_soon)
 
-    def add_all(self, load: Load, at: Indexes) -> None:
-        """The same for many of a load."""
+    def add_all(self, frame: DeliveredFrame, at: Indexes) -> None:
+        """The same for many of a frame."""
         if not len(at):
             return
-        load.mark(at[np.frombuffer(load.state, dtype=np.uint8)[at] != DONE], SETTLING)
-        if not load.soon:
-            self._loads.append(load)
-        load.soon.extend(at.tolist())
+        frame.mark(at[np.frombuffer(frame.state, dtype=np.uint8)[at] != DONE], SETTLING)
+        if not frame.soon:
+            self._frames.append(frame)
+        frame.soon.extend(at.tolist())
         if not self.ripe:
             soon_ms = self._clock.monotonic_ms() + LEASE_LEFT_MS
-            ends_soon = load.earliest_ms <= soon_ms and bool(load.end_ms[at].min() <= soon_ms)
-            self._count(len(at), int(load.sizes[at].sum()), ends_soon)
+            ends_soon = frame.earliest_ms <= soon_ms and bool(frame.end_ms[at].min() <= soon_ms)
+            self._count(len(at), int(frame.sizes[at].sum()), ends_soon)
 
     def _count(self, messages: int, nbytes: int, ends_soon: bool) -> None:
         self._messages += messages
@@ -80,14 +80,14 @@ class Gathering:
             self._timer.cancel()
             self._timer = None
 
-    def take(self) -> list[tuple[Load, Indexes]]:
-        """All of them, by load; from now on others gather."""
+    def take(self) -> list[tuple[DeliveredFrame, Indexes]]:
+        """All of them, by frame; from now on others gather."""
         taken = []
-        for load in self._loads:
-            at = np.array(load.soon, dtype=np.intp)
-            load.soon.clear()
-            taken.append((load, at))
-        self._loads.clear()
+        for frame in self._frames:
+            at = np.array(frame.soon, dtype=np.intp)
+            frame.soon.clear()
+            taken.append((frame, at))
+        self._frames.clear()
         self._messages = self._bytes = 0
         self.ripe = False
         self._stop_timer()

@@ -15,36 +15,36 @@ from timeline.columns import Indexes, Int64
 from timeline.errors import Invalid
 
 if TYPE_CHECKING:
-    from timeline.driver.consume.in_flight import Load
+    from timeline.driver.consume.in_flight import DeliveredFrame
 
 HELD, RIDING, LEFT, GIVEN = 0, 1, 2, 3
 """With the message; on its way with a settle that is not answered; the same, of a message that is done with whatever
 the answer says; owed or given back."""
 
-Ride: TypeAlias = list[tuple["Load", Indexes]]
+Ride: TypeAlias = list[tuple["DeliveredFrame", Indexes]]
 
 
-class Places:
-    """Which messages in hand a column of settles is about, in order; None for a load: settles that end nothing. It is a
-    column too: `places[at]` are those at ascending `at`."""
+class SettledPlaces:
+    """Which messages in flight a column of settles is about, in order; None for a frame: settles that end nothing.
+    It is a column too: `places[at]` are those at ascending `at`."""
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: Sequence[tuple[Load | None, Indexes]]) -> None:
+    def __init__(self, parts: Sequence[tuple[DeliveredFrame | None, Indexes]]) -> None:
         self.parts = parts
 
-    def __getitem__(self, at: Indexes) -> Places:
+    def __getitem__(self, at: Indexes) -> SettledPlaces:
         ends = np.cumsum([len(indexes) for _, indexes in self.parts])
         cuts = [0, *np.searchsorted(at, ends).tolist()]
         parts = []
-        for number, (load, indexes) in enumerate(self.parts):
+        for number, (frame, indexes) in enumerate(self.parts):
             mine = at[cuts[number] : cuts[number + 1]]
             if len(mine):
-                parts.append((load, indexes[mine - (int(ends[number]) - len(indexes))]))
-        return Places(parts)
+                parts.append((frame, indexes[mine - (int(ends[number]) - len(indexes))]))
+        return SettledPlaces(parts)
 
 
-class Credit:
+class CreditLedger:
     """The credit of one consumer, `messages` and `nbytes` in all."""
 
     def __init__(self, messages: int, nbytes: int) -> None:
@@ -56,11 +56,11 @@ class Credit:
         self._rides: dict[int, Ride] = {}
         self._returned = False
 
-    def arrive(self, load: Load) -> None:
-        """A load came: its messages hold so much."""
+    def arrive(self, frame: DeliveredFrame) -> None:
+        """A frame came: its messages hold so much."""
         self._returned = False
-        self.held_messages += len(load)
-        self.held_bytes += int(load.sizes.sum())
+        self.held_messages += len(frame)
+        self.held_bytes += int(frame.sizes.sum())
 
     @property
     def owed(self) -> bool:
@@ -68,7 +68,7 @@ class Credit:
         return self.owed_messages > 0 or self.owed_bytes > 0
 
     def runs_dry(self) -> bool:
-        """Whether some went back since a load came, or since this was asked, and so little is free all the same that
+        """Whether some went back since a frame came, or since this was asked, and so little is free all the same that
         the broker may wait for more before it leases."""
         returned, self._returned = self._returned, False
         return returned and (4 * self.held_messages > 3 * self.messages or 4 * self.held_bytes > 3 * self.bytes)
@@ -81,49 +81,49 @@ class Credit:
         self.owed_bytes -= nbytes
         return messages, nbytes
 
-    def give(self, load: Load, at: Indexes) -> None:
+    def give(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Messages are done with: what they hold is owed, once; what rides is as soon as it turns out not to count."""
-        credit = np.frombuffer(load.credit, dtype=np.uint8)
+        credit = np.frombuffer(frame.credit, dtype=np.uint8)
         states = credit[at]
         if (states == GIVEN).all():
             return
         credit[at[states == RIDING]] = LEFT
-        self._owe(load, distinct(at[states == HELD]))
+        self._owe(frame, distinct(at[states == HELD]))
 
-    def give_one(self, load: Load, index: int) -> None:
+    def give_one(self, frame: DeliveredFrame, index: int) -> None:
         """`give` for one message."""
-        state = load.credit[index]
+        state = frame.credit[index]
         if state == RIDING:
-            load.credit[index] = LEFT
+            frame.credit[index] = LEFT
         elif state == HELD:
-            self._owe(load, np.array([index]))
+            self._owe(frame, np.array([index]))
 
-    def board(self, request: int, places: Places) -> tuple[int, int]:
+    def board(self, request: int, places: SettledPlaces) -> tuple[int, int]:
         """The credit that goes with Settle `request`: (messages, bytes) of what no earlier one took along. While a
         message larger than all credit is made up for, all goes by itself, after the answer."""
         if self.owed_messages < 0 or self.owed_bytes < 0:
             return 0, 0
         ride: Ride = []
         messages = nbytes = 0
-        for load, at in places.parts:
-            if load is None:
+        for frame, at in places.parts:
+            if frame is None:
                 continue
             if len(at) == 1:
                 index = int(at[0])
-                if load.credit[index] != HELD:
+                if frame.credit[index] != HELD:
                     continue
-                load.credit[index] = RIDING
+                frame.credit[index] = RIDING
                 messages += 1
-                nbytes += int(load.sizes[index])
+                nbytes += int(frame.sizes[index])
             else:
-                credit = np.frombuffer(load.credit, dtype=np.uint8)
+                credit = np.frombuffer(frame.credit, dtype=np.uint8)
                 at = distinct(at[credit[at] == HELD])
                 if not len(at):
                     continue
                 credit[at] = RIDING
                 messages += len(at)
-                nbytes += int(load.sizes[at].sum())
-            ride.append((load, at))
+                nbytes += int(frame.sizes[at].sum())
+            ride.append((frame, at))
         if ride:
             self._rides[request] = ride
         return messages, nbytes
@@ -132,21 +132,21 @@ class Credit:
         """Settle `request` was answered, or cannot be sent: what rode with it is given back when it `counts`. Otherwise
         messages hold it again, and it is owed for those that are done with."""
         self._returned |= counts
-        for load, at in self._rides.pop(request, ()):
+        for frame, at in self._rides.pop(request, ()):
             if counts and len(at) == 1:  # as the array way below, for a fifth of what that costs
                 index = int(at[0])
-                load.credit[index] = GIVEN
+                frame.credit[index] = GIVEN
                 self.held_messages -= 1
-                self.held_bytes -= int(load.sizes[index])
+                self.held_bytes -= int(frame.sizes[index])
                 continue
-            credit = np.frombuffer(load.credit, dtype=np.uint8)
+            credit = np.frombuffer(frame.credit, dtype=np.uint8)
             if counts:
                 credit[at] = GIVEN
-                self._forget(load, at)
+                self._forget(frame, at)
             else:
                 left = at[credit[at] == LEFT]
                 credit[at] = HELD
-                self._owe(load, left)
+                self._owe(frame, left)
 
     def room(self) -> tuple[int, int]:
         """Credit for a new stream, besides what is held: what rode on the last one rides anew when it is settled again.
@@ -157,15 +157,15 @@ class Credit:
         self.owed_messages, self.owed_bytes = min(0, messages), min(0, nbytes)
         return messages - self.owed_messages, nbytes - self.owed_bytes
 
-    def _owe(self, load: Load, at: Indexes) -> None:
+    def _owe(self, frame: DeliveredFrame, at: Indexes) -> None:
         if len(at):
-            np.frombuffer(load.credit, dtype=np.uint8)[at] = GIVEN
-            messages, nbytes = self._forget(load, at)
+            np.frombuffer(frame.credit, dtype=np.uint8)[at] = GIVEN
+            messages, nbytes = self._forget(frame, at)
             self.owed_messages += messages
             self.owed_bytes += nbytes
 
-    def _forget(self, load: Load, at: Indexes) -> tuple[int, int]:
-        sizes: Int64 = load.sizes[at]
+    def _forget(self, frame: DeliveredFrame, at: Indexes) -> tuple[int, int]:
+        sizes: Int64 = frame.sizes[at]
         messages, nbytes = len(at), int(sizes.sum())
         self.held_messages -= messages
         self.held_bytes -= nbytes

@@ -92,7 +92,7 @@ class _Crew:
             if self._ends(asyncio.current_task()):
                 if not job.given_back:
                     await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
-                delivery._load.lost[delivery._index] = True  # a thread works on: its next look tells it
+                delivery._frame.lost[delivery._index] = True  # a thread works on: its next look tells it
                 raise
             if job.cancelled:
                 log.warning("the lease of %r %s: its handler was cancelled", delivery.id, self._how_lost(delivery))
@@ -117,7 +117,7 @@ class _Crew:
             await self._settle(delivery, delivery.ack)
 
     def _how_lost(self, delivery: Delivery) -> str:
-        ended = float(delivery._load.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
+        ended = float(delivery._frame.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
         return "ended, since no broker extended it" if ended else "is lost (it was cancelled, or another has it)"
 
     async def _again(self, delivery: Delivery, again: Retry) -> None:
@@ -147,7 +147,7 @@ class _Crew:
     async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
         """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
         all the same, but nobody would know the reason. False: there are more deliveries to come."""
-        most = delivery._load.frame.max_deliveries
+        most = delivery._frame.columns.max_deliveries
         if not 0 < most <= delivery.deliveries or self._settled(delivery):
             return False
         log.error(
@@ -198,7 +198,7 @@ class _Crew:
                 # A thread cannot be stopped: its message goes back now, its next look tells it, and the worker waits.
                 job.given_back = True
                 await self._failed(delivery, self._too_long)
-                delivery._load.lost[delivery._index] = True
+                delivery._frame.lost[delivery._index] = True
                 await asyncio.wait({future})
                 raise _GivenBack(self._too_long) from (None if future.cancelled() else future.exception())
         await asyncio.shield(future)

@@ -15,8 +15,8 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.driver.tasks import end
-from timeline.driver.transport.channel import REFUSALS, Deadline, Opened, refusal
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, refusal
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Superseded, TimelineError, Unavailable
 from timeline.model import LeavingReason, Operation, Rows, Status
 from timeline.wire import (
@@ -46,23 +46,23 @@ class Holding:
     Saying hello takes the holder over: another stream under the same name ends, and raises Superseded there.
     """
 
-    def __init__(self, link: Link, topic: str, holder: str, lease_ms: int) -> None:
+    def __init__(self, context: ClientContext, topic: str, holder: str, lease_ms: int) -> None:
         self.topic, self.holder = topic, holder
-        self._link, self._lease_ms = link, lease_ms
+        self._context, self._lease_ms = context, lease_ms
         self._arrived: asyncio.Queue[Frame | TimelineError] = asyncio.Queue()
-        self._opened: Opened | None = None
+        self._opened: OpenedStream | None = None
         self._reader: asyncio.Task[None] | None = None
         self._requests = 0
         self.welcome: Welcome | None = None
 
     async def __aenter__(self) -> Self:
-        link = self._link
-        link.check()
-        self._opened = await link.channel.open("Consume", Deadline.after(link.clock, link.timeout_ms))
+        context = self._context
+        context.check()
+        self._opened = await context.channel.open("Consume", Deadline.after(context.clock, context.timeout_ms))
         self._reader = asyncio.get_running_loop().create_task(self._read(self._opened), name=f"holding {self.topic}")
         try:
             await self._send(self._hello())
-            frame = await self._next(link.timeout_ms)
+            frame = await self._next(context.timeout_ms)
             if not isinstance(frame, Welcome):
                 raise Unavailable("the broker did not welcome the holder in time")
         except BaseException:
@@ -75,7 +75,7 @@ class Holding:
         return Hello(
             topic=self.topic,
             consumer=self.holder,
-            session=self._link.ids.number(),
+            session=self._context.ids.number(),
             lease_ms=self._lease_ms,
             credit_messages=0,
             credit_bytes=0,
@@ -107,7 +107,7 @@ class Holding:
             if isinstance(frame, Deliver):
                 count, wait_ms = count + len(frame.ids), more_ms
         await self._send(Leaving(LeavingReason.DRAINING, "the holder takes nothing more"))
-        while (frame := await self._next(self._link.timeout_ms)) is not None:
+        while (frame := await self._next(self._context.timeout_ms)) is not None:
             if isinstance(frame, Deliver):
                 count += len(frame.ids)
             elif isinstance(frame, Leaving):
@@ -132,7 +132,7 @@ class Holding:
                 operation=np.full(count, operation, dtype=np.uint8),
                 time_ms=np.full(count, time_ms, dtype=np.int64),
                 flags=np.zeros(count, dtype=np.uint8),
-                op=self._link.ids.numbers(count),
+                op=self._context.ids.numbers(count),
                 reasons=Ragged.repeat(reason, count) if reason else None,
             )
             await self._send(frame)
@@ -143,7 +143,7 @@ class Holding:
         return counts
 
     async def _answer(self) -> Settled:
-        while (frame := await self._next(self._link.timeout_ms)) is not None:
+        while (frame := await self._next(self._context.timeout_ms)) is not None:
             if isinstance(frame, Settled) and frame.request == self._requests:
                 return frame
         raise Unavailable("the broker does not answer a settle")
@@ -168,7 +168,7 @@ class Holding:
 
     async def _next(self, wait_ms: float) -> Frame | None:
         """The next frame within `wait_ms`, None: there was none; beats meanwhile."""
-        clock = self._link.clock
+        clock = self._context.clock
         until_ms = clock.monotonic_ms() + wait_ms
         while True:
             left_ms = until_ms - clock.monotonic_ms()
@@ -186,7 +186,7 @@ class Holding:
                 raise Superseded(frame.text)
             return frame
 
-    async def _read(self, opened: Opened) -> None:
+    async def _read(self, opened: OpenedStream) -> None:
         """Gathers what arrives; at the end, why it ended."""
         over: TimelineError = Unavailable(f"the stream to {opened.address} ended")
         try:

@@ -1,7 +1,7 @@
-"""What a consumer has in hand: loads of deliveries, each message waiting, handed out, being settled or done. Pure: the
+"""What a consumer has in hand: frames of deliveries, each message waiting, handed out, being settled or done. Pure: the
 monotonic time is handed in.
 
-A load is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
+A frame is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
 thousand deliveries are one object.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
-from timeline.driver.consume.credit import Credit, distinct
+from timeline.driver.consume.credit import CreditLedger, distinct
 from timeline.model import MAX_BATCH
 from timeline.wire.frames import Deliver
 
@@ -38,17 +38,17 @@ class Stats:
     reconnects: int = 0
 
 
-class Load:
-    """The messages of one Deliver frame. `end_ms`: when each one's lease ends on the monotonic clock, `until_ms` on the
+class DeliveredFrame:
+    """The messages of one Deliver frame. `end_ms`: when each lease ends on the monotonic clock; `until_ms`: on the
     broker's. `sizes`: bytes each takes of the credit."""
 
     __slots__ = (
+        "columns",
         "credit",
         "cursor",
         "earliest_ms",
         "end_ms",
         "extend_at_ms",
-        "frame",
         "lost",
         "open",
         "sizes",
@@ -58,14 +58,14 @@ class Load:
         "waiting",
     )
 
-    def __init__(self, frame: Deliver, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        count = len(frame.birth)
-        self.frame = frame
+    def __init__(self, columns: Deliver, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        count = len(columns.birth)
+        self.columns = columns
         self.end_ms = end_ms
-        self.until_ms: Int64 = frame.lease_until_ms.copy()
-        self.sizes: Int64 = frame.payloads.sizes
-        if frame.headers is not None:
-            self.sizes = self.sizes + frame.headers.sizes
+        self.until_ms: Int64 = columns.lease_until_ms.copy()
+        self.sizes: Int64 = columns.payloads.sizes
+        if columns.headers is not None:
+            self.sizes = self.sizes + columns.headers.sizes
         self.state = bytearray(count)
         self.credit = bytearray(count)
         """Where the credit of each is: see `credit`."""
@@ -91,7 +91,7 @@ class Load:
         return ended
 
     def mark(self, at: Indexes, state: int) -> None:
-        """Sets the state of messages (to WAITING goes back one at a time, by `Hand.put_back`), and counts."""
+        """Sets the state of messages (to WAITING goes back one at a time, by `InFlight.put_back`), and counts."""
         at = distinct(at)
         view = np.frombuffer(self.state, dtype=np.uint8)
         before = view[at]
@@ -107,29 +107,29 @@ class Load:
         self.earliest_ms = float(self.end_ms.min())
 
 
-class Hand:
-    """All loads in hand, in order of arrival, and the credit."""
+class InFlight:
+    """All frames in hand, in order of arrival, and the credit."""
 
     def __init__(self, credit_messages: int, credit_bytes: int) -> None:
-        self.credit = Credit(credit_messages, credit_bytes)
+        self.credit = CreditLedger(credit_messages, credit_bytes)
         self.stats = Stats()
-        self._loads: dict[int, Load] = {}
-        self._queue: deque[Load] = deque()
+        self._frames: dict[int, DeliveredFrame] = {}
+        self._queue: deque[DeliveredFrame] = deque()
         self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
         self.awaited = 0
         """How many wait for a message."""
 
-    def arrive(self, load: Load) -> None:
-        """A load came."""
-        self._loads[id(load)] = load
-        self.credit.arrive(load)
-        if load.waiting:
-            self._queue.append(load)
+    def arrive(self, frame: DeliveredFrame) -> None:
+        """A frame came."""
+        self._frames[id(frame)] = frame
+        self.credit.arrive(frame)
+        if frame.waiting:
+            self._queue.append(frame)
 
     @property
-    def loads(self) -> list[Load]:
+    def frames(self) -> list[DeliveredFrame]:
         """Loads with messages that are not done."""
-        return list(self._loads.values())
+        return list(self._frames.values())
 
     @property
     def ready(self) -> bool:
@@ -140,149 +140,149 @@ class Hand:
         """Whether somebody waits for a message, and the broker must be told that it is so."""
         return self.awaited > 0 and not self._queue and self.credit.runs_dry()
 
-    def next(self, now_ms: float) -> tuple[Load, int] | None:
+    def next(self, now_ms: float) -> tuple[DeliveredFrame, int] | None:
         """Hands out the next message whose lease lasts; None when there is none."""
         while self._queue:
-            load = self._queue[0]
-            state, index, count = load.state, load.cursor, len(load.state)
+            frame = self._queue[0]
+            state, index, count = frame.state, frame.cursor, len(frame.state)
             while index < count:
                 if state[index] == WAITING:
-                    if load.earliest_ms > now_ms or load.end_ms[index] > now_ms:
+                    if frame.earliest_ms > now_ms or frame.end_ms[index] > now_ms:
                         state[index] = HANDED
-                        load.waiting -= 1
-                        load.cursor = index + 1
-                        if not load.waiting:
+                        frame.waiting -= 1
+                        frame.cursor = index + 1
+                        if not frame.waiting:
                             self._queue.popleft()
                         self.stats.delivered += 1
-                        return load, index
-                    self._drop(load, np.array([index]))
+                        return frame, index
+                    self._drop(frame, np.array([index]))
                 index += 1
             self._queue.popleft()
         return None
 
-    def put_back(self, load: Load, index: int) -> None:
+    def put_back(self, frame: DeliveredFrame, index: int) -> None:
         """Undo `next`: the message waits again, first of all, unless its lease was lost meanwhile."""
-        if load.state[index] != HANDED:
+        if frame.state[index] != HANDED:
             return
-        load.state[index] = WAITING
-        load.waiting += 1
-        load.cursor = min(load.cursor, index)
-        if load not in self._queue:
-            self._queue.appendleft(load)
+        frame.state[index] = WAITING
+        frame.waiting += 1
+        frame.cursor = min(frame.cursor, index)
+        if frame not in self._queue:
+            self._queue.appendleft(frame)
         self.stats.delivered -= 1
 
-    def next_batch(self, now_ms: float) -> tuple[Load, Indexes | None] | None:
-        """Hands out all that waits of the oldest load, as indexes; None for them: the whole load."""
+    def next_batch(self, now_ms: float) -> tuple[DeliveredFrame, Indexes | None] | None:
+        """Hands out all that waits of the oldest frame, as indexes; None for them: the whole frame."""
         while self._queue:
-            load = self._queue.popleft()
-            if load.earliest_ms <= now_ms:
-                self._drop_ended(load, now_ms)
-            if not load.waiting:
+            frame = self._queue.popleft()
+            if frame.earliest_ms <= now_ms:
+                self._drop_ended(frame, now_ms)
+            if not frame.waiting:
                 continue
-            whole = load.waiting == len(load)
-            at = load.where(WAITING)
-            load.mark(at, HANDED)
+            whole = frame.waiting == len(frame)
+            at = frame.where(WAITING)
+            frame.mark(at, HANDED)
             self.stats.delivered += len(at)
-            return load, None if whole else at
+            return frame, None if whole else at
         return None
 
-    def _drop_ended(self, load: Load, now_ms: float) -> None:
-        waiting = load.where(WAITING)
-        ended = waiting[load.ended(now_ms)[waiting]]
+    def _drop_ended(self, frame: DeliveredFrame, now_ms: float) -> None:
+        waiting = frame.where(WAITING)
+        ended = waiting[frame.ended(now_ms)[waiting]]
         if len(ended):
-            self._drop(load, ended)
+            self._drop(frame, ended)
 
-    def _drop(self, load: Load, at: Indexes) -> None:
+    def _drop(self, frame: DeliveredFrame, at: Indexes) -> None:
         """The leases of waiting messages ended: they are never handed out."""
         self.stats.dropped += len(at)
-        self.lose(load, at)
+        self.lose(frame, at)
 
-    def lose(self, load: Load, at: Indexes) -> None:
+    def lose(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Messages are not ours any more."""
-        np.frombuffer(load.lost, dtype=np.uint8)[at] = 1
-        self.finish(load, at)
+        np.frombuffer(frame.lost, dtype=np.uint8)[at] = 1
+        self.finish(frame, at)
 
-    def finish(self, load: Load, at: Indexes) -> None:
+    def finish(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Messages are done with; their credit goes back."""
-        self.credit.give(load, at)
-        load.mark(at, DONE)
-        if not load.open:
-            self._loads.pop(id(load), None)
+        self.credit.give(frame, at)
+        frame.mark(at, DONE)
+        if not frame.open:
+            self._frames.pop(id(frame), None)
 
-    def settle(self, load: Load, at: Indexes) -> None:
+    def settle(self, frame: DeliveredFrame, at: Indexes) -> None:
         """A settle of these is to go out."""
-        load.mark(at, SETTLING)
+        frame.mark(at, SETTLING)
 
-    def take_back(self, load: Load, at: Indexes) -> None:
+    def take_back(self, frame: DeliveredFrame, at: Indexes) -> None:
         """The settles of these came to nothing: they are in hand again."""
         at = distinct(at)
-        load.mark(at[np.frombuffer(load.state, dtype=np.uint8)[at] == SETTLING], HANDED)
+        frame.mark(at[np.frombuffer(frame.state, dtype=np.uint8)[at] == SETTLING], HANDED)
 
-    def settle_one(self, load: Load, index: int) -> None:
+    def settle_one(self, frame: DeliveredFrame, index: int) -> None:
         """`settle` for one message that is handed out, or whose settle goes again."""
-        if load.state[index] == HANDED:
-            load.state[index] = SETTLING
+        if frame.state[index] == HANDED:
+            frame.state[index] = SETTLING
 
-    def finish_one(self, load: Load, index: int) -> None:
+    def finish_one(self, frame: DeliveredFrame, index: int) -> None:
         """`finish` for one message that is being settled."""
-        if load.state[index] == SETTLING:
-            self.credit.give_one(load, index)
-            load.state[index] = DONE
-            load.open -= 1
-            if not load.open:
-                self._loads.pop(id(load), None)
+        if frame.state[index] == SETTLING:
+            self.credit.give_one(frame, index)
+            frame.state[index] = DONE
+            frame.open -= 1
+            if not frame.open:
+                self._frames.pop(id(frame), None)
 
     def sweep(self, now_ms: float) -> None:
         """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
         back, though a late ack of one is still sent."""
-        for load in list(self._loads.values()):
-            if load.earliest_ms > now_ms:
+        for frame in list(self._frames.values()):
+            if frame.earliest_ms > now_ms:
                 continue
-            self._drop_ended(load, now_ms)
-            ended = load.ended(now_ms) & (np.frombuffer(load.state, dtype=np.uint8) != DONE)
+            self._drop_ended(frame, now_ms)
+            ended = frame.ended(now_ms) & (np.frombuffer(frame.state, dtype=np.uint8) != DONE)
             at = np.flatnonzero(ended)
             if len(at):
                 self.stats.lost += len(at)
-                self._give_up(load, at, now_ms)
-                self.lose(load, at)
+                self._give_up(frame, at, now_ms)
+                self.lose(frame, at)
 
     def lose_all(self) -> None:
         """Nothing in hand is ours any more: what waits is never handed out, what is handed out is lost."""
-        for load in self.loads:
-            self._drop(load, load.where(WAITING))
-            held = np.flatnonzero(np.frombuffer(load.state, dtype=np.uint8) != DONE)
+        for frame in self.frames:
+            self._drop(frame, frame.where(WAITING))
+            held = np.flatnonzero(np.frombuffer(frame.state, dtype=np.uint8) != DONE)
             self.stats.lost += len(held)
-            self.lose(load, held)
+            self.lose(frame, held)
 
-    def _give_up(self, load: Load, at: Indexes, now_ms: float) -> None:
+    def _give_up(self, frame: DeliveredFrame, at: Indexes, now_ms: float) -> None:
         """Remembers what was taken from a person's code because its lease may have ended: the earliest end that it can
         have is past, the true one perhaps not. Until then the token still counts as in hand, so that the broker does
         not send again what only we gave up."""
-        frame = load.frame
-        longest_ms = float((frame.lease_until_ms[at] - frame.pushed_ms).max())
+        columns = frame.columns
+        longest_ms = float((columns.lease_until_ms[at] - columns.pushed_ms).max())
         self._forget_given_up(now_ms)
-        self._given_up.append((now_ms + longest_ms, frame.ids.take(at), frame.birth[at], frame.version[at]))
+        self._given_up.append((now_ms + longest_ms, columns.ids.take(at), columns.birth[at], columns.version[at]))
 
     def _forget_given_up(self, now_ms: float) -> None:
         """Of those whose lease has surely ended by now nothing need be known."""
         while self._given_up and self._given_up[0][0] <= now_ms:
             self._given_up.popleft()
 
-    def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[Load, Indexes]]:
+    def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[DeliveredFrame, Indexes]]:
         """Messages that wait and are at half of their lease; asked again half a lease later."""
-        for load in list(self._loads.values()):
-            if load.waiting and load.extend_at_ms <= now_ms:
-                load.extend_at_ms = now_ms + lease_ms / 4
-                yield load, load.where(WAITING)
+        for frame in list(self._frames.values()):
+            if frame.waiting and frame.extend_at_ms <= now_ms:
+                frame.extend_at_ms = now_ms + lease_ms / 4
+                yield frame, frame.where(WAITING)
 
-    def take_waiting(self) -> list[tuple[Load, Indexes]]:
+    def take_waiting(self) -> list[tuple[DeliveredFrame, Indexes]]:
         """All that waits, to be handed back: from now on it is being settled."""
         taken = []
-        for load in list(self._loads.values()):
-            at = load.where(WAITING)
+        for frame in list(self._frames.values()):
+            at = frame.where(WAITING)
             if len(at):
-                self.settle(load, at)
-                taken.append((load, at))
+                self.settle(frame, at)
+                taken.append((frame, at))
         self._queue.clear()
         return taken
 
@@ -293,25 +293,25 @@ class Hand:
         self._forget_given_up(now_ms)
         told = _Tokens(most)
         for state in (HANDED, SETTLING):
-            for load in self.loads:
-                self._tell(told, load, state)
+            for frame in self.frames:
+                self._tell(told, frame, state)
         for _, ids, births, versions in self._given_up:
             told.add(ids, births, versions)
-        for load in self.loads:
-            self._tell(told, load, WAITING)
+        for frame in self.frames:
+            self._tell(told, frame, WAITING)
         return told.columns()
 
-    def _tell(self, told: _Tokens, load: Load, state: int) -> None:
-        at = load.where(state)
-        frame = load.frame
-        room = told.add(frame.ids.take(at), frame.birth[at], frame.version[at])
+    def _tell(self, told: _Tokens, frame: DeliveredFrame, state: int) -> None:
+        at = frame.where(state)
+        columns = frame.columns
+        room = told.add(columns.ids.take(at), columns.birth[at], columns.version[at])
         untold = at[room:]
         if len(untold):
             if state == WAITING:
-                self._drop(load, untold)
+                self._drop(frame, untold)
             else:
                 self.stats.lost += len(untold)
-                self.lose(load, untold)
+                self.lose(frame, untold)
 
 
 class _Tokens:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from timeline.clock import Clock
-from timeline.driver.consume.subscription import Wish
+from timeline.driver.consume.subscription import Subscription
 
 log = logging.getLogger("timeline.driver")
 
@@ -16,7 +16,7 @@ class Outage:
     """Between a consumer's streams. However many attempts fail meanwhile, an outage is told of twice, as a warning: so
     that a program which does not set up logging shows it, too."""
 
-    wish: Wish
+    subscription: Subscription
     clock: Clock
     since_ms: float | None = field(default=None, init=False)
     told: bool = field(default=False, init=False)
@@ -42,4 +42,4 @@ class Outage:
 
     @property
     def _who(self) -> tuple[str, str]:
-        return self.wish.consumer, self.wish.topic
+        return self.subscription.consumer, self.subscription.topic

@@ -13,13 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.in_flight import Hand, Load
+from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
 from timeline.driver.consume.outage import Outage
-from timeline.driver.consume.settler import UNSEEN, SettleDesk
-from timeline.driver.consume.subscription import SILENT_HEARTBEATS, ConsumeStream, Wish
-from timeline.driver.tasks import beside, end, hold
+from timeline.driver.consume.settler import UNSEEN, Settler
+from timeline.driver.consume.subscription import SILENT_HEARTBEATS, ConsumeStream, Subscription
+from timeline.driver.tasks import end, keep, run_until_first
 from timeline.driver.transport.channel import REFUSALS, Deadline, refusal
-from timeline.driver.transport.client_context import Link
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
 from timeline.wire import (
@@ -42,8 +42,8 @@ log = logging.getLogger("timeline.driver")
 
 BEAT_SHARE = 0.9
 """Of the heartbeat, the time after which the next one is sent."""
-FRAMES_ABOARD = 64
-SINGLES_ABOARD = 2
+FRAMES_OUTSTANDING = 64
+SINGLES_OUTSTANDING = 2
 """Frames of awaited settles that await their answers: past it, settles gather in the next one."""
 LEAST_RHYTHM_MS = 5.0
 PARTING_MS = 1_000.0
@@ -53,17 +53,31 @@ LAST_MS = 2_000.0
 HELD_UP_MS = 500.0
 """What it waits besides for an event loop of another thread."""
 
-_started: weakref.WeakSet[Session] = weakref.WeakSet()
+_started: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
 
 
-class Session:
-    """Keeps a consumer connected: delivers into `hand`, sends what `desk` has, gives credit, beats, extends what waits.
+class ConsumerSession:
+    """Keep a consumer connected: deliver into `in_flight`, send what `settler` has, give credit, beat, and extend
+    what waits.
 
     `arrived` is called when there is something to hand out, or nothing more will come: `failure` says why then.
     """
 
-    def __init__(self, link: Link, wish: Wish, hand: Hand, desk: SettleDesk, clock: BrokerClock) -> None:
-        self._link, self.wish, self._hand, self.desk, self._clock = link, wish, hand, desk, clock
+    def __init__(
+        self,
+        context: ClientContext,
+        subscription: Subscription,
+        in_flight: InFlight,
+        settler: Settler,
+        clock: BrokerClock,
+    ) -> None:
+        self._context, self.subscription, self._in_flight, self.settler, self._clock = (
+            context,
+            subscription,
+            in_flight,
+            settler,
+            clock,
+        )
         self.arrived: Callable[[], None] = lambda: None
         self.failure: TimelineError | None = None
         self.welcome: Welcome | None = None
@@ -72,7 +86,7 @@ class Session:
         """False: what still arrives goes back unseen, and no credit is given."""
         self.stopped_taking = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._outage = Outage(wish, link.clock)
+        self._outage = Outage(subscription, context.clock)
         self._echo = 0
         self._talking = False
         """Whether a broker has welcomed this session, and is still there."""
@@ -85,7 +99,7 @@ class Session:
     @property
     def lease_ms(self) -> float:
         """What this session's leases last; the asked one until the broker has said."""
-        return float(self.welcome.lease_ms) if self.welcome is not None else float(self.wish.lease_ms or 30_000)
+        return float(self.welcome.lease_ms) if self.welcome is not None else float(self.subscription.lease_ms or 30_000)
 
     def start(self) -> None:
         """Connects, and stays so, in a task of its own. Raises Superseded once that was said."""
@@ -93,13 +107,13 @@ class Session:
             raise self.failure
         if self._task is None:
             self.failure = None
-            self._since_ms = self._link.clock.monotonic_ms()
+            self._since_ms = self._context.clock.monotonic_ms()
             _started.add(self)
-            self._task = hold(self._run(), f"consuming {self.wish.topic}")
+            self._task = keep(self._run(), f"consuming {self.subscription.topic}")
 
     async def _run(self) -> None:
         try:
-            await beside(self._stay_connected(), self._keep_time())
+            await run_until_first(self._stay_connected(), self._keep_time())
         except asyncio.CancelledError:
             if not self._given_up:
                 await self._send_last()
@@ -107,46 +121,46 @@ class Session:
         except TimelineError as error:
             self.failure = error
         except Exception as error:  # a mistake of ours: whoever iterates must not wait for ever
-            log.exception("the consumer of %s failed", self.wish.topic)
+            log.exception("the consumer of %s failed", self.subscription.topic)
             self.failure = Unavailable(f"the consumer failed: {error!r}")
         self._task = None
         if self.failure is not None:
-            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
-            self.desk.line.broke()
+            self.settler.gather(QUIET_TIMEOUT_MS, at_once=True)
+            self.settler.queue.broke()
             gone = isinstance(self.failure, NotFound)  # with its topic, and so is what was being settled
-            self.desk.line.refuse_all(Status.NOT_FOUND if gone else Status.UNAVAILABLE, self.failure.reason)
+            self.settler.queue.refuse_all(Status.NOT_FOUND if gone else Status.UNAVAILABLE, self.failure.reason)
             if gone or isinstance(self.failure, Superseded):  # or another session has it
-                self._hand.lose_all()
+                self._in_flight.lose_all()
         self.arrived()
 
     async def _send_last(self) -> None:
         """The event loop ends and nobody has closed the consumer: acks that nobody waits for go out all the same, on a
         stream of their own, for the one before was cancelled too."""
-        if not self.desk.unanswered or self._pid != os.getpid():
+        if not self.settler.unanswered or self._pid != os.getpid():
             return
-        failed = self._hand.stats.settle_errors
+        failed = self._in_flight.stats.settle_errors
         self.closing = True
-        self.desk.line.broke()
-        self.desk.gather(LAST_MS, at_once=True)
+        self.settler.queue.broke()
+        self.settler.gather(LAST_MS, at_once=True)
         self.stop_taking()
         with contextlib.suppress(TimelineError, TimeoutError):
             async with asyncio.timeout(LAST_MS / 1000.0):
-                await beside(self._stay_connected(), self._keep_time())
-        self.desk.line.drop()
-        self._warn_of_lost(self._hand.stats.settle_errors - failed)
+                await run_until_first(self._stay_connected(), self._keep_time())
+        self.settler.queue.drop()
+        self._warn_of_lost(self._in_flight.stats.settle_errors - failed)
 
     def left_behind(self) -> asyncio.AbstractEventLoop | None:
         """Return the event loop of a consumer with unanswered acks that nobody has closed; else None."""
         task = self._task
-        if task is None or task.done() or not self.desk.unanswered or self._pid != os.getpid():
+        if task is None or task.done() or not self.settler.unanswered or self._pid != os.getpid():
             return None
         return task.get_loop()
 
     async def _end(self, timeout_ms: float) -> None:
         """Stop, as the program ends, and tell of the acks that were not taken."""
-        failed = self._hand.stats.settle_errors
+        failed = self._in_flight.stats.settle_errors
         await self.stop(timeout_ms)
-        self._warn_of_lost(self._hand.stats.settle_errors - failed)
+        self._warn_of_lost(self._in_flight.stats.settle_errors - failed)
 
     def _warn_of_lost(self, count: int) -> None:
         if count:
@@ -154,36 +168,36 @@ class Session:
                 "The program ended before %d acks of %s were answered. Their messages may be delivered again. "
                 "Close the client, or the consumer, before the program ends.",
                 count,
-                self.wish.topic,
+                self.subscription.topic,
             )
 
     async def _stay_connected(self) -> None:
-        link = self._link
-        while not self.closing or self.desk.line.waiting or self.desk.line.resting:
+        context = self._context
+        while not self.closing or self.settler.queue.waiting or self.settler.queue.resting:
             try:
-                opened = await link.channel.open("Consume", Deadline.after(link.clock, link.timeout_ms))
+                opened = await context.channel.open("Consume", Deadline.after(context.clock, context.timeout_ms))
             except Unavailable:
                 if self.welcome is None and not self.closing:
                     raise  # never connected: say so, rather than wait where nobody is
                 if not self.closing:
-                    self._outage.begins(link.channel.unreached)
+                    self._outage.begins(context.channel.unreached)
                 continue
-            stream = ConsumeStream(opened, link.clock.monotonic_ms())
+            stream = ConsumeStream(opened, context.clock.monotonic_ms())
             await self._converse(stream)
             self._conclude(stream)
 
     async def _converse(self, stream: ConsumeStream) -> None:
         reader: asyncio.Task[None] | None = None
         try:
-            stream.hello_ms = self._link.clock.monotonic_ms()
+            stream.hello_ms = self._context.clock.monotonic_ms()
             await stream.stream.send(encode(self._hello()))
             reader = asyncio.get_running_loop().create_task(self._read(stream))
             while not stream.over:
-                self.desk.line.work.clear()
+                self.settler.queue.work.clear()
                 await self._send_all(stream)
                 if self._parted(stream):
                     break
-                if not stream.over and not self.desk.line.work.is_set():
+                if not stream.over and not self.settler.queue.work.is_set():
                     await self._wait(stream)
             if self.closing and not stream.over:
                 await self._part(stream, reader)
@@ -197,12 +211,16 @@ class Session:
 
     def _parted(self, stream: ConsumeStream) -> bool:
         """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
-        line = self.desk.line
+        queue = self.settler.queue
         if stream.dismissed:
-            return not (line.aboard or stream.hears)
+            return not (queue.outstanding or stream.hears)
         # What the broker had sent before it heard of our leaving has arrived once it says so.
         parted = stream.leaving is not None
-        return self.closing and parted and not (line.aboard or line.waiting or line.resting or self.desk.gathering)
+        return (
+            self.closing
+            and parted
+            and not (queue.outstanding or queue.waiting or queue.resting or self.settler.gathering)
+        )
 
     def _awaits_parting(self, stream: ConsumeStream) -> bool:
         """Whether the broker said that it goes, or has yet to say that it heard that we do."""
@@ -216,14 +234,14 @@ class Session:
         await asyncio.wait({reader}, timeout=PARTING_MS / 1000.0)
 
     def _hello(self) -> Hello:
-        ids, birth, version = self._hand.tokens(self._link.clock.monotonic_ms())
-        credit = self._hand.credit
+        ids, birth, version = self._in_flight.tokens(self._context.clock.monotonic_ms())
+        credit = self._in_flight.credit
         messages, nbytes = credit.room()
         return Hello(
-            topic=self.wish.topic,
-            consumer=self.wish.consumer,
-            session=self.wish.session,
-            lease_ms=self.wish.lease_ms,
+            topic=self.subscription.topic,
+            consumer=self.subscription.consumer,
+            session=self.subscription.session,
+            lease_ms=self.subscription.lease_ms,
             credit_messages=messages if self.taking else 0,
             credit_bytes=nbytes if self.taking else 0,
             ids=ids,
@@ -236,32 +254,32 @@ class Session:
     async def _send_all(self, stream: ConsumeStream) -> None:
         if not stream.hears:
             return
-        now_ms, last = self._link.clock.monotonic_ms(), stream.dismissed
+        now_ms, last = self._context.clock.monotonic_ms(), stream.dismissed
         stream.heard_out = last
         # Before what goes back: it would be dealt to us again.
         if not (self.taking or stream.farewell or last):
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
-        line, patience_ms = self.desk.line, max(QUIET_TIMEOUT_MS, self.lease_ms)
-        while not stream.over and line.aboard < FRAMES_ABOARD:
-            form = last or line.aboard < SINGLES_ABOARD
-            self.desk.gather(patience_ms, at_once=line.can_go(form) or not self.taking or last)
-            taken = line.next(form=form)
+        queue, patience_ms = self.settler.queue, max(QUIET_TIMEOUT_MS, self.lease_ms)
+        while not stream.over and queue.outstanding < FRAMES_OUTSTANDING:
+            form = last or queue.outstanding < SINGLES_OUTSTANDING
+            self.settler.gather(patience_ms, at_once=queue.can_go(form) or not self.taking or last)
+            taken = queue.next(form=form)
             if taken is None:
                 break
-            request, parcel = taken
+            request, batch = taken
             try:
-                data = encode(self.desk.frame(request, parcel))
+                data = encode(self.settler.frame(request, batch))
             except Invalid as bad:
-                self.desk.unsent(request, Status.INVALID, bad.reason)
+                self.settler.unsent(request, Status.INVALID, bad.reason)
                 continue
             await stream.stream.send(data)
-        if self._hand.credit.owed and self.taking and not last:
-            await stream.stream.send(encode(Credit(*self._hand.credit.take_owed())))
+        if self._in_flight.credit.owed and self.taking and not last:
+            await stream.stream.send(encode(Credit(*self._in_flight.credit.take_owed())))
         if stream.welcome is None:
             return
-        dry = self.taking and not last and self._hand.runs_dry()
+        dry = self.taking and not last and self._in_flight.runs_dry()
         if dry or now_ms - stream.beat_ms >= stream.welcome.heartbeat_ms * BEAT_SHARE:
             await self._beat(stream, now_ms)
 
@@ -271,8 +289,8 @@ class Session:
         if len(stream.echoes) > SILENT_HEARTBEATS * 4:
             stream.echoes.pop(next(iter(stream.echoes)))
         stream.beat_ms = now_ms
-        self._link.clock.observe()
-        ahead_ms, error_ms = self._clock.ahead(self._link.clock.now_at(now_ms), now_ms) or (0.0, -1.0)
+        self._context.clock.observe()
+        ahead_ms, error_ms = self._clock.ahead(self._context.clock.now_at(now_ms), now_ms) or (0.0, -1.0)
         await stream.stream.send(encode(Credit(echo=self._echo, ahead_ms=ahead_ms, error_ms=error_ms)))
 
     async def _keep_time(self) -> None:
@@ -280,15 +298,15 @@ class Session:
         there."""
         while True:
             await asyncio.sleep(self._rhythm_ms / 1000.0)
-            now_ms = self._link.clock.monotonic_ms()
-            self._hand.sweep(now_ms)
-            self.desk.expire(now_ms)
+            now_ms = self._context.clock.monotonic_ms()
+            self._in_flight.sweep(now_ms)
+            self.settler.expire(now_ms)
             if not self._talking:
-                self.desk.line.forget_unwanted()
+                self.settler.queue.forget_unwanted()
                 continue
-            if self._hand.credit.owed:
-                self.desk.line.work.set()
-            self.desk.extend(self._hand.to_extend(now_ms, self.lease_ms), self.lease_ms)
+            if self._in_flight.credit.owed:
+                self.settler.queue.work.set()
+            self.settler.extend(self._in_flight.to_extend(now_ms, self.lease_ms), self.lease_ms)
 
     @property
     def _rhythm_ms(self) -> float:
@@ -297,8 +315,8 @@ class Session:
 
     async def _wait(self, stream: ConsumeStream) -> None:
         """Until there is something to send, or the next tick; gives up a broker that is silent."""
-        now_ms = self._link.clock.monotonic_ms()
-        left_ms = stream.silent_at_ms(self._link.timeout_ms) - now_ms
+        now_ms = self._context.clock.monotonic_ms()
+        left_ms = stream.silent_at_ms(self._context.timeout_ms) - now_ms
         if self._awaits_parting(stream):
             left_ms = min(left_ms, stream.leave_by_ms - now_ms)
         if left_ms <= 0:
@@ -309,16 +327,16 @@ class Session:
         if stream.welcome is not None and not stream.dismissed:
             beat_at_ms = stream.beat_ms + stream.welcome.heartbeat_ms * BEAT_SHARE
             wait_ms = min(wait_ms, max(LEAST_RHYTHM_MS, beat_at_ms - now_ms))
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.desk.line.work.set)
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.settler.queue.work.set)
         try:
-            await self.desk.line.work.wait()
+            await self.settler.queue.work.wait()
         finally:
             timer.cancel()
 
     async def _read(self, stream: ConsumeStream) -> None:
         try:
             while (data := await stream.stream.receive()) is not None:
-                stream.heard_ms = self._link.clock.monotonic_ms()
+                stream.heard_ms = self._context.clock.monotonic_ms()
                 try:
                     frame = decode(data)
                 except UnknownFrame:
@@ -330,7 +348,7 @@ class Session:
             stream.fault = TransportError(Fault.BROKEN, f"the broker sent what cannot be read: {bad.reason}")
         finally:
             stream.over = True
-            self.desk.line.work.set()
+            self.settler.queue.work.set()
 
     def _take(self, stream: ConsumeStream, frame: Frame) -> None:
         now_ms = stream.heard_ms
@@ -339,8 +357,8 @@ class Session:
             self._deliver(frame, now_ms)
         elif isinstance(frame, Settled):
             self._clock.arrived(now_ms, frame.now_ms)
-            self.desk.answered(frame)
-            self.desk.line.work.set()
+            self.settler.answered(frame)
+            self.settler.queue.work.set()
         elif isinstance(frame, Beat):
             sent_ms = stream.echoes.pop(frame.echo, None)
             if sent_ms is not None:
@@ -351,34 +369,34 @@ class Session:
             stream.welcome = self.welcome = frame
             self._welcomed_ms = now_ms
             self._timed(stream.hello_ms, frame.now_ms, now_ms)
-            self._link.channel.worked(stream.address)
-            self._link.channel.learn(frame.brokers)
+            self._context.channel.worked(stream.address)
+            self._context.channel.learn(frame.brokers)
             self._talking = True
             self._outage.over(stream.address)
-            self.desk.line.work.set()
+            self.settler.queue.work.set()
         elif isinstance(frame, Leaving):
             stream.leaving, stream.leave_by_ms = frame, now_ms + PARTING_MS
-            self.desk.line.work.set()
+            self.settler.queue.work.set()
 
     def _timed(self, sent_ms: float, broker_ms: int, now_ms: float) -> None:
         """The broker said its time: ours may be wrong."""
         self._clock.sent(sent_ms, broker_ms, now_ms)
-        ahead = self._clock.ahead(self._link.clock.now_at(now_ms), now_ms)
+        ahead = self._clock.ahead(self._context.clock.now_at(now_ms), now_ms)
         if ahead is not None and self.welcome is not None:
-            self._link.drift.note(self.welcome.broker, *ahead)
+            self._context.drift.note(self.welcome.broker, *ahead)
 
-    def _deliver(self, frame: Deliver, now_ms: float) -> None:
-        ends = self._clock.monotonic_ms(0.0) + frame.lease_until_ms.astype(np.float64)
-        load = Load(frame, ends)
-        load.extend_at_ms = now_ms + (load.earliest_ms - now_ms) / 2
-        self._hand.arrive(load)
-        sums = payload_sums(frame.payloads, frame.headers)
-        bad = np.flatnonzero(sums != frame.payload_sum)
+    def _deliver(self, deliver: Deliver, now_ms: float) -> None:
+        ends = self._clock.monotonic_ms(0.0) + deliver.lease_until_ms.astype(np.float64)
+        frame = DeliveredFrame(deliver, ends)
+        frame.extend_at_ms = now_ms + (frame.earliest_ms - now_ms) / 2
+        self._in_flight.arrive(frame)
+        sums = payload_sums(deliver.payloads, deliver.headers)
+        bad = np.flatnonzero(sums != deliver.payload_sum)
         if len(bad):
-            self._hand.stats.damaged += len(bad)
-            self._hand.settle(load, bad)
-            log.error("%d messages of %s arrived damaged and are buried", len(bad), self.wish.topic)
-            self.desk.quietly([(load, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
+            self._in_flight.stats.damaged += len(bad)
+            self._in_flight.settle(frame, bad)
+            log.error("%d messages of %s arrived damaged and are buried", len(bad), self.subscription.topic)
+            self.settler.unawaited([(frame, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
         if not self.taking:
             self.hand_back()
         self.arrived()
@@ -388,31 +406,31 @@ class Session:
         self.taking = False
         self.stopped_taking.set()
         self.hand_back()
-        self.desk.line.work.set()
+        self.settler.queue.work.set()
 
     def hand_back(self) -> None:
         """Releases all that waits, as unseen."""
-        taken = self._hand.take_waiting()
+        taken = self._in_flight.take_waiting()
         if taken:
-            self._hand.stats.released_unseen += sum(len(at) for _, at in taken)
-            self.desk.quietly(taken, Operation.RELEASE, flags=UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
+            self._in_flight.stats.released_unseen += sum(len(at) for _, at in taken)
+            self.settler.unawaited(taken, Operation.RELEASE, flags=UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
 
     def _conclude(self, stream: ConsumeStream) -> None:
         """The stream is over: whether and where to go on. Raises when not."""
-        channel, leaving, fault = self._link.channel, stream.leaving, stream.fault
+        channel, leaving, fault = self._context.channel, stream.leaving, stream.fault
         if stream.farewell and leaving is not None and leaving.reason is LeavingReason.DRAINING:
             leaving = None  # our own word, said back
-        self.desk.line.broke()
+        self.settler.queue.broke()
         if self.closing and fault is None and leaving is None:
             return
-        self._hand.stats.reconnects += 1
+        self._in_flight.stats.reconnects += 1
         if leaving is not None:
             log.info("the broker at %s says to leave: %s %s", stream.address, leaving.reason.name, leaving.text)
             if leaving.reason is LeavingReason.SUPERSEDED:
                 raise Superseded(leaving.text)
             if leaving.reason is LeavingReason.TOPIC_DROPPED:
                 self._welcomed_ms = float("-inf")  # a broker that knows no such topic is now believed at once
-                raise NotFound(leaving.text or f"topic {self.wish.topic!r} was dropped")
+                raise NotFound(leaving.text or f"topic {self.subscription.topic!r} was dropped")
             if leaving.reason in (LeavingReason.DRAINING, LeavingReason.QUARANTINED):
                 channel.leaving(stream.address)
                 self._outage.dismissed()
@@ -423,14 +441,14 @@ class Session:
         if self.welcome is not None and not self.closing:
             self._outage.begins(why if stream.address in why else f"{stream.address}: {why}")
         channel.failed(stream.address, why)
-        waited_ms = self._link.clock.monotonic_ms() - self._since_ms
-        if self.welcome is None and waited_ms >= self._link.timeout_ms:
+        waited_ms = self._context.clock.monotonic_ms() - self._since_ms
+        if self.welcome is None and waited_ms >= self._context.timeout_ms:
             raise Unavailable(channel.unreached)
 
     def _may_be_news(self, fault: TransportError) -> bool:
         """Whether another broker, lately started or joined, has only not read yet that there is such a topic."""
-        known_ms = self._link.clock.monotonic_ms() - self._welcomed_ms
-        return fault.fault is Fault.NO_TOPIC and known_ms < self._link.timeout_ms
+        known_ms = self._context.clock.monotonic_ms() - self._welcomed_ms
+        return fault.fault is Fault.NO_TOPIC and known_ms < self._context.timeout_ms
 
     async def stop(self, timeout_ms: float) -> None:
         """Hands back what waits, waits for what is on its way (at most `timeout_ms`), and ends the stream in order."""
@@ -438,8 +456,8 @@ class Session:
         task = self._task
         self.stop_taking()
         if task is not None:
-            self.desk.gather(QUIET_TIMEOUT_MS, at_once=True)
-            self.desk.line.work.set()
+            self.settler.gather(QUIET_TIMEOUT_MS, at_once=True)
+            self.settler.queue.work.set()
             try:
                 await asyncio.wait({task}, timeout=timeout_ms / 1000.0)
             except asyncio.CancelledError:
@@ -450,12 +468,12 @@ class Session:
                 raise
             await self._give_up(task)
         else:
-            self.desk.line.drop()
+            self.settler.queue.drop()
 
     async def _give_up(self, task: asyncio.Task[None]) -> None:
         self._given_up = True
         await end(task)
-        self.desk.line.drop()
+        self.settler.queue.drop()
 
 
 @atexit.register
@@ -463,16 +481,16 @@ def _end_with_program() -> None:
     """The program ends and nobody has closed these consumers. Sends what `ack_soon` left, in the loops that they are
     used in, where those still exist; else nothing can be done but to say so. From the main thread, and for all at once:
     a thousand consumers hold up the program no longer than one."""
-    left: dict[asyncio.AbstractEventLoop, list[Session]] = {}
+    left: dict[asyncio.AbstractEventLoop, list[ConsumerSession]] = {}
     for session in list(_started):
         if (loop := session.left_behind()) is not None:
             left.setdefault(loop, []).append(session)
     if not left:
         return
-    clock = next(iter(left.values()))[0]._link.clock
+    clock = next(iter(left.values()))[0]._context.clock
     ends_ms = clock.monotonic_ms() + LAST_MS
 
-    async def end_all(sessions: list[Session]) -> None:
+    async def end_all(sessions: list[ConsumerSession]) -> None:
         rest_ms = max(0.0, ends_ms - clock.monotonic_ms())
         await asyncio.gather(*(session._end(rest_ms) for session in sessions))
 
@@ -484,7 +502,7 @@ def _end_with_program() -> None:
     for loop, sessions in left.items():
         if loop.is_closed():
             for session in sessions:
-                session._warn_of_lost(session.desk.unanswered)
+                session._warn_of_lost(session.settler.unanswered)
         elif not loop.is_running():
             loop.run_until_complete(end_all(sessions))
     for ending, sessions in elsewhere:
@@ -492,4 +510,4 @@ def _end_with_program() -> None:
             ending.result(max(0.0, ends_ms - clock.monotonic_ms() + HELD_UP_MS) / 1000.0)
         except TimeoutError:  # that loop is held up by something else
             for session in sessions:
-                session._warn_of_lost(session.desk.unanswered)
+                session._warn_of_lost(session.settler.unanswered)

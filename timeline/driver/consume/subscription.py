@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeline.driver.transport.channel import Opened
+from timeline.driver.transport.channel import OpenedStream
 from timeline.model import LeavingReason
 from timeline.wire import Leaving, TransportError, Welcome
 
@@ -12,7 +12,7 @@ SILENT_HEARTBEATS = 3
 
 
 @dataclass(slots=True)
-class Wish:
+class Subscription:
     """What a consumer asks for. `lease_ms` 0: the topic's."""
 
     topic: str
@@ -24,7 +24,7 @@ class Wish:
 class ConsumeStream:
     """What is known of one stream. Times are monotonic."""
 
-    def __init__(self, opened: Opened, now_ms: float) -> None:
+    def __init__(self, opened: OpenedStream, now_ms: float) -> None:
         self.stream, self.address = opened.stream, opened.address
         self.hello_ms = self.heard_ms = self.beat_ms = now_ms
         self.welcome: Welcome | None = None

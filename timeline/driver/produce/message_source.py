@@ -16,7 +16,7 @@ Pending: TypeAlias = deque[tuple[asyncio.Task[Any], int]]
 YIELD_EVERY = 256
 
 
-class Given:
+class MessageSource:
     """The messages of one `produce_iter`. What their iteration raises, or what is among them and no message, ends it;
     `check` raises it once what came before is told."""
 

@@ -1,5 +1,5 @@
 """The Produce stream: keeps one open while there is something to put, pipelines frames by request number, and puts what
-was aboard onto the next stream when it breaks."""
+was outstanding onto the next stream when it breaks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Bools, Int64, Ragged
-from timeline.driver.produce.request_batch import Columns, Parcel
-from timeline.driver.produce.request_queue import Line, refusal_of
-from timeline.driver.tasks import end, hold, let_go
-from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, Opened
-from timeline.driver.transport.client_context import Link
+from timeline.driver.produce.request_batch import Columns, RequestBatch
+from timeline.driver.produce.request_queue import RequestQueue, refusal_of
+from timeline.driver.tasks import cancel, end, keep
+from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
+from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.wire import (
@@ -35,9 +35,9 @@ from timeline.wire.verify import minor_of
 
 log = logging.getLogger("timeline.driver")
 
-FRAMES_ABOARD = 16
-BYTES_ABOARD = 16 * 1024 * 1024
-SINGLES_ABOARD = 4
+FRAMES_OUTSTANDING = 16
+BYTES_OUTSTANDING = 16 * 1024 * 1024
+SINGLES_OUTSTANDING = 4
 WORTH_A_FRAME = 16
 GATHER_MS = 5.0
 """Single calls gather while a frame waits for its answer, but no longer than this and no more than so many; then they
@@ -84,30 +84,30 @@ class _Conversation:
         self.fault: TransportError | None = None
 
 
-class Putting:
-    """The line of puts of one producer, and the stream that carries it."""
+class ProduceStream:
+    """The queue of puts of one producer, and the stream that carries it."""
 
-    def __init__(self, link: Link, topic: str, group: str) -> None:
-        self._link, self._topic, self._group = link, topic, group
-        self.line = Line(build_puts, link.clock, link.random, link.trouble)
+    def __init__(self, context: ClientContext, topic: str, group: str) -> None:
+        self._context, self._topic, self._group = context, topic, group
+        self.queue = RequestQueue(build_puts, context.clock, context.random, context.trouble)
         self._task: asyncio.Task[None] | None = None
         self._careful = 0
 
     def start(self) -> None:
-        """Runs the line from now on, in a task of its own, which nothing ends but `stop` and `let_go`."""
+        """Runs the queue from now on, in a task of its own, which nothing ends but `stop` and `cancel`."""
         if self._task is None:
-            self._task = hold(self._run(), f"producing {self._topic}")
+            self._task = keep(self._run(), f"producing {self._topic}")
 
-    def let_go(self) -> None:
+    def cancel(self) -> None:
         """Nobody can ask anything of it any more: it ends by itself."""
-        let_go(self._task)
+        cancel(self._task)
 
     async def stop(self) -> None:
         """Ends at once; who still waits is told what is known."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
-        self.line.drop()
+        self.queue.drop()
 
     async def _run(self) -> None:
         try:
@@ -115,39 +115,39 @@ class Putting:
         except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
             log.exception("the producer of %s failed", self._topic)
             self._task = None
-            self.line.broke()
-            self.line.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
+            self.queue.broke()
+            self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
 
     async def _carry(self) -> None:
-        channel = self._link.channel
+        channel = self._context.channel
         while True:
-            await self.line.work.wait()
-            if not self.line.waiting:
-                self.line.work.clear()
-                self.line.next()
+            await self.queue.work.wait()
+            if not self.queue.waiting:
+                self.queue.work.clear()
+                self.queue.next()
                 continue
             try:
-                opened = await channel.open("Produce", Deadline.after(self._link.clock, self._link.timeout_ms))
+                opened = await channel.open("Produce", Deadline.after(self._context.clock, self._context.timeout_ms))
             except (Invalid, Forbidden, Closed) as stays:
                 status = Status.UNAVAILABLE if isinstance(stays, Closed) else Status(stays.code)
-                self.line.refuse_all(status, stays.reason)
+                self.queue.refuse_all(status, stays.reason)
                 continue
             except TimelineError:
-                self.line.forget_unwanted()
+                self.queue.forget_unwanted()
                 continue  # each call has its own deadline, and goes again until then
             conversation = await self._converse(opened)
             self._conclude(opened.address, conversation)
 
-    async def _converse(self, opened: Opened) -> _Conversation:
+    async def _converse(self, opened: OpenedStream) -> _Conversation:
         state = _Conversation()
         reader = asyncio.get_running_loop().create_task(self._read(opened, state))
         try:
             while not state.over:
-                self.line.work.clear()
+                self.queue.work.clear()
                 await self._send_all(opened, state)
-                if state.leaving and not self.line.aboard:
+                if state.leaving and not self.queue.outstanding:
                     break
-                if not state.over and not self.line.work.is_set():
+                if not state.over and not self.queue.work.is_set():
                     await self._wait(state)
         except TransportError as fault:
             state.fault = state.fault or fault
@@ -156,30 +156,35 @@ class Putting:
             await end(reader)
         return state
 
-    async def _send_all(self, opened: Opened, state: _Conversation) -> None:
-        line = self.line
-        frames = 1 if self._careful else FRAMES_ABOARD
-        while not state.over and not state.leaving and line.aboard < frames and line.aboard_bytes < BYTES_ABOARD:
-            taken = line.next(form=self._may_form)
+    async def _send_all(self, opened: OpenedStream, state: _Conversation) -> None:
+        queue = self.queue
+        frames = 1 if self._careful else FRAMES_OUTSTANDING
+        while (
+            not state.over
+            and not state.leaving
+            and queue.outstanding < frames
+            and queue.outstanding_bytes < BYTES_OUTSTANDING
+        ):
+            taken = queue.next(form=self._may_form)
             if taken is None:
                 return
-            request, parcel = taken
-            replaces = (parcel.columns["flags"] & PutFlag.REPLACE) != 0
+            request, batch = taken
+            replaces = (batch.columns["flags"] & PutFlag.REPLACE) != 0
             if replaces.any() and not await self._can_replace(opened, state):
-                line.answer(request, _too_old(parcel, replaces))
+                queue.answer(request, _too_old(batch, replaces))
                 continue
             try:
-                data = encode(self._frame(request, parcel))
+                data = encode(self._frame(request, batch))
             except Invalid as bad:
-                line.refused(request, refusal_of(len(parcel), Status.INVALID, bad.reason))
+                queue.refused(request, refusal_of(len(batch), Status.INVALID, bad.reason))
                 continue
             await opened.stream.send(data)
 
-    async def _can_replace(self, opened: Opened, state: _Conversation) -> bool:
+    async def _can_replace(self, opened: OpenedStream, state: _Conversation) -> bool:
         """Whether the broker knows REPLACE; one that does not would pass over it and do a plain put."""
         if state.minor is None:
-            ping = encode(Ping(self._link.clock.now()))
-            transport = self._link.channel.transport(opened.address)
+            ping = encode(Ping(self._context.clock.now()))
+            transport = self._context.channel.transport(opened.address)
             state.minor = minor_of(await transport.unary("Ping", ping, self._patience_ms / 1000.0))
         return state.minor >= REPLACE_MINOR
 
@@ -187,43 +192,43 @@ class Putting:
     def _may_form(self) -> bool:
         """Whether single calls that gathered may go. What costs a broker with a durable store is the frame and the
         commit, not the message; so one at a time goes where calls come slower than answers, or not much faster."""
-        line = self.line
-        if line.aboard >= SINGLES_ABOARD or line.forming >= WORTH_A_FRAME:
-            return line.aboard < SINGLES_ABOARD
-        return line.newest_sent_ms + GATHER_MS <= self._link.clock.monotonic_ms()
+        queue = self.queue
+        if queue.outstanding >= SINGLES_OUTSTANDING or queue.forming >= WORTH_A_FRAME:
+            return queue.outstanding < SINGLES_OUTSTANDING
+        return queue.newest_sent_ms + GATHER_MS <= self._context.clock.monotonic_ms()
 
-    def _frame(self, request: int, parcel: Parcel) -> Produce:
+    def _frame(self, request: int, batch: RequestBatch) -> Produce:
         # What a broker has not begun when it is given up it must not do behind another one's back.
-        left_ms = min(parcel.sink.deadline_ms - self._link.clock.monotonic_ms(), self._patience_ms)
+        left_ms = min(batch.sink.deadline_ms - self._context.clock.monotonic_ms(), self._patience_ms)
         return Produce(
-            request=request, topic=self._topic, group=self._group, timeout_ms=max(1, int(left_ms)), **parcel.columns
+            request=request, topic=self._topic, group=self._group, timeout_ms=max(1, int(left_ms)), **batch.columns
         )
 
     @property
     def _patience_ms(self) -> float:
         """How long a broker may take to answer before it is given up: time is left for another one, where there is."""
-        return self._link.timeout_ms / (2 if self._link.channel.several else 1)
+        return self._context.timeout_ms / (2 if self._context.channel.several else 1)
 
     async def _wait(self, state: _Conversation) -> None:
         """Until there is something to do. A broker that leaves a frame unanswered for too long is given up."""
-        oldest_ms = self.line.oldest_sent_ms
+        oldest_ms = self.queue.oldest_sent_ms
         if oldest_ms is None:
-            await self.line.work.wait()
+            await self.queue.work.wait()
             return
-        left_ms = oldest_ms + self._patience_ms - self._link.clock.monotonic_ms()
+        left_ms = oldest_ms + self._patience_ms - self._context.clock.monotonic_ms()
         if left_ms <= 0:
             state.fault = TransportError(Fault.DEADLINE, "no answer in time")
             state.over = True
             return
-        if self.line.forming and self.line.aboard < SINGLES_ABOARD:
+        if self.queue.forming and self.queue.outstanding < SINGLES_OUTSTANDING:
             left_ms = min(left_ms, GATHER_MS)
-        timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.line.work.set)
+        timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.queue.work.set)
         try:
-            await self.line.work.wait()
+            await self.queue.work.wait()
         finally:
             timer.cancel()
 
-    async def _read(self, opened: Opened, state: _Conversation) -> None:
+    async def _read(self, opened: OpenedStream, state: _Conversation) -> None:
         try:
             while (data := await opened.stream.receive()) is not None:
                 try:
@@ -231,46 +236,46 @@ class Putting:
                 except UnknownFrame:
                     continue  # of a newer minor: not for us
                 if isinstance(frame, Produced):
-                    self.line.answer(frame.request, frame.answers, frame.retry_after_ms)
-                    self._link.channel.worked(opened.address)
+                    self.queue.answer(frame.request, frame.answers, frame.retry_after_ms)
+                    self._context.channel.worked(opened.address)
                     self._careful = max(0, self._careful - 1)
                 elif isinstance(frame, Leaving):
                     state.leaving = True
-                    self._link.channel.leaving(opened.address)
-                self.line.work.set()
+                    self._context.channel.leaving(opened.address)
+                self.queue.work.set()
         except TransportError as fault:
             state.fault = fault
         except Invalid as bad:
             state.fault = TransportError(Fault.BROKEN, f"the broker sent what cannot be read: {bad.reason}")
         finally:
             state.over = True
-            self.line.work.set()
+            self.queue.work.set()
 
     def _conclude(self, address: str, state: _Conversation) -> None:
-        """The stream is over: what becomes of what was aboard."""
+        """The stream is over: what becomes of what was outstanding."""
         fault = state.fault
-        if not state.leaving and (fault is not None or self.line.aboard):
-            self._link.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
+        if not state.leaving and (fault is not None or self.queue.outstanding):
+            self._context.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
         if fault is None:
-            self.line.broke()
+            self.queue.broke()
         elif fault.fault is Fault.WRONG_VERSION:
-            self.line.refuse_all(Status.INVALID, fault.reason)
+            self.queue.refuse_all(Status.INVALID, fault.reason)
         elif fault.fault in DENIALS:
-            self.line.refuse_all(Status.FORBIDDEN, fault.reason)
-        elif fault.fault is Fault.REFUSED_FRAME and self.line.aboard == 1:
-            self.line.refuse_aboard(Status.INVALID, fault.reason)
+            self.queue.refuse_all(Status.FORBIDDEN, fault.reason)
+        elif fault.fault is Fault.REFUSED_FRAME and self.queue.outstanding == 1:
+            self.queue.refuse_outstanding(Status.INVALID, fault.reason)
         else:
             if fault.fault is Fault.REFUSED_FRAME:
                 self._careful = CAREFUL_FRAMES  # one at a time, until it is known which one is refused
             log.info("producing %s: the stream to %s ended: %s", self._topic, address, fault.reason)
-            self.line.broke(sent=fault.fault not in NOTHING_HAPPENED)
+            self.queue.broke(sent=fault.fault not in NOTHING_HAPPENED)
 
 
-def _too_old(parcel: Parcel, replaces: Bools) -> Answers:
+def _too_old(batch: RequestBatch, replaces: Bools) -> Answers:
     """What a broker that does not know REPLACE would have to answer: the other messages go again without those."""
-    answers = Answers.blank(len(parcel), Status.UNAVAILABLE)
-    # An earlier sending, to a newer broker, may have been done: then another such broker must say so.
-    answers.status[replaces] = (Status.UNKNOWN if parcel.unsure else Status.INVALID).code
+    answers = Answers.blank(len(batch), Status.UNAVAILABLE)
+    # An earlier attempt, to a newer broker, may have been done: then another such broker must say so.
+    answers.status[replaces] = (Status.UNKNOWN if batch.unsure else Status.INVALID).code
     why = 'this broker is too old for if_exists="replace". Upgrade it to this driver\'s version'
     answers.details = dict.fromkeys(np.flatnonzero(replaces).tolist(), why)
     return answers

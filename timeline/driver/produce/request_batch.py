@@ -1,7 +1,7 @@
-"""Parcels: what of a call is on its way together, who waits for it, and what an answer to it means.
+"""Batches: what of a call is on its way together, who waits for it, and what an answer to it means.
 
-A parcel is some columns of a frame. Behind it stands a *sink*: `Singles`, the waiting callers of coalesced single
-calls, or `Many`, one call over a batch. After an outcome of its own that may or may not have happened, a parcel is
+A batch is some columns of a frame. Behind it stands a *sink*: `PendingCalls`, the waiting callers of coalesced single
+calls, or `BatchCall`, one call over a batch. After an outcome of its own that may or may not have happened, a batch is
 *unsure*: the very same columns, births and operation ids included, go again, and the answer settles what it was.
 """
 
@@ -60,7 +60,7 @@ def error_of(
     return kind(detail, id=id, retry_after_ms=retry_after_ms, advice=advice)
 
 
-class Answer(NamedTuple):
+class MessageAnswer(NamedTuple):
     """One message's definite answer. `status` is a code."""
 
     status: int
@@ -74,19 +74,19 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class RequestBatch:
     """Columns of one frame. `operation`: what is asked of all, or of each. `positions`: which messages of the sink
-    these are, None: all, in order. `unsure`: an earlier sending may have happened. `aboard`: sent and not answered.
-    `verdict`: what a deadline makes of it while nothing of it can have happened; `retry_after_ms`: the wait that a
-    broker asked for then. `tries`: how often it was sent."""
+    these are, None: all, in order. `unsure`: an earlier attempt may have happened. `outstanding`: sent and not
+    answered. `verdict`: what a deadline makes of it while nothing of it can have happened; `retry_after_ms`: the wait
+    that a broker asked for then. `tries`: how often it was sent."""
 
     columns: Columns
     operation: Operation | UInt8
-    sink: Sink
+    sink: AnswerSink
     positions: Indexes | None
     nbytes: int
     unsure: bool = False
-    aboard: bool = False
+    outstanding: bool = False
     verdict: int = UNAVAILABLE
     verdict_detail: str = ""
     retry_after_ms: int = 0
@@ -101,8 +101,8 @@ class Parcel:
         """Whether somebody whose message is in it waits no more."""
         return self.sink.wants(self) is not None
 
-    def take(self, at: Indexes, unsure: bool) -> Parcel:
-        """A parcel of the messages at `at`, to go again."""
+    def take(self, at: Indexes, unsure: bool) -> RequestBatch:
+        """A batch of the messages at `at`, to go again."""
         columns = {
             name: column if column is None else (column.take(at) if isinstance(column, Ragged) else column[at])
             for name, column in self.columns.items()
@@ -110,71 +110,71 @@ class Parcel:
         operation = self.operation if isinstance(self.operation, Operation) else self.operation[at]
         positions = at if self.positions is None else self.positions[at]
         share = self.nbytes * len(at) // max(1, len(self))
-        return Parcel(columns, operation, self.sink, positions, share, unsure or self.unsure, tries=self.tries)
+        return RequestBatch(columns, operation, self.sink, positions, share, unsure or self.unsure, tries=self.tries)
 
-    def overdue(self) -> Answer:
+    def overdue(self) -> MessageAnswer:
         """What its deadline makes of it now."""
-        if self.unsure or self.aboard:
-            return Answer(UNKNOWN, detail="no answer within the deadline: it may or may not have happened")
-        return Answer(self.verdict, detail=self.verdict_detail, retry_after_ms=self.retry_after_ms)
+        if self.unsure or self.outstanding:
+            return MessageAnswer(UNKNOWN, detail="no answer within the deadline: it may or may not have happened")
+        return MessageAnswer(self.verdict, detail=self.verdict_detail, retry_after_ms=self.retry_after_ms)
 
 
-class Sink(Protocol):
-    """Who waits for the messages of parcels."""
+class AnswerSink(Protocol):
+    """Who waits for the messages of batches."""
 
     @property
     def deadline_ms(self) -> float:
         """When (monotonic) the last of them stops waiting."""
 
-    def wants(self, parcel: Parcel) -> Indexes | None:
-        """Which messages of `parcel` still wait, as indexes into it; None: all."""
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        """Which messages of `batch` still wait, as indexes into it; None: all."""
 
-    def adopt(self, parcel: Parcel) -> None:
-        """`parcel` now carries the messages it holds."""
+    def adopt(self, batch: RequestBatch) -> None:
+        """`batch` now carries the messages it holds."""
 
-    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
-        """Final answers for the messages of `parcel` at `at` (None: all of them)."""
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        """Final answers for the messages of `batch` at `at` (None: all of them)."""
 
 
-class Single:
-    """One caller of a coalesced call: its future gets an `Answer`, or, at the deadline, an answer that says so."""
+class PendingCall:
+    """One caller of a coalesced call: its future gets a `MessageAnswer`; at the deadline, one that says so."""
 
-    __slots__ = ("deadline_ms", "future", "parcel")
+    __slots__ = ("batch", "deadline_ms", "future")
 
-    def __init__(self, future: asyncio.Future[Answer], deadline_ms: float) -> None:
+    def __init__(self, future: asyncio.Future[MessageAnswer], deadline_ms: float) -> None:
         self.future = future
         self.deadline_ms = deadline_ms
-        self.parcel: Parcel | None = None
+        self.batch: RequestBatch | None = None
 
     def expire(self, trouble: str) -> None:
         """The deadline has come. `trouble`: why nothing could be sent."""
         if not self.future.done():
-            answer = self.parcel.overdue() if self.parcel is not None else Answer(UNAVAILABLE)
+            answer = self.batch.overdue() if self.batch is not None else MessageAnswer(UNAVAILABLE)
             self.future.set_result(answer if answer.detail else answer._replace(detail=trouble))
 
 
-class Singles:
-    """The callers whose single calls went into one parcel."""
+class PendingCalls:
+    """The callers whose single calls went into one batch."""
 
     __slots__ = ("entries",)
 
-    def __init__(self, entries: list[Single]) -> None:
+    def __init__(self, entries: list[PendingCall]) -> None:
         self.entries = entries
 
     @property
     def deadline_ms(self) -> float:
         return max(entry.deadline_ms for entry in self.entries)
 
-    def wants(self, parcel: Parcel) -> Indexes | None:
-        waiting = [not entry.future.done() for entry in self._of(parcel)]
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        waiting = [not entry.future.done() for entry in self._of(batch)]
         return None if all(waiting) else np.flatnonzero(waiting)
 
-    def adopt(self, parcel: Parcel) -> None:
-        for entry in self._of(parcel):
-            entry.parcel = parcel
+    def adopt(self, batch: RequestBatch) -> None:
+        for entry in self._of(batch):
+            entry.batch = batch
 
-    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
-        entries = self._of(parcel)
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        entries = self._of(batch)
         if at is not None:
             entries = [entries[index] for index in at.tolist()]
         details = answers.details
@@ -192,15 +192,17 @@ class Singles:
         ):
             if not entry.future.done():
                 detail = details.get(index, "") if details else ""
-                entry.future.set_result(Answer(status, version, due_ms, bool(settled), bool(late), detail, 0, repeat))
+                entry.future.set_result(
+                    MessageAnswer(status, version, due_ms, bool(settled), bool(late), detail, 0, repeat)
+                )
 
-    def _of(self, parcel: Parcel) -> list[Single]:
-        if parcel.positions is None:
+    def _of(self, batch: RequestBatch) -> list[PendingCall]:
+        if batch.positions is None:
             return self.entries
-        return [self.entries[index] for index in parcel.positions.tolist()]
+        return [self.entries[index] for index in batch.positions.tolist()]
 
 
-class Many:
+class BatchCall:
     """One call over a batch: collects the answers in order. Its deadline counts from the last answer, so that a large
     batch may take as long as it gets on. `trouble` says why nothing could be sent."""
 
@@ -212,7 +214,7 @@ class Many:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._trouble = trouble
-        self._parcels: dict[int, Parcel] = {}
+        self._batches: dict[int, RequestBatch] = {}
         self._done = asyncio.Event()
         if not count:
             self._done.set()
@@ -230,19 +232,19 @@ class Many:
         self._fill(where, answers)
         self.heard = self.heard or not self._left
 
-    def wants(self, parcel: Parcel) -> Indexes | None:
-        waiting = self._missing if parcel.positions is None else self._missing[parcel.positions]
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        waiting = self._missing if batch.positions is None else self._missing[batch.positions]
         return None if waiting.all() else np.flatnonzero(waiting)
 
-    def adopt(self, parcel: Parcel) -> None:
-        self._parcels[id(parcel)] = parcel
+    def adopt(self, batch: RequestBatch) -> None:
+        self._batches[id(batch)] = batch
 
-    def forget(self, parcel: Parcel) -> None:
-        """`parcel` was answered or taken apart."""
-        self._parcels.pop(id(parcel), None)
+    def forget(self, batch: RequestBatch) -> None:
+        """`batch` was answered or taken apart."""
+        self._batches.pop(id(batch), None)
 
-    def answer(self, parcel: Parcel, at: Indexes | None, answers: Answers) -> None:
-        where = _positions(parcel, at)
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        where = _positions(batch, at)
         if not self._missing[where].all():
             fresh = np.flatnonzero(self._missing[where])
             where, answers = where[fresh], answers.take(fresh)
@@ -280,21 +282,21 @@ class Many:
     def _give_up(self) -> None:
         """Whoever called waits no more: what is not sent yet never is, and what is comes to nothing here."""
         self._missing[:] = False
-        self._parcels.clear()
+        self._batches.clear()
 
     def _expire(self) -> None:
-        for parcel in list(self._parcels.values()):
-            wanted = self.wants(parcel)
-            where = _positions(parcel, wanted)
+        for batch in list(self._batches.values()):
+            wanted = self.wants(batch)
+            where = _positions(batch, wanted)
             if len(where):
-                overdue = parcel.overdue()
+                overdue = batch.overdue()
                 answers = Answers.blank(len(where), Status.of(overdue.status))
                 answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._trouble())
                 self.heard = self.heard or overdue.status == THROTTLED
                 self._fill(where, answers)
                 if overdue.retry_after_ms:
                     self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
-        self._parcels.clear()
+        self._batches.clear()
 
     def check_heard(self) -> None:
         """Raises why the call itself failed: when no broker said anything about any of it."""
@@ -305,35 +307,35 @@ class Many:
             )
 
 
-def _positions(parcel: Parcel, at: Indexes | None) -> Indexes:
-    if parcel.positions is None:
-        return np.arange(len(parcel)) if at is None else at
-    return parcel.positions if at is None else parcel.positions[at]
+def _positions(batch: RequestBatch, at: Indexes | None) -> Indexes:
+    if batch.positions is None:
+        return np.arange(len(batch)) if at is None else at
+    return batch.positions if at is None else batch.positions[at]
 
 
 @dataclass(slots=True)
-class Judged:
-    """What a frame of answers means: `final` at indexes `done` (None: all); parcels to go `again`."""
+class JudgedAnswers:
+    """What a frame of answers means: `final` at indexes `done` (None: all); batches to go `again`."""
 
     done: Indexes | None
     final: Answers
-    again: list[Parcel] = field(default_factory=list)
+    again: list[RequestBatch] = field(default_factory=list)
 
 
-def judge(parcel: Parcel, answers: Answers) -> Judged:
+def judge(batch: RequestBatch, answers: Answers) -> JudgedAnswers:
     """Tells final answers from what goes again, and settles what was unsure: a put's DUPLICATE of its own birth was the
     put; an ack's NOT_FOUND was the ack; a cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered, and
     so does a put whose repeat came too late for its expiry."""
     status = answers.status
     if not status.any():
-        return Judged(None, answers)
+        return JudgedAnswers(None, answers)
     _spread_detail(answers)
-    operation = parcel.operation
+    operation = batch.operation
     status = status.copy()
     stored = _is(operation, Operation.PUT) & (status == DUPLICATE) & (answers.repeat != 0)
     status[stored] = OK
     answers.repeat = np.where(stored, np.uint8(STORED_BEFORE), answers.repeat)
-    if parcel.unsure:
+    if batch.unsure:
         missing = status == NOT_FOUND
         status[missing & _is(operation, Operation.ACK)] = OK
         gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
@@ -341,35 +343,35 @@ def judge(parcel: Parcel, answers: Answers) -> Judged:
             status[gone] = UNKNOWN
             for index in np.flatnonzero(gone).tolist():
                 answers.details[index] = "it is gone: this call did it, or it was delivered first"
-        overtaken = (status == Status.INVALID.code) & _may_have_been_in_time(parcel)
+        overtaken = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
         status[overtaken] = UNKNOWN
         for index in np.flatnonzero(overtaken).tolist():
             answers.details[index] = "repeated too late for its expiry: it was never stored, or delivered meanwhile"
     again = (answers.status == THROTTLED) | (answers.status == UNAVAILABLE) | (answers.status == UNKNOWN)
     final = replace(answers, status=status)
     if not again.any():
-        return Judged(None, final)
+        return JudgedAnswers(None, final)
     done = np.flatnonzero(~again)
-    return Judged(done, final.take(done), _again(parcel, answers))
+    return JudgedAnswers(done, final.take(done), _again(batch, answers))
 
 
-def _may_have_been_in_time(parcel: Parcel) -> Bools | bool:
-    """Puts with an expiry that an earlier sending may have met: it need not be over by then, and the due may be counted
-    from the broker's now each time. What refuses a later sending says nothing of the first."""
-    expires_ms = parcel.columns.get("expires_ms")
-    if parcel.operation is not Operation.PUT or expires_ms is None:
+def _may_have_been_in_time(batch: RequestBatch) -> Bools | bool:
+    """Puts with an expiry that an earlier attempt may have met: it need not be over by then, and the due may be counted
+    from the broker's now each time. What refuses a later attempt says nothing of the first."""
+    expires_ms = batch.columns.get("expires_ms")
+    if batch.operation is not Operation.PUT or expires_ms is None:
         return False
-    flags, due_ms = parcel.columns["flags"], parcel.columns["time_ms"]
+    flags, due_ms = batch.columns["flags"], batch.columns["time_ms"]
     alike = ((flags & PutFlag.IN) != 0) == ((flags & PutFlag.EXPIRES_IN) != 0)
     return np.asarray((expires_ms != 0) & ~(alike & (expires_ms <= due_ms)), dtype=np.bool_)
 
 
-def _again(parcel: Parcel, answers: Answers) -> list[Parcel]:
+def _again(batch: RequestBatch, answers: Answers) -> list[RequestBatch]:
     parts = []
     for code in (THROTTLED, UNAVAILABLE, UNKNOWN):
         where = np.flatnonzero(answers.status == code)
         if len(where):
-            part = parcel.take(where, unsure=code == UNKNOWN)
+            part = batch.take(where, unsure=code == UNKNOWN)
             part.verdict = code if code == THROTTLED else UNAVAILABLE
             part.verdict_detail = answers.details.get(int(where[0]), "")
             parts.append(part)

@@ -1,7 +1,7 @@
-"""A line: parcels waiting to be sent, those aboard, and what becomes of them when an answer comes or a wire breaks.
+"""A queue: batches that wait, those sent and not answered, and what an answer or a broken wire makes of them.
 
 Single calls gather in `forming` while what went before is being sent, so that a burst of them goes as one frame and a
-lone one at once: no timer. Whoever owns the line takes parcels off it, sends them, and hands back the answers.
+lone one at once: no timer. Whoever owns the queue takes batches off it, sends them, and hands back the answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any
 
 from timeline.clock import Clock
 from timeline.driver.produce.ids import Randomness
-from timeline.driver.produce.request_batch import Answer, Build, Many, Parcel, Single, Singles, judge
+from timeline.driver.produce.request_batch import (
+    BatchCall,
+    Build,
+    MessageAnswer,
+    PendingCall,
+    PendingCalls,
+    RequestBatch,
+    judge,
+)
 from timeline.errors import Invalid
 from timeline.model import Answers, Status
 from timeline.wire.frames import AIM_BYTES
@@ -24,8 +32,8 @@ AGAIN_FIRST_MS = 20.0
 AGAIN_CAP_MS = 1_000.0
 
 
-class Line:
-    """Parcels on their way. `work` is set while something waits to be sent; `build` makes a parcel of single calls;
+class RequestQueue:
+    """Batches on their way. `work` is set while something waits to be sent; `build` makes a batch of single calls;
     `trouble` says why nothing can be sent."""
 
     def __init__(self, build: Build, clock: Clock, random: Randomness, trouble: Callable[[], str]) -> None:
@@ -33,15 +41,15 @@ class Line:
         self._clock = clock
         self._random = random
         self._trouble = trouble
-        self._waiting: deque[Parcel] = deque()
-        self._forming: deque[tuple[Any, Single, int]] = deque()
-        self._aboard: dict[int, Parcel] = {}
-        self._resting: dict[asyncio.TimerHandle, Parcel] = {}
+        self._waiting: deque[RequestBatch] = deque()
+        self._forming: deque[tuple[Any, PendingCall, int]] = deque()
+        self._outstanding: dict[int, RequestBatch] = {}
+        self._resting: dict[asyncio.TimerHandle, RequestBatch] = {}
         self._request = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.work = asyncio.Event()
-        self.aboard_bytes = 0
+        self.outstanding_bytes = 0
 
     @property
     def waiting(self) -> bool:
@@ -54,7 +62,7 @@ class Line:
         return bool(self._resting)
 
     def can_go(self, form: bool) -> bool:
-        """Whether `next` would find something; single calls that gathered count when they may `form` a parcel."""
+        """Whether `next` would find something; single calls that gathered count when they may `form` a batch."""
         return bool(self._waiting or (form and self._forming))
 
     @property
@@ -63,28 +71,28 @@ class Line:
         return len(self._forming)
 
     @property
-    def aboard(self) -> int:
-        """Parcels sent and not answered."""
-        return len(self._aboard)
+    def outstanding(self) -> int:
+        """Batches sent and not answered."""
+        return len(self._outstanding)
 
-    def carried(self, request: int) -> Parcel | None:
+    def carried(self, request: int) -> RequestBatch | None:
         """What went as `request` and is not answered."""
-        return self._aboard.get(request)
+        return self._outstanding.get(request)
 
     @property
     def oldest_sent_ms(self) -> float | None:
-        """When the oldest parcel aboard was sent."""
-        return next(iter(self._aboard.values())).sent_ms if self._aboard else None
+        """When the oldest batch outstanding was sent."""
+        return next(iter(self._outstanding.values())).sent_ms if self._outstanding else None
 
     @property
     def newest_sent_ms(self) -> float:
-        """When the newest parcel aboard was sent; long ago where none is."""
-        return next(reversed(self._aboard.values())).sent_ms if self._aboard else -math.inf
+        """When the newest batch outstanding was sent; long ago where none is."""
+        return next(reversed(self._outstanding.values())).sent_ms if self._outstanding else -math.inf
 
-    async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> Answer:
+    async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> MessageAnswer:
         """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""
         loop = asyncio.get_running_loop()
-        single = Single(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
+        single = PendingCall(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
         timer = loop.call_later(timeout_ms / 1000.0, self._expire, single)
         self._forming.append((entry, single, nbytes))
         self._wake()
@@ -102,57 +110,57 @@ class Line:
             self._check_idle()
 
     def forget_unwanted(self) -> None:
-        """Forgets all that nobody waits for any more. Whoever owns the line says so while nothing can be sent, or an
+        """Forgets all that nobody waits for any more. Whoever owns the queue says so while nothing can be sent, or an
         outage would gather what was asked for during all of it."""
         self._forming = deque(entry for entry in self._forming if not entry[1].future.done())
-        parcels, self._waiting = self._waiting, deque()
-        for parcel in parcels:
-            wanted = parcel.sink.wants(parcel)
+        batches, self._waiting = self._waiting, deque()
+        for batch in batches:
+            wanted = batch.sink.wants(batch)
             if wanted is None or len(wanted):
-                self._waiting.append(parcel)
+                self._waiting.append(batch)
             else:
-                _forget(parcel)
+                _forget(batch)
         self._check_idle()
 
-    def _expire(self, single: Single) -> None:
+    def _expire(self, single: PendingCall) -> None:
         single.expire(self._trouble())
 
-    def add(self, parcel: Parcel) -> None:
-        """Queues a parcel."""
-        parcel.sink.adopt(parcel)
-        self._waiting.append(parcel)
+    def add(self, batch: RequestBatch) -> None:
+        """Queues a batch."""
+        batch.sink.adopt(batch)
+        self._waiting.append(batch)
         self._wake()
 
-    def next(self, form: bool = True) -> tuple[int, Parcel] | None:
-        """The next parcel to send, now aboard, and its request number; None when nothing waits. `form`: single calls
-        that gathered may go, too."""
-        parcel = self._next_waiting() or (self._formed() if form else None)
-        if parcel is None:
+    def next(self, form: bool = True) -> tuple[int, RequestBatch] | None:
+        """Return the next batch to send, and its request number; None when nothing waits. `form`: single calls that
+        gathered may go, too."""
+        batch = self._next_waiting() or (self._formed() if form else None)
+        if batch is None:
             self._check_idle()
             return None
         self._request += 1
-        parcel.aboard, parcel.sent_ms = True, self._clock.monotonic_ms()
-        parcel.tries += 1
-        self._aboard[self._request] = parcel
-        self.aboard_bytes += parcel.nbytes
-        return self._request, parcel
+        batch.outstanding, batch.sent_ms = True, self._clock.monotonic_ms()
+        batch.tries += 1
+        self._outstanding[self._request] = batch
+        self.outstanding_bytes += batch.nbytes
+        return self._request, batch
 
-    def _next_waiting(self) -> Parcel | None:
+    def _next_waiting(self) -> RequestBatch | None:
         while self._waiting:
-            parcel = self._waiting.popleft()
-            wanted = parcel.sink.wants(parcel)
+            batch = self._waiting.popleft()
+            wanted = batch.sink.wants(batch)
             if wanted is None:
-                return parcel
-            _forget(parcel)
+                return batch
+            _forget(batch)
             if len(wanted):
-                part = parcel.take(wanted, parcel.unsure)
+                part = batch.take(wanted, batch.unsure)
                 part.sink.adopt(part)
                 return part
         return None
 
-    def _formed(self) -> Parcel | None:
+    def _formed(self) -> RequestBatch | None:
         entries: list[Any] = []
-        singles: list[Single] = []
+        singles: list[PendingCall] = []
         nbytes = 0
         while self._forming and len(entries) < FORMING_MESSAGES:
             entry, single, size = self._forming[0]
@@ -166,94 +174,94 @@ class Line:
         if not entries:
             return None
         columns, operation, size = self._build(entries)
-        parcel = Parcel(columns, operation, Singles(singles), None, size)
-        parcel.sink.adopt(parcel)
-        return parcel
+        batch = RequestBatch(columns, operation, PendingCalls(singles), None, size)
+        batch.sink.adopt(batch)
+        return batch
 
-    def answer(self, request: int, answers: Answers, retry_after_ms: int = 0) -> Parcel | None:
-        """The peer answered `request`; answers what the parcel was, None when it is no longer aboard. Raises Invalid
-        when the answer does not fit the parcel."""
-        parcel = self._aboard.get(request)
-        if parcel is None:
+    def answer(self, request: int, answers: Answers, retry_after_ms: int = 0) -> RequestBatch | None:
+        """Take the answer to `request`. Return its batch, or None when that is no longer outstanding. Raise Invalid
+        when the answer does not fit the batch."""
+        batch = self._outstanding.get(request)
+        if batch is None:
             return None
-        if len(answers) != len(parcel):
-            raise Invalid(f"the broker answered {len(answers)} messages of {len(parcel)}")
-        self._unboard(request)
-        judged = judge(parcel, answers)
+        if len(answers) != len(batch):
+            raise Invalid(f"the broker answered {len(answers)} messages of {len(batch)}")
+        self._take_off(request)
+        judged = judge(batch, answers)
         for part in judged.again:
             part.retry_after_ms = retry_after_ms
             part.sink.adopt(part)
         if len(judged.final):
-            parcel.sink.answer(parcel, judged.done, judged.final)
-        _forget(parcel)
+            batch.sink.answer(batch, judged.done, judged.final)
+        _forget(batch)
         for part in judged.again:
             self._rest(part, retry_after_ms)
         self._check_idle()
-        return parcel
+        return batch
 
     def refused(self, request: int, status: Answers) -> None:
-        """A definite refusal of the whole parcel `request`, though no answer frame said it. What an earlier sending may
+        """A definite refusal of the whole batch `request`, though no answer frame said it. What an earlier attempt may
         have done is UNKNOWN all the same."""
-        parcel = self._aboard.get(request)
-        if parcel is not None:
-            if parcel.unsure:
-                status = refusal_of(len(parcel), Status.UNKNOWN, status.details.get(0, ""))
-            self._unboard(request)
-            parcel.sink.answer(parcel, None, status)
-            _forget(parcel)
+        batch = self._outstanding.get(request)
+        if batch is not None:
+            if batch.unsure:
+                status = refusal_of(len(batch), Status.UNKNOWN, status.details.get(0, ""))
+            self._take_off(request)
+            batch.sink.answer(batch, None, status)
+            _forget(batch)
             self._check_idle()
 
     def back(self, request: int, *, sent: bool, retry_after_ms: int = 0) -> None:
         """`request` has no answer: it goes again, unsure when it was `sent`."""
-        parcel = self._aboard.get(request)
-        if parcel is not None:
-            self._unboard(request)
-            parcel.unsure = parcel.unsure or sent
+        batch = self._outstanding.get(request)
+        if batch is not None:
+            self._take_off(request)
+            batch.unsure = batch.unsure or sent
             if sent and not retry_after_ms:
-                self._waiting.appendleft(parcel)
+                self._waiting.appendleft(batch)
                 self._wake()
             else:
-                self._rest(parcel, retry_after_ms)
+                self._rest(batch, retry_after_ms)
 
     def broke(self, *, sent: bool = True) -> None:
-        """The wire broke: all that was aboard goes again, unsure when it may have arrived."""
-        for request in reversed(list(self._aboard)):
+        """The wire broke: all that was outstanding goes again, unsure when it may have arrived."""
+        for request in reversed(list(self._outstanding)):
             self.back(request, sent=sent)
 
     def refuse_all(self, status: Status, detail: str) -> None:
-        """A definite refusal of all that is aboard, waits or rests: the broker cannot be talked to at all."""
-        for handle, parcel in self._resting.items():
+        """A definite refusal of all that is outstanding, waits or rests: the broker cannot be talked to at all."""
+        for handle, batch in self._resting.items():
             handle.cancel()
-            self._waiting.append(parcel)
+            self._waiting.append(batch)
         self._resting.clear()
         while self.next() is not None:
             pass
-        self.refuse_aboard(status, detail)
+        self.refuse_outstanding(status, detail)
 
-    def refuse_aboard(self, status: Status, detail: str) -> None:
-        """A definite refusal of all that is aboard."""
-        for request, parcel in list(self._aboard.items()):
-            self.refused(request, refusal_of(len(parcel), status, detail))
+    def refuse_outstanding(self, status: Status, detail: str) -> None:
+        """A definite refusal of all that is outstanding."""
+        for request, batch in list(self._outstanding.items()):
+            self.refused(request, refusal_of(len(batch), status, detail))
 
-    def _unboard(self, request: int) -> None:
-        parcel = self._aboard.pop(request)
-        parcel.aboard = False
-        self.aboard_bytes -= parcel.nbytes
+    def _take_off(self, request: int) -> None:
+        batch = self._outstanding.pop(request)
+        batch.outstanding = False
+        self.outstanding_bytes -= batch.nbytes
 
-    def _rest(self, parcel: Parcel, retry_after_ms: int) -> None:
-        """Waits before the parcel goes again: as long as the broker asked, or longer with each try; jittered."""
-        backoff_ms = min(AGAIN_CAP_MS, AGAIN_FIRST_MS * 2.0 ** min(parcel.tries, 10))
+    def _rest(self, batch: RequestBatch, retry_after_ms: int) -> None:
+        """Waits before the batch goes again: as long as the broker asked, or longer with each try; jittered."""
+        backoff_ms = min(AGAIN_CAP_MS, AGAIN_FIRST_MS * 2.0 ** min(batch.tries, 10))
         jitter = self._random.random()
         delay_ms = retry_after_ms * (1.0 + 0.2 * jitter) if retry_after_ms else backoff_ms * (0.5 + jitter / 2)
         loop = asyncio.get_running_loop()
 
         def ready() -> None:
             del self._resting[handle]
-            self._waiting.append(parcel)
+            self._waiting.append(batch)
             self._wake()
 
         handle = loop.call_later(delay_ms / 1000.0, ready)
-        self._resting[handle] = parcel
+        self._resting[handle] = batch
         self._idle.clear()
 
     def _wake(self) -> None:
@@ -261,7 +269,7 @@ class Line:
         self.work.set()
 
     def _check_idle(self) -> None:
-        if not (self._aboard or self._waiting or self._forming or self._resting):
+        if not (self._outstanding or self._waiting or self._forming or self._resting):
             self._idle.set()
 
     async def idle(self) -> None:
@@ -272,22 +280,22 @@ class Line:
         """Gives everything up: who still waits is told what is known."""
         for handle in self._resting:
             handle.cancel()
-        parcels = [*self._aboard.values(), *self._waiting, *self._resting.values()]
+        batches = [*self._outstanding.values(), *self._waiting, *self._resting.values()]
         while (formed := self._formed()) is not None:
-            parcels.append(formed)
-        self._aboard.clear()
+            batches.append(formed)
+        self._outstanding.clear()
         self._waiting.clear()
         self._resting.clear()
-        for parcel in parcels:
-            wanted = parcel.sink.wants(parcel)
-            count = len(parcel) if wanted is None else len(wanted)
+        for batch in batches:
+            wanted = batch.sink.wants(batch)
+            count = len(batch) if wanted is None else len(wanted)
             if count:
-                overdue = parcel.overdue()
+                overdue = batch.overdue()
                 why = overdue.detail or "it was closed before it could be sent"
                 answers = refusal_of(count, Status.of(overdue.status), why)
-                parcel.sink.answer(parcel, wanted, answers)
-            _forget(parcel)
-        self.aboard_bytes = 0
+                batch.sink.answer(batch, wanted, answers)
+            _forget(batch)
+        self.outstanding_bytes = 0
         self.work.clear()
         self._idle.set()
 
@@ -299,6 +307,6 @@ def refusal_of(count: int, status: Status, detail: str) -> Answers:
     return answers
 
 
-def _forget(parcel: Parcel) -> None:
-    if isinstance(parcel.sink, Many):
-        parcel.sink.forget(parcel)
+def _forget(batch: RequestBatch) -> None:
+    if isinstance(batch.sink, BatchCall):
+        batch.sink.forget(batch)

@@ -17,7 +17,7 @@ from timeline.clock import Clock
 from timeline.driver.produce.ids import Randomness
 from timeline.driver.transport.addresses import is_address
 from timeline.driver.transport.handshake import lasting
-from timeline.driver.transport.probe import Answer
+from timeline.driver.transport.probe import ProbeResult
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportError
 
@@ -80,19 +80,19 @@ class Deadline:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedStream:
     """A stream and the address it goes to."""
 
     stream: Stream
     address: str
 
 
-class Sending(Protocol):
-    """What is known of a frame on its way. `aboard`: it was sent, and its answer is awaited. `unsure`: an earlier
-    sending of it may have happened. `outdated`: somebody who asked for part of it has given up, and may have been told
+class InFlightRequest(Protocol):
+    """What is known of a frame on its way. `outstanding`: it was sent, and its answer is awaited. `unsure`: an earlier
+    attempt of it may have happened. `outdated`: somebody who asked for part of it has given up, and may have been told
     that nothing happened: it must not go as it is."""
 
-    aboard: bool
+    outstanding: bool
     unsure: bool
 
     @property
@@ -100,10 +100,10 @@ class Sending(Protocol):
 
 
 @dataclass(slots=True)
-class Fate:
-    """A `Sending` of a call of its own."""
+class AttemptState:
+    """A `InFlightRequest` of a call of its own."""
 
-    aboard: bool = False
+    outstanding: bool = False
     unsure: bool = False
     outdated: bool = False
 
@@ -237,7 +237,7 @@ class Channel:
         advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
         return f"no broker could be reached: {found}{advice}{lasting([place.trouble for place in given])}"
 
-    async def open(self, method: str, deadline: Deadline) -> Opened:
+    async def open(self, method: str, deadline: Deadline) -> OpenedStream:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""
         while (place := await self._pick(deadline)) is not None:
             try:
@@ -248,7 +248,7 @@ class Channel:
                 self.failed(place.address, fault.reason)
             else:
                 self._current = place.address
-                return Opened(stream, place.address)
+                return OpenedStream(stream, place.address)
             if deadline.left_ms <= 0:
                 break
         raise Unavailable(self.unreached)
@@ -258,37 +258,37 @@ class Channel:
         method: str,
         frame: bytes | Timed,
         deadline: Deadline,
-        sending: Sending | None = None,
+        sending: InFlightRequest | None = None,
         *,
         writes: bool = False,
     ) -> bytes:
-        """One frame for one, repeated until it is answered, as it is but for the time that it tells. `sending` is kept
+        """One frame for one, repeated until it is answered, as it is but for the time that it tells. `attempt` is kept
         up to date meanwhile. Raises Unavailable when that is outdated, or at the deadline; Unknown then when the frame
         `writes` and may have arrived; Invalid, NotFound or Forbidden for what stays refused."""
-        fate = sending if sending is not None else Fate()
+        attempt = sending if sending is not None else AttemptState()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
             try:
                 await transport.ready(self._attempt_s(deadline))
-                if fate.outdated:
+                if attempt.outdated:
                     raise Unavailable(self.unreached)
                 attempt_s = self._attempt_s(deadline)
                 data = frame if isinstance(frame, bytes) else frame(max(1, int(attempt_s * 1000.0)))
-                fate.aboard = True
+                attempt.outstanding = True
                 answer = await transport.unary(method, data, attempt_s)
             except TransportError as fault:
-                fate.aboard = False
+                attempt.outstanding = False
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                fate.unsure = fate.unsure or fault.fault not in NOTHING_HAPPENED
+                attempt.unsure = attempt.unsure or fault.fault not in NOTHING_HAPPENED
                 self.failed(place.address, fault.reason)
             else:
-                fate.aboard = False
+                attempt.outstanding = False
                 self.worked(place.address)
                 return answer
             if deadline.left_ms <= 0:
                 break
-        if fate.unsure and writes:
+        if attempt.unsure and writes:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise Unavailable(self.unreached)
 
@@ -330,7 +330,7 @@ class Channel:
 
 def _is_no_broker(place: _Place) -> bool:
     """Whether what was found there is nobody, or not a broker of any kind."""
-    return any(found.said(place.address) in place.trouble for found in Answer if found is not Answer.TLS)
+    return any(found.said(place.address) in place.trouble for found in ProbeResult if found is not ProbeResult.TLS)
 
 
 def _found(place: _Place) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import Drift
 from timeline.driver.produce.ids import Ids, Randomness
-from timeline.driver.tasks import all_of, hold
+from timeline.driver.tasks import all_of, keep
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.channel import Channel, Deadline
 from timeline.errors import Closed, Invalid
@@ -20,13 +20,13 @@ from timeline.errors import Closed, Invalid
 FORKED = "this delivery belongs to the process that this one was forked from"
 
 
-class Parts(Protocol):
+class Leaver(Protocol):
     """What can leave its broker in order."""
 
     async def stop(self, timeout_ms: float) -> None: ...
 
 
-class Link:
+class ClientContext:
     """Shared by a client and its producers and consumers.
 
     `epoch` grows when the client finds itself in a forked child, or in another event loop after its own has ended:
@@ -42,7 +42,7 @@ class Link:
         self.drift = Drift()
         self.epoch = 0
         self.closed = False
-        self._parting: set[Parts] = set()
+        self._parting: set[Leaver] = set()
         self._pid = os.getpid()
         self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +74,7 @@ class Link:
         """Whether this is the process that it was last used in, and no child of it."""
         return os.getpid() == self._pid
 
-    def part(self, session: Parts) -> None:
+    def part(self, session: Leaver) -> None:
         """`session` goes in order, though nobody holds its consumer any more; closing the client waits for it. From
         whatever thread."""
         loop = self._loop
@@ -84,10 +84,10 @@ class Link:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._begin_parting, session)
 
-    def _begin_parting(self, session: Parts) -> None:
-        hold(self._leave(session), "a consumer that nobody holds leaves")
+    def _begin_parting(self, session: Leaver) -> None:
+        keep(self._leave(session), "a consumer that nobody holds leaves")
 
-    async def _leave(self, session: Parts) -> None:
+    async def _leave(self, session: Leaver) -> None:
         try:
             await session.stop(self.timeout_ms)
         finally:

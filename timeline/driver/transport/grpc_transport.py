@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 
 from timeline.config import is_loopback, split_address
-from timeline.credentials import PLAIN, Credentials, Shown
+from timeline.credentials import PLAIN, CallMetadata, Credentials
 from timeline.driver.transport.handshake import why_not
-from timeline.driver.transport.probe import Answer
+from timeline.driver.transport.probe import ProbeResult
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError
@@ -96,7 +96,7 @@ class _Met:
 
     def foreign(self) -> TransportError:
         """Return that another service answers here."""
-        return TransportError(Fault.UNREACHABLE, Answer.GRPC.said(self._address))
+        return TransportError(Fault.UNREACHABLE, ProbeResult.GRPC.said(self._address))
 
 
 class GrpcStream:
@@ -182,7 +182,7 @@ class GrpcTransport:
     def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
         self._credentials = credentials
-        self._shown = Shown(credentials)
+        self._shown = CallMetadata(credentials)
         self._warned = False
         self._channel: Any = None
         self._met = _Met(address)
@@ -257,7 +257,7 @@ class GrpcTransport:
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise TransportError(Fault.UNREACHABLE, Answer.SILENT.said(self.address)) from None
+            raise TransportError(Fault.UNREACHABLE, ProbeResult.SILENT.said(self.address)) from None
 
     def _opened(self) -> Any:
         try:

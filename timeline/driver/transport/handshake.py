@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from timeline.config import split_address
 from timeline.credentials import Credentials
-from timeline.driver.transport.probe import PREFACE, Answer, knock, unconnected
+from timeline.driver.transport.probe import PREFACE, ProbeResult, probe, unconnected
 from timeline.errors import STAYS, Invalid
 
-KNOCK_S = 0.5
+PROBE_S = 0.5
 """How long the other side may take to say what it is."""
 LASTING = (
     "speaks TLS: connect",
@@ -39,11 +39,11 @@ async def why_not(address: str, credentials: Credentials, within_s: float) -> st
     """Why no connection to `address` can be made, in words that say what to do."""
     try:
         if not credentials.tls:
-            return (await knock(address, min(within_s, KNOCK_S))).said(address)
-        async with asyncio.timeout(min(within_s, KNOCK_S)):
+            return (await probe(address, min(within_s, PROBE_S))).said(address)
+        async with asyncio.timeout(min(within_s, PROBE_S)):
             return await _encrypted(address, credentials)
     except TimeoutError:
-        return Answer.SILENT.said(address)
+        return ProbeResult.SILENT.said(address)
     except Invalid as bad:
         return bad.reason
 

@@ -15,7 +15,7 @@ _TLS_RECORDS = range(20, 25)
 """The types that a record of TLS begins with: RFC 8446, 5.1."""
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """What was found: GRPC by a call, the others by a knock. `said` of an address makes it a sentence; `short` is for
     where the address stands before it."""
 
@@ -53,7 +53,7 @@ class Answer(Enum):
         return self.value[1]
 
 
-async def knock(address: str, wait_s: float) -> Answer:
+async def probe(address: str, wait_s: float) -> ProbeResult:
     """Who is at `address` ("host:port"), where a call without TLS did not get through. Connects, begins as gRPC does,
     and says what came back within `wait_s`. SILENT: no connection was made in time; TALKS: one was, and nothing or
     HTTP/2 came over it, as from a broker that has much to do."""
@@ -62,7 +62,7 @@ async def knock(address: str, wait_s: float) -> Answer:
         async with asyncio.timeout(wait_s):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except TimeoutError:
-        return Answer.SILENT
+        return ProbeResult.SILENT
     except OSError as trouble:
         return unconnected(trouble)
     try:
@@ -73,7 +73,7 @@ async def knock(address: str, wait_s: float) -> Answer:
             while begun and len(begun) < 9 and (more := await reader.read(64)) != b"":
                 begun += more
     except TimeoutError:
-        return Answer.TALKS
+        return ProbeResult.TALKS
     except OSError:
         begun = b""
     finally:
@@ -81,7 +81,7 @@ async def knock(address: str, wait_s: float) -> Answer:
     if begun:
         return _named(begun)
     # It hung up without a word: on what was no greeting of its own, or on whoever comes.
-    return Answer.TLS if await _takes_tls(host.strip("[]"), int(port), wait_s) else Answer.HANGS_UP
+    return ProbeResult.TLS if await _takes_tls(host.strip("[]"), int(port), wait_s) else ProbeResult.HANGS_UP
 
 
 async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
@@ -99,23 +99,23 @@ async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
     return True
 
 
-def unconnected(trouble: OSError) -> Answer:
+def unconnected(trouble: OSError) -> ProbeResult:
     """Why no connection could be made. Of several addresses of a host asyncio tells together, in words alone."""
     if isinstance(trouble, socket.gaierror):
-        return Answer.UNKNOWN_NAME
+        return ProbeResult.UNKNOWN_NAME
     if trouble.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
-        return Answer.UNREACHABLE
+        return ProbeResult.UNREACHABLE
     if trouble.errno == errno.ETIMEDOUT:
-        return Answer.SILENT
+        return ProbeResult.SILENT
     refused = trouble.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(trouble)
-    return Answer.NOBODY if refused else Answer.BROKEN
+    return ProbeResult.NOBODY if refused else ProbeResult.BROKEN
 
 
-def _named(begun: bytes) -> Answer:
+def _named(begun: bytes) -> ProbeResult:
     if begun[:5] == b"HTTP/":
-        return Answer.HTTP
+        return ProbeResult.HTTP
     if len(begun) >= 2 and begun[0] in _TLS_RECORDS and begun[1] == 3:
-        return Answer.TLS
+        return ProbeResult.TLS
     if len(begun) >= 9 and begun[3] == _SETTINGS:
-        return Answer.TALKS
-    return Answer.ELSE
+        return ProbeResult.TALKS
+    return ProbeResult.ELSE

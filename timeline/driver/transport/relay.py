@@ -30,7 +30,7 @@ SPARE_S = 5.0
 """How much longer than asked we wait for the relay to say that time is up."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Up: CREDENTIALS first, as JSON: a pipe is nobody else's to read; then UNARY, PAGES, STREAM open a call; SEND,
     CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or sent was taken); END (the peer ended the call in
     order); FAULT (the fault's name, a space, the reason)."""
@@ -64,16 +64,16 @@ def needed() -> bool:
     return _forked_with_grpc
 
 
-def record(kind: Kind, call: int, body: bytes = b"") -> bytes:
+def record(kind: RecordKind, call: int, body: bytes = b"") -> bytes:
     """A record for the pipe."""
     return HEAD.pack(len(body), kind, call) + body
 
 
-async def read_record(reader: asyncio.StreamReader) -> tuple[Kind, int, bytes] | None:
+async def read_record(reader: asyncio.StreamReader) -> tuple[RecordKind, int, bytes] | None:
     """The next record; None at the pipe's end."""
     try:
         size, kind, call = HEAD.unpack(await reader.readexactly(HEAD.size))
-        return Kind(kind), call, await reader.readexactly(size) if size else b""
+        return RecordKind(kind), call, await reader.readexactly(size) if size else b""
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
@@ -87,13 +87,13 @@ class _Call:
     """One call through the relay: what came down for it, and what it waits to hear was taken."""
 
     def __init__(self) -> None:
-        self.frames: asyncio.Queue[tuple[Kind, bytes]] = asyncio.Queue()
-        self.taken: asyncio.Queue[tuple[Kind, bytes]] = asyncio.Queue()
+        self.frames: asyncio.Queue[tuple[RecordKind, bytes]] = asyncio.Queue()
+        self.taken: asyncio.Queue[tuple[RecordKind, bytes]] = asyncio.Queue()
 
-    def hear(self, kind: Kind, body: bytes) -> None:
-        if kind in (Kind.DONE, Kind.FAULT):
+    def hear(self, kind: RecordKind, body: bytes) -> None:
+        if kind in (RecordKind.DONE, RecordKind.FAULT):
             self.taken.put_nowait((kind, body))
-        if kind is not Kind.DONE:
+        if kind is not RecordKind.DONE:
             self.frames.put_nowait((kind, body))
 
 
@@ -118,7 +118,7 @@ class _Process:
         except OSError as trouble:
             raise TransportError(Fault.UNREACHABLE, f"the relay could not be started: {trouble}") from trouble
         made = cls(process)
-        made.say(Kind.CREDENTIALS, 0, json.dumps(asdict(credentials)).encode())
+        made.say(RecordKind.CREDENTIALS, 0, json.dumps(asdict(credentials)).encode())
         return made
 
     async def _read(self) -> None:
@@ -131,7 +131,7 @@ class _Process:
         finally:
             self.over = True
             for call in self._calls.values():
-                call.hear(Kind.FAULT, b"BROKEN the relay process has ended")
+                call.hear(RecordKind.FAULT, b"BROKEN the relay process has ended")
 
     def open(self) -> tuple[int, _Call]:
         self._last += 1
@@ -143,10 +143,10 @@ class _Process:
 
     def drop(self, number: int) -> None:
         """Ends a call, whatever becomes of it."""
-        self.say(Kind.CANCEL, number)
+        self.say(RecordKind.CANCEL, number)
         self.forget(number)
 
-    def say(self, kind: Kind, number: int, body: bytes = b"") -> None:
+    def say(self, kind: RecordKind, number: int, body: bytes = b"") -> None:
         if not self.over:
             self._stdin.write(record(kind, number, body))
 
@@ -173,26 +173,26 @@ class RelayStream:
 
     async def send(self, frame: bytes) -> None:
         """Hands a frame over; returns when gRPC has taken it."""
-        self._process.say(Kind.SEND, self._number, frame)
+        self._process.say(RecordKind.SEND, self._number, frame)
         await self._process.drained()
         kind, body = await self._call.taken.get()
-        if kind is Kind.FAULT:
+        if kind is RecordKind.FAULT:
             self._call.taken.put_nowait((kind, body))  # it stays over
             raise _fault_of(body)
 
     async def receive(self) -> bytes | None:
         """The next frame; None when the broker ended the stream in order."""
         kind, body = await self._call.frames.get()
-        if kind is Kind.FRAME:
+        if kind is RecordKind.FRAME:
             return body
         self._call.frames.put_nowait((kind, body))
-        if kind is Kind.FAULT:
+        if kind is RecordKind.FAULT:
             raise _fault_of(body)
         return None
 
     async def close(self) -> None:
         """No more frames from here."""
-        self._process.say(Kind.CLOSE, self._number)
+        self._process.say(RecordKind.CLOSE, self._number)
 
     def cancel(self) -> None:
         """Ends the stream at once."""
@@ -211,7 +211,7 @@ class RelayTransport:
         self._starting = asyncio.Lock()
 
     async def _opened(
-        self, kind: Kind, method: str, frame: bytes, timeout_s: float | None
+        self, kind: RecordKind, method: str, frame: bytes, timeout_s: float | None
     ) -> tuple[_Process, int, _Call]:
         process = await self._running()
         number, call = process.open()
@@ -232,7 +232,7 @@ class RelayTransport:
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
         """One frame for one."""
-        process, number, call = await self._opened(Kind.UNARY, method, frame, timeout_s)
+        process, number, call = await self._opened(RecordKind.UNARY, method, frame, timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
                 kind, body = await call.frames.get()
@@ -240,19 +240,19 @@ class RelayTransport:
             raise TransportError(Fault.DEADLINE, "the relay did not answer in time") from None
         finally:
             process.drop(number)
-        if kind is Kind.FAULT:
+        if kind is RecordKind.FAULT:
             raise _fault_of(body)
         return body
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """One frame for many."""
-        process, number, call = await self._opened(Kind.PAGES, method, frame, timeout_s)
+        process, number, call = await self._opened(RecordKind.PAGES, method, frame, timeout_s)
         try:
             while True:
                 kind, body = await call.frames.get()
-                if kind is Kind.FAULT:
+                if kind is RecordKind.FAULT:
                     raise _fault_of(body)
-                if kind is Kind.END:
+                if kind is RecordKind.END:
                     return
                 yield body
         finally:
@@ -260,14 +260,14 @@ class RelayTransport:
 
     async def stream(self, method: str, timeout_s: float) -> RelayStream:
         """Opens a two-way stream."""
-        process, number, call = await self._opened(Kind.STREAM, method, b"", timeout_s)
+        process, number, call = await self._opened(RecordKind.STREAM, method, b"", timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
                 kind, body = await call.taken.get()
         except TimeoutError:
             process.drop(number)
             raise TransportError(Fault.UNREACHABLE, "the relay did not answer in time") from None
-        if kind is Kind.FAULT:
+        if kind is RecordKind.FAULT:
             process.drop(number)
             raise _fault_of(body)
         return RelayStream(process, number, call)

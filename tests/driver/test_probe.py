@@ -26,7 +26,7 @@ from timeline.cli.options import client_options
 from timeline.cli.options.client_options import nobody_there
 from timeline.driver.transport import handshake
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.probe import Answer, knock
+from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.wire.transport import Fault, TransportError
 
 WAIT_S = 20.0
@@ -37,8 +37,8 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a slow machine may take."""
-    monkeypatch.setattr(handshake, "KNOCK_S", WAIT_S)
-    monkeypatch.setattr(client_options, "KNOCK_S", WAIT_S)
+    monkeypatch.setattr(handshake, "PROBE_S", WAIT_S)
+    monkeypatch.setattr(client_options, "PROBE_S", WAIT_S)
 
 
 @asynccontextmanager
@@ -94,36 +94,38 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize(("speak", "answer"), [(http, Answer.HTTP), (ssh, Answer.ELSE), (hangs_up, Answer.HANGS_UP)])
-async def test_something_else_listens(speak: Speak, answer: Answer) -> None:
+@pytest.mark.parametrize(
+    ("speak", "answer"), [(http, ProbeResult.HTTP), (ssh, ProbeResult.ELSE), (hangs_up, ProbeResult.HANGS_UP)]
+)
+async def test_something_else_listens(speak: Speak, answer: ProbeResult) -> None:
     async with listening(speak) as address:
-        assert await knock(address, WAIT_S) is answer
+        assert await probe(address, WAIT_S) is answer
         await told_of(address, answer)
 
 
 async def test_something_listens_that_speaks_tls(certificate: ssl.SSLContext) -> None:
     async with listening(says_nothing, certificate) as address:
-        assert await knock(address, WAIT_S) is Answer.TLS
-        await told_of(address, Answer.TLS)
+        assert await probe(address, WAIT_S) is ProbeResult.TLS
+        await told_of(address, ProbeResult.TLS)
 
 
 async def test_nobody_listens() -> None:
-    assert await knock("127.0.0.1:1", WAIT_S) is Answer.NOBODY
-    await told_of("127.0.0.1:1", Answer.NOBODY)
+    assert await probe("127.0.0.1:1", WAIT_S) is ProbeResult.NOBODY
+    await told_of("127.0.0.1:1", ProbeResult.NOBODY)
 
 
 async def test_a_host_that_nobody_knows() -> None:
-    assert await knock("no-such-host.invalid:9000", WAIT_S) is Answer.UNKNOWN_NAME
-    await told_of("no-such-host.invalid:9000", Answer.UNKNOWN_NAME)
+    assert await probe("no-such-host.invalid:9000", WAIT_S) is ProbeResult.UNKNOWN_NAME
+    await told_of("no-such-host.invalid:9000", ProbeResult.UNKNOWN_NAME)
 
 
 async def test_what_takes_connections_and_says_nothing_may_be_a_broker() -> None:
     async with listening(says_nothing) as address:
-        assert await knock(address, 0.05) is Answer.TALKS
+        assert await probe(address, 0.05) is ProbeResult.TALKS
 
 
 async def test_a_broker_speaks_http2(broker: Broker) -> None:
-    assert await knock(broker.address, WAIT_S) is Answer.TALKS
+    assert await probe(broker.address, WAIT_S) is ProbeResult.TALKS
     assert await nobody_there(broker.address) == ""
 
 
@@ -185,7 +187,7 @@ CALLS: list[Callable[[timeline.Timeline], Awaitable[object]]] = [
 @pytest.mark.parametrize("reply", [None, b"\x0a\x03abc", b""], ids=["unimplemented", "protobuf", "empty"])
 async def test_a_grpc_server_of_another_service_is_unavailable_and_named(reply: bytes | None) -> None:
     async with another_service(reply) as address, timeline.connect(address, timeout="500ms") as tl:
-        said = Answer.GRPC.said(address)
+        said = ProbeResult.GRPC.said(address)
         for told in await asyncio.gather(*(call(tl) for call in CALLS), return_exceptions=True):
             assert isinstance(told, timeline.Unavailable) and said in told.reason, told
 
@@ -207,14 +209,14 @@ async def test_a_broker_beside_another_service_is_found(broker: Broker) -> None:
             assert await tl.topics() == []
 
 
-async def told_of(address: str, answer: Answer) -> None:
+async def told_of(address: str, answer: ProbeResult) -> None:
     """The Python driver and the command line say it, too, each in its words."""
     transport = GrpcTransport(address)
     with pytest.raises(TransportError) as told:
         await transport.ready(WAIT_S)
     await transport.close()
     assert (told.value.fault, told.value.reason) == (Fault.UNREACHABLE, answer.said(address))
-    assert ("nobody listens" in told.value.reason) == (answer is Answer.NOBODY)
+    assert ("nobody listens" in told.value.reason) == (answer is ProbeResult.NOBODY)
     # Of TLS the driver's own sentence tells all there is to tell.
-    told_of_nobody = "" if answer is Answer.TLS else f"no broker at {address} ({answer.short})"
+    told_of_nobody = "" if answer is ProbeResult.TLS else f"no broker at {address} ({answer.short})"
     assert told_of_nobody in (said := await nobody_there(address)) and bool(said) == bool(told_of_nobody)

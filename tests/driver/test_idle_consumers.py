@@ -33,7 +33,7 @@ async def test_idle_handlers_do_not_wake_each_other(
             await p.produce_many(Batch([b""] * 2, in_=0))
             for _ in range(2):
                 await done.acquire()
-        while c._hand.loads:  # until all acks are answered, too
+        while c._in_flight.frames:  # until all acks are answered, too
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)

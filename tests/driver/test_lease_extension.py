@@ -13,9 +13,9 @@ import pytest
 
 import timeline
 from timeline import Batch
-from timeline.driver.consume.settler import SettleDesk, _framed
+from timeline.driver.consume.settler import Settler, _framed
 from timeline.driver.consumer import Consumer
-from timeline.driver.produce.request_batch import Parcel
+from timeline.driver.produce.request_batch import RequestBatch
 from timeline.model import Operation
 
 HANDLERS = 300
@@ -29,22 +29,22 @@ class Sent:
         self.messages: Counter[Operation] = Counter()
         self.look: Callable[[], object] = lambda: None
 
-    def note(self, parcel: Parcel) -> None:
-        operation = Operation(int(parcel.columns["operation"][0]))
+    def note(self, batch: RequestBatch) -> None:
+        operation = Operation(int(batch.columns["operation"][0]))
         self.frames[operation] += 1
-        self.messages[operation] += len(parcel)
+        self.messages[operation] += len(batch)
         self.look()
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    noted, frame = Sent(), SettleDesk.frame
+    noted, frame = Sent(), Settler.frame
 
-    def noting(self: SettleDesk, request: int, parcel: Parcel) -> Any:
-        noted.note(parcel)
-        return frame(self, request, parcel)
+    def noting(self: Settler, request: int, batch: RequestBatch) -> Any:
+        noted.note(batch)
+        return frame(self, request, batch)
 
-    monkeypatch.setattr(SettleDesk, "frame", noting)
+    monkeypatch.setattr(Settler, "frame", noting)
     return noted
 
 
@@ -89,10 +89,10 @@ async def test_what_waits_in_hundreds_of_loads_is_extended_in_few_frames(tl: tim
 
 
 def test_a_frame_takes_no_more_than_a_broker_does() -> None:
-    def load(count: int) -> tuple[Any, Any]:
+    def frame(count: int) -> tuple[Any, Any]:
         return None, np.arange(count)
 
-    parts = _framed([load(9_999), load(1), load(1), load(10_000), load(10_000), load(5)])
+    parts = _framed([frame(9_999), frame(1), frame(1), frame(10_000), frame(10_000), frame(5)])
     assert [[len(at) for _, at in part] for part in parts] == [[9_999, 1], [1], [10_000], [10_000], [5]]
 
 
@@ -102,6 +102,6 @@ def test_a_lease_of_which_little_is_left_is_extended_sooner(left_ms: float, rest
     """That of a message which waited in the buffer during an outage; whatever is left to others of its load."""
     consumer: Any = SimpleNamespace(lease_ms=30_000.0, monotonic_ms=lambda: 5_000.0)
     end_ms = 5_000.0 + left_ms
-    load = SimpleNamespace(end_ms=[end_ms], earliest_ms=end_ms if exact else min(end_ms, 4_000.0))
-    delivery: Any = SimpleNamespace(_load=load, _index=0)
+    frame = SimpleNamespace(end_ms=[end_ms], earliest_ms=end_ms if exact else min(end_ms, 4_000.0))
+    delivery: Any = SimpleNamespace(_frame=frame, _index=0)
     assert Consumer.extend_at_ms(consumer, delivery) - 5_000.0 == pytest.approx(rests_ms)

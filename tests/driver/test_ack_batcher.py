@@ -11,12 +11,12 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
-from tests.driver.test_hand import _load
+from tests.driver.test_in_flight import _frame
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.consume.ack_batcher import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, Gathering
-from timeline.driver.consume.in_flight import HANDED, SETTLING, Hand, Load
+from timeline.driver.consume.ack_batcher import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, AckBatcher
+from timeline.driver.consume.in_flight import HANDED, SETTLING, DeliveredFrame, InFlight
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Settle, decode
 
@@ -27,12 +27,12 @@ class _Table:
     def __init__(self, credit: int = 1_000, credit_bytes: int = 1_000_000, lease_ms: float = 60_000.0) -> None:
         self.loop = VirtualLoop(random.Random(1))
         self.clock = Clock(self.loop.time, self.loop.time)
-        self.hand = Hand(credit, credit_bytes)
-        self.load: Load = _load(200, self.clock.monotonic_ms() + lease_ms)
-        self.hand.arrive(self.load)
-        self.hand.next_batch(self.clock.monotonic_ms())
+        self.in_flight = InFlight(credit, credit_bytes)
+        self.frame: DeliveredFrame = _frame(200, self.clock.monotonic_ms() + lease_ms)
+        self.in_flight.arrive(self.frame)
+        self.in_flight.next_batch(self.clock.monotonic_ms())
         self.woken = 0
-        self.gathering = Gathering(self.hand, self.clock, self._wake)
+        self.gathering = AckBatcher(self.in_flight, self.clock, self._wake)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -42,7 +42,7 @@ class _Table:
 
         async def work() -> None:
             for index in range(start, start + count):
-                self.gathering.add(self.load, index)
+                self.gathering.add(self.frame, index)
 
         self.loop.run_until_complete(work())
 
@@ -66,7 +66,7 @@ def test_a_lone_ack_waits_for_others_and_not_for_long(table: Callable[..., _Tabl
     t.ack(1, start=1)
     t.wait(1.1)
     assert t.gathering.ripe and t.woken == 1
-    assert t.taken() == [0, 1] and not t.hand.credit.owed  # credit goes back with the frame, not before
+    assert t.taken() == [0, 1] and not t.in_flight.credit.owed  # credit goes back with the frame, not before
     assert not t.gathering and not t.gathering.ripe
     t.wait(10 * GATHER_MS)
     assert t.woken == 1  # nothing gathers: nothing wakes
@@ -99,8 +99,8 @@ def test_a_lease_that_is_about_to_end_does_not_wait(table: Callable[..., _Table]
     t = table(lease_ms=LEASE_LEFT_MS + 1.0)
     t.ack(1)
     assert not t.gathering.ripe
-    t.load.end_ms[7] -= 2.0
-    t.load.earliest_ms -= 2.0
+    t.frame.end_ms[7] -= 2.0
+    t.frame.earliest_ms -= 2.0
     t.ack(1, start=6)
     assert not t.gathering.ripe
     t.ack(1, start=7)
@@ -111,15 +111,15 @@ def test_many_of_a_batch_count_as_one_by_one(table: Callable[..., _Table]) -> No
     t = table()
 
     async def work() -> None:
-        t.gathering.add_all(t.load, np.arange(0))
+        t.gathering.add_all(t.frame, np.arange(0))
         assert not t.gathering
-        t.gathering.add_all(t.load, np.arange(5))
+        t.gathering.add_all(t.frame, np.arange(5))
         assert not t.gathering.ripe
-        t.gathering.add_all(t.load, np.arange(5, GATHER_MESSAGES))
+        t.gathering.add_all(t.frame, np.arange(5, GATHER_MESSAGES))
 
     t.loop.run_until_complete(work())
     assert t.gathering.ripe and t.taken() == list(range(GATHER_MESSAGES))
-    assert t.load.state[0] == SETTLING and t.load.state[GATHER_MESSAGES] == HANDED
+    assert t.frame.state[0] == SETTLING and t.frame.state[GATHER_MESSAGES] == HANDED
 
 
 class _Watched(GrpcTransport):

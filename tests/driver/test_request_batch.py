@@ -11,23 +11,23 @@ import pytest
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.driver.produce.produce_stream import build_puts, cuts_of
-from timeline.driver.produce.request_batch import Many, Parcel, judge
-from timeline.driver.produce.request_queue import Line
+from timeline.driver.produce.request_batch import BatchCall, RequestBatch, judge
+from timeline.driver.produce.request_queue import RequestQueue
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status
 from timeline.wire import PutFlag
 
 
-def _parcel(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> Parcel:
+def _batch(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> RequestBatch:
     columns = {"ids": Ragged.of([b"%d" % n for n in range(count)]), "birth": np.arange(1, count + 1, dtype=np.uint64)}
-    many = Many(count, 1_000.0, clock, str)
-    parcel = Parcel(columns, operation, many, None, 10 * count, unsure=unsure)
-    many.adopt(parcel)
-    return parcel
+    many = BatchCall(count, 1_000.0, clock, str)
+    batch = RequestBatch(columns, operation, many, None, 10 * count, unsure=unsure)
+    many.adopt(batch)
+    return batch
 
 
-def _line() -> Line:
-    return Line(build_puts, Clock(), random.Random(1), lambda: "nobody is there")
+def _queue() -> RequestQueue:
+    return RequestQueue(build_puts, Clock(), random.Random(1), lambda: "nobody is there")
 
 
 def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
@@ -60,8 +60,8 @@ def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
 def test_an_own_unknown_is_settled_by_the_repeated_call(
     operation: Operation, unsure: bool, status: Status, repeat: int, settled: int, final: Status
 ) -> None:
-    parcel = _parcel(operation, 1, Clock(), unsure)
-    judged = judge(parcel, _answers(status, repeat=repeat, settled=settled))
+    batch = _batch(operation, 1, Clock(), unsure)
+    judged = judge(batch, _answers(status, repeat=repeat, settled=settled))
     assert not judged.again
     assert Status.of(int(judged.final.status[0])) is final
 
@@ -82,17 +82,17 @@ def test_an_own_unknown_is_settled_by_the_repeated_call(
 def test_a_repeat_that_came_too_late_for_its_expiry_says_nothing_of_the_first_sending(
     flags: PutFlag, due_ms: int, expires_ms: int, unsure: bool, final: Status
 ) -> None:
-    parcel = _parcel(Operation.PUT, 2, Clock(), unsure)
-    parcel.columns |= {"flags": np.full(2, flags, np.uint8), "expires_ms": np.full(2, expires_ms, np.int64)}
-    parcel.columns["time_ms"] = np.full(2, due_ms, np.int64)
-    judged = judge(parcel, _answers(Status.INVALID, Status.OK))
+    batch = _batch(Operation.PUT, 2, Clock(), unsure)
+    batch.columns |= {"flags": np.full(2, flags, np.uint8), "expires_ms": np.full(2, expires_ms, np.int64)}
+    batch.columns["time_ms"] = np.full(2, due_ms, np.int64)
+    judged = judge(batch, _answers(Status.INVALID, Status.OK))
     assert not judged.again
     assert [Status.of(code) for code in judged.final.status.tolist()] == [final, Status.OK]
 
 
 def test_what_may_be_repeated_goes_again_and_the_rest_is_final() -> None:
-    parcel = _parcel(Operation.PUT, 5, Clock())
-    judged = judge(parcel, _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN, Status.EXISTS, Status.UNAVAILABLE))
+    batch = _batch(Operation.PUT, 5, Clock())
+    judged = judge(batch, _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN, Status.EXISTS, Status.UNAVAILABLE))
     assert judged.done is not None and judged.done.tolist() == [0, 3]
     assert [(part.columns["ids"].tolist(), part.unsure) for part in judged.again] == [
         ([b"1"], False),
@@ -108,96 +108,96 @@ def _entry(id: bytes) -> tuple[object, ...]:
 
 
 async def test_single_calls_form_the_next_frame() -> None:
-    line = _line()
-    calls = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 60_000)) for n in range(10)]
-    await line.work.wait()
-    taken = line.next()
-    assert taken is not None and line.next() is None
-    request, parcel = taken
-    assert len(parcel) == 10 and line.aboard == 1
-    line.answer(request, _answers(*[Status.OK] * 10))
+    queue = _queue()
+    calls = [asyncio.ensure_future(queue.single(_entry(b"%d" % n), 100, 60_000)) for n in range(10)]
+    await queue.work.wait()
+    taken = queue.next()
+    assert taken is not None and queue.next() is None
+    request, batch = taken
+    assert len(batch) == 10 and queue.outstanding == 1
+    queue.answer(request, _answers(*[Status.OK] * 10))
     assert {answer.status for answer in await asyncio.gather(*calls)} == {Status.OK.code}
-    await line.idle()
-    assert line.aboard_bytes == 0
+    await queue.idle()
+    assert queue.outstanding_bytes == 0
 
 
 async def test_a_broken_wire_makes_what_was_aboard_unsure_and_sends_the_same_again() -> None:
-    line = _line()
-    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
-    await line.work.wait()
-    first = line.next()
+    queue = _queue()
+    call = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
+    await queue.work.wait()
+    first = queue.next()
     assert first is not None
-    line.broke()
-    second = line.next()
+    queue.broke()
+    second = queue.next()
     assert second is not None and second[0] != first[0]
     assert second[1].columns is first[1].columns and second[1].unsure
-    assert line.answer(first[0], _answers(Status.OK)) is None  # an answer from the wire that broke
-    line.answer(second[0], _answers(Status.DUPLICATE, repeat=1))
+    assert queue.answer(first[0], _answers(Status.OK)) is None  # an answer from the wire that broke
+    queue.answer(second[0], _answers(Status.DUPLICATE, repeat=1))
     assert (await call).status == Status.OK.code
 
 
 async def test_an_answer_that_does_not_fit_is_refused() -> None:
-    line = _line()
-    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
-    await line.work.wait()
-    taken = line.next()
+    queue = _queue()
+    call = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
+    await queue.work.wait()
+    taken = queue.next()
     assert taken is not None
     with pytest.raises(Invalid, match="2 messages of 1"):
-        line.answer(taken[0], _answers(Status.OK, Status.OK))
-    line.drop()
+        queue.answer(taken[0], _answers(Status.OK, Status.OK))
+    queue.drop()
     assert (await call).status == Status.UNKNOWN.code
 
 
 async def test_closing_says_what_is_known() -> None:
-    line = _line()
-    sent = asyncio.ensure_future(line.single(_entry(b"sent"), 100, 60_000))
-    await line.work.wait()
-    line.next()
-    waiting = asyncio.ensure_future(line.single(_entry(b"waiting"), 100, 60_000))
+    queue = _queue()
+    sent = asyncio.ensure_future(queue.single(_entry(b"sent"), 100, 60_000))
+    await queue.work.wait()
+    queue.next()
+    waiting = asyncio.ensure_future(queue.single(_entry(b"waiting"), 100, 60_000))
     await asyncio.sleep(0)
-    line.drop()
+    queue.drop()
     assert (await sent).status == Status.UNKNOWN.code
     assert (await waiting).status == Status.UNAVAILABLE.code
 
 
 async def test_a_call_that_was_cancelled_is_not_sent() -> None:
-    line = _line()
-    call = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
-    await line.work.wait()
+    queue = _queue()
+    call = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
+    await queue.work.wait()
     call.cancel()
     await asyncio.wait({call})
-    assert line.next() is None
+    assert queue.next() is None
 
 
 async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothing_behind() -> None:
-    line = _line()
-    overdue = [asyncio.ensure_future(line.single(_entry(b"%d" % n), 100, 0.0)) for n in range(10)]
-    cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
-    await line.work.wait()
+    queue = _queue()
+    overdue = [asyncio.ensure_future(queue.single(_entry(b"%d" % n), 100, 0.0)) for n in range(10)]
+    cancelled = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
+    await queue.work.wait()
     cancelled.cancel()
     await asyncio.wait({cancelled})
     assert {answer.status for answer in await asyncio.gather(*overdue)} == {Status.UNAVAILABLE.code}
-    assert not line.waiting
-    await line.idle()
+    assert not queue.waiting
+    await queue.idle()
 
 
 async def test_a_line_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
-    line, clock = _line(), Clock()
-    waiting = asyncio.ensure_future(line.single(_entry(b"waits"), 100, 60_000))
-    await line.work.wait()
-    cancelled = asyncio.ensure_future(line.single(_entry(b"m"), 100, 60_000))
+    queue, clock = _queue(), Clock()
+    waiting = asyncio.ensure_future(queue.single(_entry(b"waits"), 100, 60_000))
+    await queue.work.wait()
+    cancelled = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.wait({cancelled})
-    given_up, wanted = _parcel(Operation.PUT, 3, clock), _parcel(Operation.PUT, 2, clock)
-    line.add(given_up)
-    line.add(wanted)
+    given_up, wanted = _batch(Operation.PUT, 3, clock), _batch(Operation.PUT, 2, clock)
+    queue.add(given_up)
+    queue.add(wanted)
     given_up.sink.answer(given_up, None, _answers(*[Status.UNAVAILABLE] * 3))
-    line.forget_unwanted()
-    taken = [line.next(), line.next()]
-    assert [parcel.columns["ids"].tolist() for _, parcel in filter(None, taken)] == [[b"0", b"1"], [b"waits"]]
-    assert line.next() is None
-    line.drop()
+    queue.forget_unwanted()
+    taken = [queue.next(), queue.next()]
+    assert [batch.columns["ids"].tolist() for _, batch in filter(None, taken)] == [[b"0", b"1"], [b"waits"]]
+    assert queue.next() is None
+    queue.drop()
     assert (await waiting).status == Status.UNKNOWN.code
 
 
@@ -209,21 +209,21 @@ def test_frames_are_cut_at_their_aim() -> None:
 
 
 async def test_a_batch_whose_caller_was_cancelled_is_not_sent() -> None:
-    line, clock = _line(), Clock()
-    waits, rests = _parcel(Operation.PUT, 3, clock), _parcel(Operation.PUT, 2, clock)
-    callers = [asyncio.ensure_future(parcel.sink.finished()) for parcel in (waits, rests)]  # type: ignore[attr-defined]
-    line.add(rests)
-    taken = line.next()
+    queue, clock = _queue(), Clock()
+    waits, rests = _batch(Operation.PUT, 3, clock), _batch(Operation.PUT, 2, clock)
+    callers = [asyncio.ensure_future(batch.sink.finished()) for batch in (waits, rests)]  # type: ignore[attr-defined]
+    queue.add(rests)
+    taken = queue.next()
     assert taken is not None
-    line.answer(taken[0], _answers(*[Status.THROTTLED] * 2), 1)
-    line.add(waits)
+    queue.answer(taken[0], _answers(*[Status.THROTTLED] * 2), 1)
+    queue.add(waits)
     await asyncio.sleep(0)
     for caller in callers:
         caller.cancel()
     await asyncio.wait(callers)
-    assert line.next() is None
-    while line._resting:
-        await line.work.wait()
-        line.work.clear()
-    assert line.next() is None
-    await line.idle()
+    assert queue.next() is None
+    while queue._resting:
+        await queue.work.wait()
+        queue.work.clear()
+    assert queue.next() is None
+    await queue.idle()

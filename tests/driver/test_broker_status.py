@@ -8,7 +8,7 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
-from timeline.driver.brokers import Lateness
+from timeline.driver.brokers import LatenessHistogram
 from timeline.errors import Invalid, Unavailable
 from timeline.wire import Health
 
@@ -20,9 +20,9 @@ async def test_load_consumers_and_lateness(tl: timeline.Timeline, broker: Broker
         assert delivery is not None
         told = await tl.standing("t")
         (one,) = told.brokers
-        (load,) = one.topics
-        assert (load.topic, load.consumers, load.in_flight, load.credit) == ("t", 1, 1, 9)
-        assert (load.delivered, load.redelivered) == (1, 0)
+        (frame,) = one.topics
+        assert (frame.topic, frame.consumers, frame.in_flight, frame.credit) == ("t", 1, 1, 9)
+        assert (frame.delivered, frame.redelivered) == (1, 0)
         (consumer,) = one.consumers
         assert (consumer.topic, consumer.id, consumer.health) == ("t", "worker-1", Health.HEALTHY)
         assert (consumer.credit, consumer.in_flight) == (9, 1)
@@ -48,23 +48,23 @@ async def test_who_does_not_answer_is_named(broker: Broker) -> None:
 def test_a_sync_client_is_told_the_same(served: str) -> None:
     with timeline.connect_sync(served) as tl:
         tl.create_topic("t")
-        assert [load.topic for load in tl.standing("t").brokers[0].topics] == ["t"]
+        assert [frame.topic for frame in tl.standing("t").brokers[0].topics] == ["t"]
 
 
 BOUNDS = (1, 10, None)
 
 
 def test_percentiles_are_bounds_that_were_kept() -> None:
-    late = Lateness(BOUNDS, (98, 1, 1))
+    late = LatenessHistogram(BOUNDS, (98, 1, 1))
     assert [late.at_most(share) for share in (0.5, 0.98, 0.99, 1.0)] == [
         timedelta(milliseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=10), timedelta.max,
     ]  # fmt: skip
-    assert Lateness(BOUNDS, (0, 0, 0)).at_most(0.5) is None
+    assert LatenessHistogram(BOUNDS, (0, 0, 0)).at_most(0.5) is None
 
 
 def test_what_came_since_and_what_came_together() -> None:
-    before, now = Lateness(BOUNDS, (5, 1, 0)), Lateness(BOUNDS, (7, 1, 2))
+    before, now = LatenessHistogram(BOUNDS, (5, 1, 0)), LatenessHistogram(BOUNDS, (7, 1, 2))
     assert now.since(before).counts == (2, 0, 2)
     assert before.since(now) is before  # fewer than before: the broker has started anew
-    assert now.since(Lateness((5, None), (1, 1))) is now
+    assert now.since(LatenessHistogram((5, None), (1, 1))) is now
     assert now.plus(before).counts == (12, 2, 2)

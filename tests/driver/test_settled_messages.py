@@ -25,7 +25,7 @@ async def test_a_handler_may_settle_and_work_on_past_the_lease(
     worked, lost = asyncio.Event(), []
 
     async def handler(d: timeline.Delivery) -> None:
-        end_ms = float(d._load.end_ms[d._index])
+        end_ms = float(d._frame.end_ms[d._index])
         await {"ack": d.ack, "release": lambda: d.release(in_="1h"), "bury": lambda: d.bury("why")}[how]()
         while c.monotonic_ms() <= end_ms:
             await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_an_extend_that_is_broken_off_does_not_undo_an_ack_on_its_way(tl: 
         extending.cancel()
         await asyncio.wait({acking, extending})
         assert acking.exception() is None
-        assert bytes(taken._load.state) == bytes([DONE])
+        assert bytes(taken._frame.state) == bytes([DONE])
 
 
 async def test_a_handler_that_is_torn_down_ends_without_a_word(

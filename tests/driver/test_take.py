@@ -15,7 +15,7 @@ from timeline import Batch, Closed, Invalid
 async def _buffered(c: timeline.Consumer, count: int) -> None:
     """Returns once `count` messages wait in the consumer's buffer."""
     c.open()
-    while sum(load.waiting for load in c._hand.loads) < count:
+    while sum(frame.waiting for frame in c._in_flight.frames) < count:
         await asyncio.sleep(0)
 
 
@@ -104,8 +104,8 @@ async def test_a_take_never_hands_out_what_its_lease_has_left(tl: timeline.Timel
     async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
         await p.produce_many(Batch([b""] * 3, in_=0))
         await _buffered(c, 3)
-        for load in c._hand.loads:
-            load.end_ms[:] = load.earliest_ms = 0.0
+        for frame in c._in_flight.frames:
+            frame.end_ms[:] = frame.earliest_ms = 0.0
         assert await c.take(max=10, timeout=0) == []
         assert c.stats.dropped == 3
 
