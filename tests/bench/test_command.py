@@ -75,6 +75,7 @@ LITTLE = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds",
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_two_brokers_are_measured_together(
     servers: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_two_brokers_are_measured_together(
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_workers_are_measured_on_a_store_of_the_measurements_own(capsys: pytest.CaptureFixture[str]) -> None:
     require_service("redis")
     assert run(["bench", "cluster", "--workers", *LITTLE, "--json"]) == 0
@@ -110,6 +112,7 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_a_lateness_stands_beside_a_bare_push(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "lateness", "--seconds", "0.3", "--runs", "1", "--bare", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -120,6 +123,7 @@ def test_a_lateness_stands_beside_a_bare_push(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "cycle", "--store", "sqlite://", "--messages", "1000", "--batch", "500"]) == 0
     told = capsys.readouterr().out
@@ -150,6 +154,7 @@ def test_sigterm_ends_a_measurement_in_order() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_buckets_of_a_broker_that_is_killed_are_delivered_again(
     servers: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,8 @@ from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenarios.cycle import Cycle
 
+pytestmark = pytest.mark.prove
+
 SMALL = Cycle(messages=200, batch=50, warm_up=50)
 
 

@@ -37,7 +37,7 @@ def _well(report: Report, *figures: str) -> None:
     assert all(value == value for value in report.figures.values())  # no NaN
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", [APIS[0], *(pytest.param(api, marks=pytest.mark.prove) for api in APIS[1:])])
 async def test_cycle(store: str, api: str, tmp_path: Path) -> None:
     asked = Cycle(store, api, messages=2_500, batch=400, pending=700, warm_up=300)
     _well(await run_cycle(asked, tmp_path), "rate_per_s", "broker_cpu_us_per_message", "client_cpu_us_per_message")
@@ -47,10 +47,12 @@ async def test_a_cycle_smaller_than_a_batch(tmp_path: Path) -> None:
     _well(await run_cycle(Cycle(messages=1, batch=5_000, warm_up=0), tmp_path), "rate_per_s")
 
 
+@pytest.mark.prove
 async def test_bare(store: str) -> None:
     _well(await run_bare(Cycle(store, messages=2_500, batch=400, pending=500, warm_up=300)), "rate_per_s")
 
 
+@pytest.mark.prove
 async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
     report = await run_bare_push(Lateness(seconds=0.2, runs=2), tmp_path)
     _well(report, *LATENESS, "pusher_cpu_us_per_message")
@@ -58,6 +60,7 @@ async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.prove
 async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
     require_service("beanstalkd")
     report = await run_beanstalkd(Cycle(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
@@ -65,6 +68,7 @@ async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
     assert report.notes == [KINDS[kind]]
 
 
+@pytest.mark.prove
 async def test_beanstalkd_with_few_on_their_way(tmp_path: Path) -> None:
     """What is to be deleted waits behind the reserves that were sent before: these must not wait for more than there
     may be."""
@@ -77,7 +81,13 @@ async def test_produce(store: str, tmp_path: Path) -> None:
     _well(await run_produce(Produce(store, messages=1_500, tasks=50), tmp_path), "rate_per_s", "answer_p99_ms")
 
 
-@pytest.mark.parametrize(("in_zero", "lease_ahead"), [(False, "auto"), (True, "auto"), (False, "off"), (False, "1s")])
+@pytest.mark.parametrize(
+    ("in_zero", "lease_ahead"),
+    [
+        (False, "auto"),
+        *(pytest.param(*asked, marks=pytest.mark.prove) for asked in ((True, "auto"), (False, "off"), (False, "1s"))),
+    ],
+)
 async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: Path) -> None:
     small = Lateness(store, rate=500, seconds=0.4, runs=1, pending=300, lead_ms=200)
     asked = replace(small, in_zero=in_zero, lease_ahead=lease_ahead)
@@ -93,6 +103,7 @@ async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: P
     assert bounds["lateness_p99_ms"] == (3.0 if commit_ms is None else 3 * commit_ms + 2.0)
 
 
+@pytest.mark.prove
 async def test_what_was_late_is_explained_by_the_broker(tmp_path: Path) -> None:
     put_too_late = Lateness("memory://", rate=500, seconds=0.4, runs=1, lead_ms=-10_000)
     report = await run_lateness(put_too_late, tmp_path)
@@ -101,6 +112,7 @@ async def test_what_was_late_is_explained_by_the_broker(tmp_path: Path) -> None:
     assert report.notes[1:] == [said]
 
 
+@pytest.mark.prove
 async def test_burst(store: str, tmp_path: Path) -> None:
     report = await run_burst(Burst(store, messages=3_000, credit=1_000), tmp_path)
     _well(report, "drained_s", "first_late_ms", *LATENESS)
@@ -112,16 +124,19 @@ async def test_loop(store: str, tmp_path: Path) -> None:
     _well(report, *(f"{name}_per_s" for name in LOOPS), *(f"{name}_broker_cpu_us_per_message" for name in LOOPS))
 
 
+@pytest.mark.prove
 async def test_payload(store: str, tmp_path: Path) -> None:
     report = await run_payload(Payload(store, large_bytes=300_000, messages=2), tmp_path)
     _well(report, *(f"{what}_ratio" for what in OPERATIONS))
 
 
+@pytest.mark.prove
 async def test_cancel_tag(store: str, tmp_path: Path) -> None:
     asked = CancelTag(store, pending=3_000, tagged=1_000, rate=200, seconds=0.5)
     _well(await run_cancel_tag(asked, tmp_path), "rate_per_s", "p99_before_ms", "p99_during_ms")
 
 
+@pytest.mark.prove
 async def test_restart(tmp_path: Path) -> None:
     report = await run_restart(Restart(f"sqlite:///{tmp_path / 'bench.db'}", pending=500, restarts=2), tmp_path)
     _well(report, "first_delivery_s", "listening_s")
@@ -133,6 +148,7 @@ async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("of", OF)
+@pytest.mark.prove
 async def test_scale(store: str, of: str, tmp_path: Path) -> None:
     asked = Scale(of, 5, store, rate=300, seconds=0.4, rest_seconds=0.2)
     report = await run_scale(asked, tmp_path)
@@ -140,5 +156,6 @@ async def test_scale(store: str, of: str, tmp_path: Path) -> None:
     assert report.figures["broker_cpu_us_per_message"] > 0
 
 
+@pytest.mark.prove
 async def test_memory(store: str, tmp_path: Path) -> None:
     _well(await run_memory(Memory(store, pending=2_000), tmp_path), "broker_resident_mib")

@@ -101,6 +101,7 @@ SCENARIOS = [
 @pytest.mark.servers
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "run"), SCENARIOS, ids=lambda one: getattr(one, "name", one.__name__))
+@pytest.mark.prove
 async def test_a_scenario_on_a_store_that_others_use(
     servers: Running, kind: type[Server], run: Run, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ async def test_a_scenario_on_a_store_that_others_use(
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 async def test_what_an_interrupted_measurement_has_put_is_dropped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'bench.db'}"
     running: asyncio.Task[Any] = asyncio.ensure_future(

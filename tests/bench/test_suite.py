@@ -65,6 +65,7 @@ def test_plots_are_not_begun_without_what_draws_them(
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 async def test_an_entry_runs_with_what_is_to_stand_beside_it(tmp_path: Path) -> None:
     entry = Entry(Cycle(store=SQLITE, messages=2_000, batch=500), bare=True)
     report = await run_entry(entry, tmp_path)
@@ -74,6 +75,7 @@ async def test_an_entry_runs_with_what_is_to_stand_beside_it(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_a_suite_is_told_as_one_and_ends_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     small = [entry for entry in entries(0.001, 0.3, 1, 2_000) if not entry.peer and entry.title.startswith("burst")]
     assert run_suite(small, as_json=False, folder=tmp_path) == 0
@@ -88,6 +90,7 @@ def test_options_of_the_suite_do_not_go_before_a_scenario(capsys: pytest.Capture
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 async def test_curves_come_from_runs_that_were_right(tmp_path: Path) -> None:
     lateness = await lateness_by_pending(tmp_path, seconds=0.2, pending=(0, 1_000))
     assert set(lateness.curves) == {"p50", "p99", "p99.9"}

@@ -75,7 +75,7 @@ def played(data: Path, folder: Path, *options: str, **variables: str) -> tuple[i
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize("store", ["", "memory://"])
+@pytest.mark.parametrize("store", ["", pytest.param("memory://", marks=pytest.mark.prove)])
 def test_a_day_goes_out_on_time(data: Path, flights: list[Flight], tmp_path: Path, store: str) -> None:
     folder = tmp_path / "temporary"
     code, told, said = played(data, folder, "--speed", "12000", "--store", store)
@@ -96,6 +96,7 @@ def test_a_day_goes_out_on_time(data: Path, flights: list[Flight], tmp_path: Pat
     [RedisServer, RedisClusterServer, PostgresqlServer, MysqlServer, CassandraServer, CockroachServer],
     ids=lambda kind: kind.name,
 )
+@pytest.mark.prove
 def test_a_day_on_a_server(
     kind: type[Server], servers: Running, data: Path, flights: list[Flight], tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_cluster_names_the_servers_that_are_missing(monkeypatch: pytest.Monkey
     assert str(missing(ETCD)).endswith("apt-get install etcd-server")
 
 
+@pytest.mark.prove
 def test_keep_leaves_everything_to_look_at(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     code, told, said = played(data, folder, "--speed", "20000", "--keep")
@@ -152,7 +154,10 @@ def test_keep_leaves_everything_to_look_at(data: Path, tmp_path: Path) -> None:
     assert {"plan.json", "timeline.db", "broker.log", f"gate-1{HISTORY_SUFFIX}", f"feeder-1{HISTORY_SUFFIX}"} <= names
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.prove) for number in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_ending_it_ends_all_of_its_processes(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -176,6 +181,7 @@ def test_ending_it_ends_all_of_its_processes(data: Path, tmp_path: Path, number:
     assert processes_of(folder) == [] and list(folder.iterdir()) == []
 
 
+@pytest.mark.prove
 def test_a_broker_that_dies_ends_the_demo_with_its_last_words(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -222,6 +228,7 @@ def test_a_store_that_cannot_be_had_is_said_at_once(
     assert list(folder.iterdir()) == [] and processes_of(folder) == []
 
 
+@pytest.mark.prove
 def test_nothing_survives_the_conductor(data: Path, tmp_path: Path) -> None:
     """A conductor that is killed cannot end anybody: they notice, and end by themselves."""
     folder = tmp_path / "temporary"

@@ -28,6 +28,7 @@ def test_promtool_finds_the_configuration_and_the_rules_sound(require_service: C
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.prove
 def test_promtool_runs_the_tests_of_the_rules(require_service: Callable[[str], None]) -> None:
     require_service("prometheus")
     assert "SUCCESS" in promtool("test", "rules", TESTS.name)

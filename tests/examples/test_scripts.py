@@ -15,6 +15,7 @@ ZONES = ("Pacific/Auckland", "Asia/Kolkata", "Europe/Berlin", "America/New_York"
 
 
 @pytest.mark.processes
+@pytest.mark.prove
 def test_a_fleet_is_replaced_under_load_and_nothing_is_delivered_twice(run: Run, tl: timeline.SyncTimeline) -> None:
     [line] = run("worker_fleet")
     told = re.fullmatch(r"(\d+) mails, (\d+) sent, (\d+) of them twice", line)

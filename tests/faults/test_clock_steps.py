@@ -152,6 +152,7 @@ async def test_steps_of_an_hour_and_a_drift_make_nothing_early_by_the_true_clock
         assert len(waiting) == 7 and all(id.startswith("far") for id in waiting)
 
 
+@pytest.mark.prove
 async def test_a_machine_that_is_off_is_told_and_its_broker_shows_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,6 +169,7 @@ async def test_a_machine_that_is_off_is_told_and_its_broker_shows_it(
 
 
 @pytest.mark.servers
+@pytest.mark.prove
 async def test_a_broker_an_hour_ahead_stands_aside_until_its_clock_is_set(tmp_path: Path, servers: Running) -> None:
     """Two brokers over one store with a clock of its own: of three clocks, one is wrong."""
     shared = {"store": servers.url(RedisServer), "sync": f"{servers.url(EtcdServer)}/clocks"}

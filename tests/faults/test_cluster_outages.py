@@ -16,7 +16,7 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.prove]
 
 Record = Callable[[str, object], None]
 

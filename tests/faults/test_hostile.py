@@ -92,6 +92,7 @@ async def noted(broker: Victim, record_property: Record) -> None:
     record_property("came_ms", max(ahead.came_ms, before.came_ms))
 
 
+@pytest.mark.prove
 async def test_a_flood_of_puts(tmp_path: Path, record_property: Record):
     """Frames of a MiB on each of eight connections at once, a hundred times what may wait for the store and more. What
     gRPC takes in on a stream before anybody reads it is some MiB, however much is sent."""
@@ -104,6 +105,7 @@ async def test_a_flood_of_puts(tmp_path: Path, record_property: Record):
         assert broker.grown_mib < 250, broker.grown_mib
 
 
+@pytest.mark.prove
 async def test_a_flood_of_settles(tmp_path: Path, record_property: Record):
     """Frames of a MiB, of settles that nobody has anything to settle for, on each of eight connections; more than may
     wait for the store."""
@@ -116,6 +118,7 @@ async def test_a_flood_of_settles(tmp_path: Path, record_property: Record):
 
 
 @pytest.mark.parametrize("kind", ["small-puts", "beats"])
+@pytest.mark.prove
 async def test_a_flood_of_small_frames(kind: str, tmp_path: Path, record_property: Record):
     async with victim(tmp_path, store=f"sqlite:///{tmp_path}/a.db") as broker:
         async with broker.flooded(kind, tmp_path) as flood:
@@ -164,6 +167,7 @@ async def test_what_is_stuck_ends_and_costs_little(tmp_path: Path, record_proper
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.prove
 async def test_ten_thousand_connections(tmp_path: Path, record_property: Record, files: int):
     """Each with a consumer on it, twice as many as one host may have: the rest is told so."""
     count = min(10_000, files - 1_000)
@@ -255,6 +259,7 @@ async def test_everything_at_its_limit_and_one_beyond(tmp_path: Path):
         await broker.others()
 
 
+@pytest.mark.prove
 async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
     async with victim(tmp_path) as broker:
         async with broker.flooded("calls", tmp_path) as flood:

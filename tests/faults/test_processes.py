@@ -70,6 +70,7 @@ async def test_consumer_killed(tmp_path: Path) -> None:
         assert (await made.judge()).counts["redelivered"] > 0, "the leases of the dead consumer came back"
 
 
+@pytest.mark.prove
 async def test_producer_killed(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)
@@ -80,6 +81,7 @@ async def test_producer_killed(tmp_path: Path) -> None:
         await _judge(made, "kill producer")
 
 
+@pytest.mark.prove
 async def test_consumer_stopped_past_its_lease(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)
@@ -106,6 +108,7 @@ async def test_broker_drained(tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
+@pytest.mark.prove
 async def test_primary_of_the_store_killed(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """Its standby is promoted, and broker, producers and consumers go on as they are. It dies with commits that wait
     for the standby: they happen, and nobody hears so."""

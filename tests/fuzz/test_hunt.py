@@ -54,6 +54,7 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
+@pytest.mark.prove
 def test_a_planted_bug_is_found_and_nothing_else_is(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     require_service("atheris")
     done = python("-c", PLANTED, str(tmp_path))

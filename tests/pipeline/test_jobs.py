@@ -329,6 +329,7 @@ def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
         forecast(spark, broker.address, topic, 10**10, 1)
 
 
+@pytest.mark.prove
 def test_a_measurement_gets_all_rows_in_and_out(spark: Any, tmp_path: Path) -> None:
     found = asyncio.run(measure(spark, tmp_path, "memory://", "memory://", 2_000, 100, 2))
     assert found.wrong == []

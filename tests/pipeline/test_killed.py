@@ -94,6 +94,7 @@ def contents(tl: timeline.SyncTimeline, topic: str) -> set[tuple[bytes, bytes, i
     }
 
 
+@pytest.mark.prove
 def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_path: Path) -> None:
     with (
         serving(tmp_path, "--store", f"sqlite:///{tmp_path}/t.db") as broker,
@@ -114,6 +115,7 @@ def test_a_load_that_is_killed_half_way_and_run_again_is_exact(table: Path, tmp_
         assert not state.exists()
 
 
+@pytest.mark.prove
 def test_a_backup_and_a_restore_that_are_killed_half_way_and_run_again_are_exact(tmp_path: Path) -> None:
     there = {(b"k%d" % at, b"payload %d" % at, FIRST_MS + at) for at in range(ROWS)}
     with (
@@ -159,6 +161,7 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: S
     assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)
 
 
+@pytest.mark.prove
 def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promise_is_broken(tmp_path: Path) -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     story = {"id": "a", "birth": 7, "broker": "b", "session": "one"}
@@ -188,6 +191,7 @@ def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promis
         assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.prove
 def test_copies_that_speculation_starts_put_each_row_once(tmp_path: Path, broker: Serving) -> None:
     with timeline.connect_sync(broker.address) as tl:
         tl.create_topic("speculated")
@@ -202,6 +206,7 @@ def test_copies_that_speculation_starts_put_each_row_once(tmp_path: Path, broker
     assert (report["put"] + report["there"], report["collapsed"], report["rejected"]) == (speculating.ROWS, 0, 0)
 
 
+@pytest.mark.prove
 def test_the_year_is_accounted_for(tmp_path: Path) -> None:
     data = Path(__file__).parent / "data" / "flights_2013.parquet"
     day = pq.read_table(data).slice(0, 8_000)

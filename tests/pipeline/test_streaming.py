@@ -155,6 +155,7 @@ def test_a_batch_that_was_not_committed_is_read_again_with_the_same_rows(
     assert len(others) == len(set(others))
 
 
+@pytest.mark.prove
 def test_a_job_that_is_killed_and_started_again_elsewhere_loses_nothing(
     spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.simulation import planted_clusters as clusters
 from tests.simulation import planted_stores as stores
 from tests.simulation.world import Pieces, World
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.prove]
 
 SLOW = pytest.mark.slow
 """`make check` plants the seven best known; `make test` all."""

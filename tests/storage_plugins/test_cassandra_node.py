@@ -21,7 +21,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(400), pytest.mark.prove]
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 
 @pytest.mark.processes
 @pytest.mark.parametrize("puts", [50, 201, 402])
+@pytest.mark.prove
 async def test_every_message_has_its_payload_after_a_kill(tmp_path: Path, puts: int) -> None:
     url, place = f"sqlite:///{tmp_path}/a.db", f"file://{tmp_path}/payloads"
     command = [sys.executable, "-m", "tests.storage_plugins.large_puts"]

@@ -22,7 +22,7 @@ from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import Store, StoreUnavailable, StoreUnknown, TagMutation
 
-pytestmark = [pytest.mark.servers, pytest.mark.slow]
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.prove]
 
 PATIENCE_S = 60.0
 """What is not over by then hangs; nothing is measured by it."""
