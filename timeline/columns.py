@@ -205,19 +205,29 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """A form of its own, known by name to whoever reads it: `wire.codec`."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """One field of a batch, as its class declares it.
 
     `dtype`: of a column of numbers. `kind`: `numbers`, `strings` (a `Ragged`), `notes` (a dict by index), `batch`
     (another batch of the same length), or `whole`: one value for the whole batch. `limit`: what its values may be.
+    `type`: what is annotated, without None and without `limit`.
     """
 
     name: str
+    type: Any
     kind: str
     dtype: type[np.generic] | None
     optional: bool
     default: Any
-    limit: Range | Text | None
+    limit: Range | Text | Form | None
 
 
 _DTYPES: dict[Any, type[np.generic]] = {
@@ -234,7 +244,7 @@ class ColumnBatch:
 
     A field's type says what it is: an array alias of this module, `Ragged`, either of them `| None`, a `dict[int, …]`
     that notes something about single messages, another batch, or one value for the whole batch. `Annotated` adds a
-    `Range` or a `Text`. Fields with `init=False` are derived: a new batch starts without them.
+    `Range`, a `Text` or a `Form`. Fields with `init=False` are derived: a new batch starts without them.
     """
 
     __slots__ = ()
@@ -253,9 +263,7 @@ class ColumnBatch:
         # `dataclass(slots=True)` makes the class twice; the second one has its fields.
         if "__dataclass_fields__" not in cls.__dict__:
             return
-        hints = get_type_hints(cls, include_extras=True)
-        declared = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
-        cls.columns = tuple(_field_of(field, hints[field.name]) for field in declared)
+        cls.columns = fields_of(cls)
         cls._values = attrgetter(*(field.name for field in cls.columns))
         always = {field.kind: field.name for field in reversed(cls.columns) if not field.optional}
         cls._first = attrgetter(always.get("numbers") or always.get("strings") or always["batch"])
@@ -321,11 +329,18 @@ class ColumnBatch:
                 own.assign(where, theirs)
 
 
+def fields_of(kind: type) -> tuple[Field, ...]:
+    """Return what a dataclass declares of the fields that it is made of, in order."""
+    hints = get_type_hints(kind, include_extras=True)
+    declared = [field for field in dataclasses.fields(kind) if field.init]
+    return tuple(_field_of(field, hints[field.name]) for field in declared)
+
+
 def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
     limit = None
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
-        limit = next((note for note in notes if isinstance(note, Range | Text)), None)
+        limit = next((note for note in notes if isinstance(note, Range | Text | Form)), None)
     optional = type(None) in get_args(hint)
     if optional:
         hint = next(each for each in get_args(hint) if each is not type(None))
@@ -343,7 +358,7 @@ def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
     else:
         kind = "whole"
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return Field(field.name, kind, dtype, optional, default, limit)
+    return Field(field.name, hint, kind, dtype, optional, default, limit)
 
 
 def _same(value: Any, at: object) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timeline.columns import ColumnBatch, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
+from timeline.columns import ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.wording import above, out_of_range
 
@@ -185,11 +185,16 @@ def canonical_headers(data: bytes) -> bool:
     return encode_headers(decode_headers(data)) == data
 
 
-Count: TypeAlias = Annotated[Int64, Range(1)]
+ID_TEXT = Text("an id", 1, MAX_ID_BYTES)
+TAG_TEXT = Text("a tag", 0, MAX_TAG_BYTES, nul=True)
+REASON_TEXT = Text("a reason", 0, MAX_REASON_BYTES, nul=True)
+Version: TypeAlias = Annotated[Int64, Range(1)]
 Times: TypeAlias = Annotated[Int64, Range(0, MAX_TIME_MS)]
-Ids: TypeAlias = Annotated[Ragged, Text("an id", 1, MAX_ID_BYTES)]
-Tags: TypeAlias = Annotated[Ragged, Text("a tag", 0, MAX_TAG_BYTES, nul=True)]
-Reasons: TypeAlias = Annotated[Ragged, Text("a reason", 0, MAX_REASON_BYTES, nul=True)]
+Ids: TypeAlias = Annotated[Ragged, ID_TEXT]
+Tags: TypeAlias = Annotated[Ragged, TAG_TEXT]
+Holders: TypeAlias = Annotated[Ragged, Text("a holder", 0, MAX_HOLDER_BYTES)]
+Headers: TypeAlias = Annotated[Ragged, Form("headers")]
+Reasons: TypeAlias = Annotated[Ragged, REASON_TEXT]
 
 
 @dataclass(slots=True)
@@ -203,7 +208,7 @@ class Rows(ColumnBatch):
 
     ids: Ids
     birth: UInt64
-    version: Count
+    version: Version
     due_ms: Times
     scheduled_ms: Times
     put_ms: Times
@@ -215,11 +220,11 @@ class Rows(ColumnBatch):
     payload_bytes: Annotated[UInt32, Range(0, MAX_PAYLOAD_BYTES)]
     died_ms: Times
     groups: Annotated[Ragged, Text("a group", 1, MAX_GROUP_BYTES)]
-    holders: Annotated[Ragged, Text("a holder", 0, MAX_HOLDER_BYTES)]
+    holders: Holders
     tags: Tags
     dead: Reasons
     payloads: Ragged | None = None
-    headers: Ragged | None = None
+    headers: Headers | None = None
 
     @classmethod
     def empty(cls, payload: bool = False) -> Rows:

@@ -28,7 +28,7 @@ from timeline.wire import (
     decode_as,
     encode,
 )
-from timeline.wire.ranges import MAX_COUNT
+from timeline.wire.frames import MAX_COUNT
 
 
 async def test_settles_that_wait_are_bounded_in_bytes():

@@ -20,6 +20,7 @@ from timeline.model import (
     ROW_DTYPES,
     SETTING_RANGES,
     Answers,
+    LateCause,
     Operation,
     Rows,
     State,
@@ -316,7 +317,7 @@ def late_lists(draw: st.DrawFn) -> frames.LateList:
         consumers=draw(ragged(encoded(texts(0, 255, characters)), n)),
         due_ms=draw(column(times, np.int64, n)),
         delivered_ms=draw(column(times, np.int64, n)),
-        cause=draw(column(st.sampled_from(frames.LateCause), np.uint8, n)),
+        cause=draw(column(st.sampled_from(LateCause), np.uint8, n)),
         dropped=draw(counts),
         now_ms=draw(times),
     )

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.wire.samples import NOW_MS, SAMPLES, full_produce, full_settle, longs, produce, settle, ubytes, ulongs
-from timeline.columns import Ragged
+from timeline.columns import Ragged, Text
 from timeline.model import (
     MAX_DURATION_MS,
     MAX_HEADERS_BYTES,
@@ -61,7 +61,7 @@ items = st.lists(st.lists(pieces, max_size=4).map(b"".join), max_size=70)
 def test_columns_are_judged_as_their_items_are(listed: list[bytes], least: int, most: int, nul: bool) -> None:
     whole = Ragged.of([b"\xa9", *listed, b"\xa9"])[1 : len(listed) + 1]
     for column in (Ragged.of(listed), whole):
-        assert validate_texts(column, "an item", least, most, nul=nul).keys() == naive(listed, least, most, nul)
+        assert validate_texts(column, Text("an item", least, most, nul)).keys() == naive(listed, least, most, nul)
 
 
 @given(st.lists(st.integers(-5, 5), max_size=40))

@@ -1,7 +1,7 @@
 """The wire: bytes ↔ frames, verified before use. See `frames.py` for what crosses it.
 
-    data = encode(frame)                  frames.py → encode.py → write.py → bytes
-    frame = decode(data)                  bytes → verify.py → ranges.py → decode.py → frames.py
+    data = encode(frame)                  frames.py → codec.py → write.py → bytes
+    frame = decode(data)                  bytes → verify.py → codec.py → frames.py
     frame = decode_as(data, Produce)
     refused = validate_produce(frame)        what single messages of a sound frame are to blame for
 
@@ -9,8 +9,7 @@
 """
 
 from timeline.model import LateCause, LeavingReason
-from timeline.wire.decode import decode, decode_as
-from timeline.wire.encode import encode
+from timeline.wire.codec import decode, decode_as, encode
 from timeline.wire.frames import (
     AIM_BYTES,
     MAJOR,

@@ -12,12 +12,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
-from timeline.columns import Bools, Int64, Ragged, UInt8, UInt32, UInt64
-from timeline.model import Answers, LeavingReason, Operation, Rows, State, Status, Topic
+from timeline.columns import Bools, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
+from timeline.model import (
+    MAX_BATCH,
+    MAX_BUCKETS,
+    MAX_DURATION_MS,
+    MAX_HOLDER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_TIME_MS,
+    MUTATIONS,
+    Answers,
+    Headers,
+    Holders,
+    Ids,
+    LateCause,
+    LeavingReason,
+    Operation,
+    Rows,
+    State,
+    Status,
+    Tags,
+    Times,
+    Topic,
+    Version,
+)
 
 MAJOR = 1
 MINOR = 3
@@ -75,6 +97,29 @@ class MutateFlag(IntFlag):
     LEASED = 2
 
 
+Time: TypeAlias = Annotated[int, Range(0, MAX_TIME_MS)]
+Duration: TypeAlias = Annotated[int, Range(0, MAX_DURATION_MS)]
+Tally: TypeAlias = Annotated[int, Range(0, MAX_COUNT)]
+BucketNumber: TypeAlias = Annotated[int, Range(0, MAX_BUCKETS)]
+ClockReading: TypeAlias = Annotated[float, Form("reading")]
+ClockDifference: TypeAlias = Annotated[float, Form("difference")]
+TopicName: TypeAlias = Annotated[str, Form("topic")]
+OptionalTopic: TypeAlias = Annotated[str, Form("optional_topic")]
+Name: TypeAlias = Annotated[str, Form("name_of")]
+Sentence: TypeAlias = Annotated[str, Form("sentence")]
+Addresses: TypeAlias = Annotated[tuple[str, ...], Form("addresses")]
+Cursor: TypeAlias = Annotated[bytes, Form("cursor")]
+Counts: TypeAlias = Annotated[Int64, Range(0, MAX_COUNT)]
+TopicNames: TypeAlias = Annotated[Ragged, Form("topic_names")]
+PutFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(PutFlag),))]
+SettleFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(SettleFlag),))]
+MutateFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(MutateFlag),))]
+SettleOperations: TypeAlias = Annotated[
+    UInt8, Form("uint8", (bytes((Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY)),))
+]
+"""What fields of frames are. The methods of `codec.Body` that read them have the names of the forms."""
+
+
 @dataclass(slots=True)
 class Produce:
     """Up the Produce stream: n messages to put. `request` numbers the frame within its stream; answers may come in any
@@ -83,17 +128,17 @@ class Produce:
     (UNAVAILABLE), 0: no limit."""
 
     request: int
-    topic: str
-    group: str
+    topic: TopicName
+    group: Name
     ids: Ragged
     birth: UInt64
     time_ms: Int64
-    flags: UInt8
+    flags: PutFlags
     payloads: Ragged
     expires_ms: Int64 | None = None
     tags: Ragged | None = None
     headers: Ragged | None = None
-    timeout_ms: int = 0
+    timeout_ms: Duration = 0
 
 
 @dataclass(slots=True)
@@ -103,7 +148,7 @@ class Produced:
 
     request: int
     answers: Answers
-    retry_after_ms: int = 0
+    retry_after_ms: Duration = 0
 
 
 @dataclass(slots=True)
@@ -111,15 +156,15 @@ class Mutate:
     """MOVE, CANCEL, REVIVE or PURGE by ids. `op`: operation ids, kept when a call is repeated. `if_version` 0: any.
     `timeout_ms`: as of `Produce`."""
 
-    topic: str
-    group: str
-    operation: Operation
+    topic: TopicName
+    group: Name
+    operation: Annotated[Operation, Form("one_of", (Operation, MUTATIONS))]
     ids: Ragged
     time_ms: Int64
-    flags: UInt8
+    flags: MutateFlags
     if_version: Int64
     op: UInt64
-    timeout_ms: int = 0
+    timeout_ms: Duration = 0
 
 
 @dataclass(slots=True)
@@ -128,20 +173,20 @@ class MutateTag:
     `started_ms` 0; later ones hand back what the answer said. `timeout_ms`: as of `Produce`; a chunk that was not
     started by then is not done, and the call is refused as NOT_READY."""
 
-    topic: str
-    group: str
-    operation: Operation
-    tag: bytes
+    topic: TopicName
+    group: Name
+    operation: Annotated[Operation, Form("one_of", (Operation, (Operation.MOVE, Operation.CANCEL)))]
+    tag: Annotated[bytes, Form("tag", (1,))]
     op: int
-    at_ms: int = 0
-    in_ms: int = -1
-    by_ms: int = 0
+    at_ms: Time = 0
+    in_ms: Annotated[int, Range(-1, MAX_DURATION_MS)] = -1
+    by_ms: Annotated[int, Range(-MAX_DURATION_MS, MAX_DURATION_MS)] = 0
     leased: bool = False
     dry_run: bool = False
-    cursor: bytes = b""
-    started_ms: int = 0
-    limit: int = 5_000
-    timeout_ms: int = 0
+    cursor: Cursor = b""
+    started_ms: Time = 0
+    limit: Annotated[int, Range(1, MAX_BATCH)] = 5_000
+    timeout_ms: Duration = 0
 
 
 @dataclass(slots=True)
@@ -149,7 +194,7 @@ class Mutated:
     """Answers to a Mutate."""
 
     answers: Answers
-    retry_after_ms: int = 0
+    retry_after_ms: Duration = 0
 
 
 @dataclass(slots=True)
@@ -169,17 +214,17 @@ class Hello:
     across reconnects. `ids birth version`: the leases it has in hand. `lease_ms` 0: the topic's. Credit is what the
     consumer has room for besides what it has in hand, `room_…` what it has room for once nothing is (0: the credit)."""
 
-    topic: str
-    consumer: str
+    topic: TopicName
+    consumer: Name
     session: int
-    lease_ms: int
-    credit_messages: int
-    credit_bytes: int
-    ids: Ragged
+    lease_ms: Duration
+    credit_messages: Tally
+    credit_bytes: Tally
+    ids: Ids
     birth: UInt64
-    version: Int64
-    room_messages: int = 0
-    room_bytes: int = 0
+    version: Version
+    room_messages: Tally = 0
+    room_bytes: Tally = 0
 
 
 @dataclass(slots=True)
@@ -188,11 +233,11 @@ class Credit:
     at least every `Welcome.heartbeat_ms`. `echo` comes back in the Beat. `ahead_ms`: by how much the consumer's clock
     is ahead of the broker's, give or take `error_ms` (below 0: it does not know)."""
 
-    messages: int = 0
-    bytes: int = 0
+    messages: Tally = 0
+    bytes: Tally = 0
     echo: int = 0
-    ahead_ms: float = 0.0
-    error_ms: float = -1.0
+    ahead_ms: ClockDifference = 0.0
+    error_ms: ClockDifference = -1.0
 
 
 @dataclass(slots=True)
@@ -204,14 +249,14 @@ class Settle:
     request: int
     ids: Ragged
     birth: UInt64
-    version: Int64
-    operation: UInt8
+    version: Version
+    operation: SettleOperations
     time_ms: Int64
-    flags: UInt8
+    flags: SettleFlags
     op: UInt64
     reasons: Ragged | None = None
-    credit_messages: int = 0
-    credit_bytes: int = 0
+    credit_messages: Tally = 0
+    credit_bytes: Tally = 0
 
 
 @dataclass(slots=True)
@@ -220,13 +265,13 @@ class Welcome:
     leases last and may last. `max_payload_bytes`: the topic's. `brokers`: addresses to reconnect to, this one's too
     (may be empty)."""
 
-    broker: str
-    now_ms: int
-    lease_ms: int
-    max_lease_ms: int
-    max_payload_bytes: int
-    heartbeat_ms: int
-    brokers: tuple[str, ...] = ()
+    broker: Sentence
+    now_ms: Time
+    lease_ms: Duration
+    max_lease_ms: Duration
+    max_payload_bytes: Annotated[int, Range(0, MAX_PAYLOAD_BYTES)]
+    heartbeat_ms: Duration
+    brokers: Addresses = ()
 
 
 @dataclass(slots=True)
@@ -236,19 +281,19 @@ class Deliver:
     frame was made), so that a consumer knows each lease's remaining time and lateness can be taken apart.
     `max_deliveries`: how many the topic permits; 0: any number."""
 
-    leased_ms: int
-    pushed_ms: int
-    ids: Ragged
+    leased_ms: Time
+    pushed_ms: Time
+    ids: Ids
     birth: UInt64
-    version: Int64
-    due_ms: Int64
-    scheduled_ms: Int64
-    lease_until_ms: Int64
+    version: Version
+    due_ms: Times
+    scheduled_ms: Times
+    lease_until_ms: Times
     deliveries: UInt32
     payload_sum: UInt64
     payloads: Ragged
-    headers: Ragged | None = None
-    tags: Ragged | None = None
+    headers: Headers | None = None
+    tags: Tags | None = None
     max_deliveries: int = 0
 
 
@@ -258,14 +303,14 @@ class Settled:
 
     request: int
     answers: Answers
-    now_ms: int
+    now_ms: Time
 
 
 @dataclass(slots=True)
 class Beat:
     """Answer to a heartbeat, with the broker's time."""
 
-    now_ms: int
+    now_ms: Time
     echo: int = 0
 
 
@@ -274,8 +319,8 @@ class Leaving:
     """Last frame down a Consume or Produce stream before the broker ends it. Up a Consume stream, with DRAINING: the
     consumer takes nothing more; the broker says it back behind all that it has sent, and still answers settles."""
 
-    reason: LeavingReason
-    text: str = ""
+    reason: Annotated[LeavingReason, Form("leaving_reason")]
+    text: Sentence = ""
 
 
 _HELD = np.ones(256, dtype=np.bool_)
@@ -313,18 +358,18 @@ class Scan:
     buckets. `holder`: only what it holds under a live lease; all but `payload`, `cursor` and `limit` is passed over
     then."""
 
-    topic: str
-    states: tuple[State, ...] = ()
-    tag: bytes = b""
-    due_from_ms: int = 0
-    due_to_ms: int = 0
-    ids: Ragged | None = None
+    topic: TopicName
+    states: Annotated[tuple[State, ...], Form("states")] = ()
+    tag: Annotated[bytes, Form("tag")] = b""
+    due_from_ms: Time = 0
+    due_to_ms: Time = 0
+    ids: Ids | None = None
     payload: bool = False
-    cursor: bytes = b""
-    limit: int = 0
-    bucket_from: int = 0
-    bucket_to: int = 0
-    holder: str = ""
+    cursor: Cursor = b""
+    limit: Tally = 0
+    bucket_from: BucketNumber = 0
+    bucket_to: BucketNumber = 0
+    holder: Annotated[str, Form("optional_name")] = ""
 
 
 @dataclass(slots=True)
@@ -332,8 +377,8 @@ class ScanPage:
     """Some rows of a scan, with the broker's time (states are derived against it) and where to go on; empty: done."""
 
     rows: Rows
-    now_ms: int
-    cursor: bytes
+    now_ms: Time
+    cursor: Cursor
 
 
 @dataclass(slots=True)
@@ -388,10 +433,10 @@ class TopicList:
 class Late:
     """Late deliveries this broker remembers since `since_ms` (broker's clock), of `topic` and `id` when not empty."""
 
-    since_ms: int = 0
-    topic: str = ""
-    id: bytes = b""
-    limit: int = 1_000
+    since_ms: Time = 0
+    topic: OptionalTopic = ""
+    id: Annotated[bytes, Form("optional_id")] = b""
+    limit: Annotated[int, Range(1, MAX_BATCH)] = 1_000
 
 
 @dataclass(slots=True)
@@ -399,14 +444,14 @@ class LateList:
     """Newest last. `dropped`: how many the ring had to forget since the broker started. One without a consumer is not
     delivered by `delivered_ms`, which is now."""
 
-    topics: Ragged
-    ids: Ragged
-    consumers: Ragged
-    due_ms: Int64
-    delivered_ms: Int64
-    cause: UInt8
-    dropped: int
-    now_ms: int
+    topics: TopicNames
+    ids: Ids
+    consumers: Holders
+    due_ms: Times
+    delivered_ms: Times
+    cause: Annotated[UInt8, Form("codes", (LateCause, LateCause.UNEXPLAINED))]
+    dropped: Tally
+    now_ms: Time
 
 
 class Health(IntEnum):
@@ -423,8 +468,8 @@ class Health(IntEnum):
 class StatusRequest:
     """How does this broker stand? Of `topic` only, when not empty; at most `limit` consumers."""
 
-    topic: str = ""
-    limit: int = 1_000
+    topic: OptionalTopic = ""
+    limit: Annotated[int, Range(1, MAX_BATCH)] = 1_000
 
 
 @dataclass(slots=True)
@@ -434,18 +479,18 @@ class TopicLoads:
     since it started. `buckets`: of the topic; `dealt`: how many of them this broker
     deals (None: a broker before 1.2)."""
 
-    topics: Ragged
-    available: Int64
-    waiting: Int64
-    next_due_ms: Int64
-    counted_ms: Int64
-    consumers: Int64
-    in_flight: Int64
-    credit: Int64
-    delivered: Int64
-    redelivered: Int64
-    buckets: Int64 | None = None
-    dealt: Int64 | None = None
+    topics: TopicNames
+    available: Counts
+    waiting: Counts
+    next_due_ms: Times
+    counted_ms: Times
+    consumers: Counts
+    in_flight: Counts
+    credit: Counts
+    delivered: Counts
+    redelivered: Counts
+    buckets: Counts | None = None
+    dealt: Counts | None = None
 
 
 @dataclass(slots=True)
@@ -453,21 +498,21 @@ class LatenessCounts:
     """`counts[k]` deliveries of `topics[k]` since the broker started were at most `up_to_ms[k]` late, and later than
     the next smaller bound. Grouped by topic, bounds ascending, the last one MAX_TIME_MS: no bound."""
 
-    topics: Ragged
-    up_to_ms: Int64
-    counts: Int64
+    topics: TopicNames
+    up_to_ms: Times
+    counts: Counts
 
 
 @dataclass(slots=True)
 class Consumers:
     """n consumers connected to a broker, with their credit (room for more) and what they have in hand."""
 
-    topics: Ragged
-    consumers: Ragged
-    health: UInt8
-    credit_messages: Int64
-    credit_bytes: Int64
-    in_flight: Int64
+    topics: TopicNames
+    consumers: Annotated[Ragged, Text("a consumer", 1, MAX_HOLDER_BYTES)]
+    health: Annotated[UInt8, Form("codes", (Health, Health.SILENT))]
+    credit_messages: Counts
+    credit_bytes: Counts
+    in_flight: Counts
 
 
 @dataclass(slots=True)
@@ -476,25 +521,25 @@ class BrokerStatus:
     without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet. `sync`: how it knows
     of the others, and what is wrong with that now. `warnings`: sentences on settings that weaken the store."""
 
-    broker: str
-    version: str
-    now_ms: int
-    started_ms: int
-    trouble: str
-    store: str
-    store_ms: float
+    broker: Sentence
+    version: Sentence
+    now_ms: Time
+    started_ms: Time
+    trouble: Sentence
+    store: Sentence
+    store_ms: ClockReading
     topics: TopicLoads
     lateness: LatenessCounts
     consumers: Consumers
-    sync: str = ""
-    warnings: tuple[str, ...] = ()
+    sync: Sentence = ""
+    warnings: Annotated[tuple[str, ...], Form("sentences")] = ()
 
 
 @dataclass(slots=True)
 class Ping:
     """`sent_ms`: the client's clock when it sent."""
 
-    sent_ms: float
+    sent_ms: ClockReading
 
 
 @dataclass(slots=True)
@@ -503,13 +548,13 @@ class Pong:
     the client adds its own time of arrival. `brokers`: addresses of all of the cluster, this
     one's too (may be empty). `step_ms`: by how much its wall clock has jumped, not followed yet."""
 
-    sent_ms: float
-    received_ms: float
-    answered_ms: float
-    broker: str
-    version: str
-    brokers: tuple[str, ...] = ()
-    step_ms: float = 0.0
+    sent_ms: ClockReading
+    received_ms: ClockReading
+    answered_ms: ClockReading
+    broker: Sentence
+    version: Sentence
+    brokers: Addresses = ()
+    step_ms: ClockDifference = 0.0
 
 
 @dataclass(slots=True)
@@ -517,16 +562,16 @@ class Hint:
     """Broker to broker: messages of topics, each by its uid, come due anew in buckets that the receiver deals; of each
     the earliest. `broker`: who says so."""
 
-    broker: str
-    topic_uid: Int64
-    due_ms: Int64
+    broker: Sentence
+    topic_uid: Annotated[Int64, Range(0)]
+    due_ms: Times
 
 
 @dataclass(slots=True)
 class Hinted:
     """Of how many of the topics the receiver has a dealer."""
 
-    known: int = 0
+    known: Tally = 0
 
 
 Frame: TypeAlias = (

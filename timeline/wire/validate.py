@@ -15,16 +15,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Int64, Ragged, UInt64
+from timeline.columns import Int64, Ragged, Text, UInt64
 from timeline.errors import Invalid
 from timeline.model import (
+    ID_TEXT,
     MAX_DURATION_MS,
     MAX_HEADERS_BYTES,
-    MAX_ID_BYTES,
     MAX_PAYLOAD_BYTES,
-    MAX_REASON_BYTES,
-    MAX_TAG_BYTES,
     MAX_TIME_MS,
+    REASON_TEXT,
+    TAG_TEXT,
     Operation,
     Status,
     canonical_headers,
@@ -41,17 +41,17 @@ _FEW = 32
 
 def validate_ids(ids: Ragged) -> dict[int, str]:
     """Index → sentence for ids that are not 1..255 bytes of UTF-8 without NUL."""
-    return validate_texts(ids, "an id", 1, MAX_ID_BYTES)
+    return validate_texts(ids, ID_TEXT)
 
 
 def validate_tags(tags: Ragged | None) -> dict[int, str]:
     """Index → sentence for tags that are not up to 64 bytes of UTF-8."""
-    return {} if tags is None else validate_texts(tags, "a tag", 0, MAX_TAG_BYTES, nul=True)
+    return {} if tags is None else validate_texts(tags, TAG_TEXT)
 
 
 def validate_reasons(reasons: Ragged | None) -> dict[int, str]:
     """Index → sentence for reasons that are not up to 1 KiB of UTF-8."""
-    return {} if reasons is None else validate_texts(reasons, "a reason", 0, MAX_REASON_BYTES, nul=True)
+    return {} if reasons is None else validate_texts(reasons, REASON_TEXT)
 
 
 def validate_headers(headers: Ragged | None) -> dict[int, str]:
@@ -91,8 +91,9 @@ def validate_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str
     }
 
 
-def validate_texts(column: Ragged, what: str, least: int, most: int, *, nul: bool = False) -> dict[int, str]:
-    """Index → sentence for items that are not `least`..`most` bytes of UTF-8, without NUL unless allowed."""
+def validate_texts(column: Ragged, text: Text) -> dict[int, str]:
+    """Index → sentence for items that are not what `text` says."""
+    what, least, most, nul = text.what, text.least, text.most, text.nul
     if _all_sound(column, least, most, nul):
         return {}
     bad: dict[int, str] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timeline.columns import Bools, Int64, Ragged, UInt64
+from timeline.columns import Bools, Int64, Ragged, Text, UInt64
 from timeline.driver.batch import Batch, arrow_column
 from timeline.driver.message import check_headers
 from timeline.driver.times import LOOKS_LIKE_SECONDS
@@ -139,7 +139,7 @@ def _judge_text(column: pa.Array, name: str, least: int, most: int, bad: _Bad) -
     if least:
         bad.add(_nulls(column), f"{name} is null")
     texts = arrow_column(pc.fill_null(column, "") if column.null_count else column, name)
-    for at, why in validate_texts(texts, name, least, most).items():
+    for at, why in validate_texts(texts, Text(name, least, most)).items():
         bad.add_one(at, why)
 
 

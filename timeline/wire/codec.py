@@ -1,0 +1,630 @@
+"""Bytes ↔ frames, in both directions from one table: what `frames.py` declares of each field.
+
+A field's type and its `Range`, `Text` or `Form` say how it is read and within which range; the schema's layout says how
+it is written. The few frames that lie otherwise in bytes than in Python say here how. What `decode` returns is wholly
+checked, but for the values of Produce, Mutate and Settle that single messages are blamed for (see `validate.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from timeline.columns import Field, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64, fields_of
+from timeline.errors import Invalid
+from timeline.model import (
+    MAX_BATCH,
+    MAX_DURATION_MS,
+    MAX_GROUP_BYTES,
+    MAX_ID_BYTES,
+    MAX_REASON_BYTES,
+    MAX_TAG_BYTES,
+    MAX_TIME_MS,
+    MAX_TOPIC_CHARS,
+    REASON_TEXT,
+    Answers,
+    LeavingReason,
+    State,
+    Status,
+    Topic,
+    TopicSettings,
+    check_topic_name,
+)
+from timeline.wire.frames import MAX_COUNT, Forecast, Forecasted, Frame, TagMutated, TopicAction, TopicList, Topics
+from timeline.wire.generated import layout
+from timeline.wire.validate import is_utf8, validate_headers, validate_ids, validate_texts, within
+from timeline.wire.verify import Data, Table, WireError, find_body
+from timeline.wire.write import Get, write_frame
+
+F = TypeVar("F")
+Read: TypeAlias = Callable[[Any], Any]
+"""Reads a table: a frame, or a part of one."""
+Validate: TypeAlias = Callable[[Ragged], dict[int, str]]
+
+MAX_INT64 = 2**63 - 1
+MAX_CURSOR_BYTES = 4096
+MAX_SETTINGS = 256
+MAX_SETTING_BYTES = 1024
+MAX_STEPS = 10_000
+KNOWN_KIND = TopicSettings().kind
+_KNOWN_MARKS = 7
+_FEW = 32
+_STATUSES = bytes(status.code for status in Status)
+_STATES = tuple(State)
+_WHOLE, _FLAG, _TEXT = (layout.ENUMS["SettingKind"][kind] for kind in ("WHOLE", "FLAG", "TEXT"))
+SETTING_COLUMNS = [
+    name for name, kind, *_ in layout.TABLES["TopicList"] if kind == "[long]" and hasattr(TopicSettings, name)
+]
+"""The settings that are whole numbers, as TopicList has them."""
+
+
+def decode(data: bytes | bytearray | memoryview) -> Frame:
+    """Return the frame that `data` is. Its columns are views of `data`, which must not be changed while they are used.
+
+    Raise WireError, which says what is wrong; WireVersionError for another major; UnknownFrame for a kind of frame
+    that only a newer minor knows, which a stream passes over.
+    """
+    body = Body(*find_body(data))
+    frame: Frame = _READERS[body.name](body)
+    return frame
+
+
+def decode_as(data: bytes | bytearray | memoryview, kind: type[F]) -> F:
+    """Return the frame that `data` is, which must be a `kind`. Raise like `decode`, and WireError for any other."""
+    frame = decode(data)
+    if not isinstance(frame, kind):
+        raise WireError(f"a {type(frame).__name__} frame came where a {kind.__name__} was expected")
+    return frame
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the bytes of a frame. Its columns must have equal lengths; sentences are cut at 1 KiB.
+
+    Raise TooLarge when it would exceed MAX_FRAME_BYTES, WireError when a value does not fit its field.
+    """
+    name = type(frame).__name__
+    if name not in _BODY_NAMES:
+        raise WireError(f"{name} is no frame")
+    return write_frame(name, _get(frame), _get)
+
+
+# ── reading ──
+
+
+class Body(Table):
+    """The body of a frame, or a table in it. `count`: its number of messages, once its first column was read."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, name: str, data: Data, start: int, lenient: bool) -> None:
+        super().__init__(name, data, start, lenient)
+        self.count = -1
+
+    def part(self, field: str, name: str) -> Body:
+        """The table `name` that `field` refers to; it must be there."""
+        at = self.target(field)
+        if at is None:
+            raise self.refusal(field, "is missing")
+        return Body(name, self.data, at, self.lenient)
+
+    # -- single values ---------------------------------------------------------------------------------------------
+
+    def number(self, field: str, least: int, most: int) -> int:
+        value = self.whole(field)
+        if not least <= value <= most:
+            raise self.refusal(field, f"is {value}; allowed are {least} to {most}")
+        return value
+
+    def reading(self, field: str) -> float:
+        """A clock reading with its fraction."""
+        value = self.real(field)
+        if not (math.isfinite(value) and 0 <= value <= MAX_TIME_MS):
+            raise self.refusal(field, f"is {value}; a clock reads 0 to {MAX_TIME_MS}")
+        return value
+
+    def difference(self, field: str) -> float:
+        """What two clocks are apart, either way."""
+        value = self.real(field)
+        if not (math.isfinite(value) and abs(value) <= MAX_TIME_MS):
+            raise self.refusal(field, f"is {value}; clocks are apart by {MAX_TIME_MS} at most")
+        return value
+
+    def choice(self, field: str, allowed: Collection[int]) -> int:
+        value = self.whole(field)
+        if value not in allowed:
+            raise self.refusal(field, f"is {value}; allowed are {', '.join(str(int(each)) for each in allowed)}")
+        return value
+
+    def one_of(self, field: str, kind: type[IntEnum], allowed: Collection[int] | None = None) -> IntEnum:
+        """A member of `kind`."""
+        return kind(self.choice(field, tuple(kind) if allowed is None else allowed))
+
+    def leaving_reason(self, field: str) -> LeavingReason:
+        if self.lenient and self.whole(field) not in tuple(LeavingReason):
+            return LeavingReason.DRAINING
+        return LeavingReason(self.choice(field, tuple(LeavingReason)))
+
+    def topic(self, field: str) -> str:
+        name = self.text(field)
+        try:
+            return check_topic_name(name)
+        except Invalid as bad:
+            raise self.refusal(field, f"is no topic's name: {bad.reason}") from None
+
+    def optional_topic(self, field: str) -> str:
+        """The same, or empty where there is none."""
+        return self.topic(field) if self.text(field) else ""
+
+    def optional_name(self, field: str) -> str:
+        """A holder's name, or empty where there is none."""
+        return self.name_of(field) if self.text(field) else ""
+
+    def name_of(self, field: str) -> str:
+        """A group's or a consumer's name."""
+        name = self.text(field)
+        if not 1 <= len(name.encode()) <= MAX_GROUP_BYTES or "\0" in name:
+            raise self.refusal(field, f"is 1 to {MAX_GROUP_BYTES} bytes of UTF-8 without NUL, not {name!r:.80}")
+        return name
+
+    def sentence(self, field: str) -> str:
+        said = self.text(field)
+        if len(said) > MAX_REASON_BYTES or len(said.encode()) > MAX_REASON_BYTES:
+            raise self.refusal(field, f"takes up to {MAX_REASON_BYTES} bytes")
+        return said
+
+    def bytes_of(self, field: str, most: int) -> bytes:
+        blob = self.blob(field)
+        if blob is None:
+            return b""
+        if len(blob) > most:
+            raise self.refusal(field, f"takes up to {most} bytes, not {len(blob)}")
+        return bytes(blob)
+
+    def cursor(self, field: str) -> bytes:
+        return self.bytes_of(field, MAX_CURSOR_BYTES)
+
+    def optional_id(self, field: str) -> bytes:
+        """An id, or empty where there is none."""
+        id = self.bytes_of(field, MAX_ID_BYTES)
+        if id:
+            for sentence in validate_ids(Ragged.of([id])).values():
+                raise self.refusal(field, sentence)
+        return id
+
+    def states(self, field: str) -> tuple[State, ...]:
+        """States, each once."""
+        states = self.bytes_of(field, len(_STATES))
+        if len(set(states)) < len(states) or any(state >= len(_STATES) for state in states):
+            raise self.refusal(field, f"takes each of 0 to {len(_STATES) - 1} once")
+        return tuple(_STATES[state] for state in states)
+
+    def tag(self, field: str, least: int = 0) -> bytes:
+        tag = self.bytes_of(field, MAX_TAG_BYTES)
+        if len(tag) < least or not is_utf8(tag):
+            raise self.refusal(field, f"is {least} to {MAX_TAG_BYTES} bytes of UTF-8")
+        return tag
+
+    def table(self, field: str, name: str, read: Read) -> Any:
+        """What `read` makes of the table `name` that `field` refers to."""
+        return read(self.part(field, name))
+
+    # -- columns ---------------------------------------------------------------------------------------------------
+
+    def _agree(self, field: str, count: int) -> None:
+        """The first column says how many messages there are, the others agree."""
+        if count == self.count:
+            return
+        if self.count >= 0:
+            raise self.refusal(field, f"has {count} items where {self.count} are expected")
+        if count > MAX_BATCH:
+            raise self.refusal(field, f"has {count} items; a frame carries up to {MAX_BATCH}")
+        self.count = count
+
+    def ragged(self, field: str) -> Ragged:
+        """A column of byte strings."""
+        return self.optional_ragged(field) or self._none(field)
+
+    def _none(self, field: str) -> Ragged:
+        self._agree(field, 0)
+        return Ragged(b"", np.zeros(1, np.uint32))
+
+    def optional_ragged(self, field: str) -> Ragged | None:
+        """Likewise; None when it is left out."""
+        offsets = self.uints(field + "_offsets")
+        blob = self.blob(field)
+        if offsets is None or not len(offsets):
+            if blob is not None and len(blob):
+                raise self.refusal(field, "has bytes but no offsets")
+            if offsets is None:
+                return None
+            return self._none(field)
+        self._agree(field, len(offsets) - 1)
+        last = 0 if blob is None else len(blob)
+        if len(offsets) <= _FEW:
+            marks = offsets.tolist()
+            sound = marks[0] == 0 and marks[-1] == last and marks == sorted(marks)
+        else:
+            sound = int(offsets[0]) == 0 and int(offsets[-1]) == last and bool((offsets[1:] >= offsets[:-1]).all())
+        if not sound:
+            raise self.refusal(field, f"has offsets that do not lead, never decreasing, from 0 to {last}")
+        return Ragged(b"" if blob is None else blob, offsets)
+
+    def valid(self, field: str, validate: Validate) -> Ragged:
+        """A column of which `validate` finds nothing bad."""
+        return self._blame(field, self.ragged(field), validate)
+
+    def texts(self, field: str, text: Text) -> Ragged:
+        """A column of texts."""
+        return self._blame(field, self.ragged(field), lambda column: validate_texts(column, text))
+
+    def optional_texts(self, field: str, text: Text) -> Ragged | None:
+        """Likewise; None when it is left out."""
+        column = self.optional_ragged(field)
+        return None if column is None else self._blame(field, column, lambda each: validate_texts(each, text))
+
+    def headers(self, field: str) -> Ragged | None:
+        """A column of encoded headers; None when it is left out."""
+        column = self.optional_ragged(field)
+        return None if column is None else self._blame(field, column, validate_headers)
+
+    def topic_names(self, field: str) -> Ragged:
+        """A column of topics' names."""
+        return self.valid(field, _validate_topic_names)
+
+    def addresses(self, field: str) -> tuple[str, ...]:
+        """Where brokers are: a column by itself."""
+        return tuple(address.decode() for address in self.texts(field, Text("an address", 1, 1024)))
+
+    def sentences(self, field: str) -> tuple[str, ...]:
+        """Sentences: a column by itself."""
+        return tuple(said.decode() for said in self.texts(field, REASON_TEXT))
+
+    def _blame(self, field: str, column: Ragged, validate: Validate) -> Ragged:
+        for index, sentence in validate(column).items():
+            raise self.refusal(field, f"is bad at {index}: {sentence}")
+        return column
+
+    def int64(self, field: str, least: int | None = None, most: int = MAX_INT64) -> Int64:
+        """A column of int64, in range where one is given."""
+        column = self.longs(field)
+        if column is None:
+            column = np.zeros(0, np.int64)
+        self._agree(field, len(column))
+        if least is not None and not within(column, least, most):
+            raise self.refusal(field, f"has a value outside {least} to {most}")
+        return column
+
+    def optional_int64(self, field: str, least: int | None = None, most: int = MAX_INT64) -> Int64 | None:
+        """Likewise; None when it is left out."""
+        return self.int64(field, least, most) if field in self.places else None
+
+    def uint64(self, field: str) -> UInt64:
+        column = self.ulongs(field)
+        if column is None:
+            column = np.zeros(0, np.uint64)
+        self._agree(field, len(column))
+        return column
+
+    def uint32(self, field: str, most: int = 2**32 - 1) -> UInt32:
+        column = self.uints(field)
+        if column is None:
+            column = np.zeros(0, np.uint32)
+        self._agree(field, len(column))
+        if most < 2**32 - 1 and not within(column, 0, most):
+            raise self.refusal(field, f"has a value above {most}")
+        return column
+
+    def uint8(self, field: str, allowed: bytes | None = None) -> UInt8:
+        """A column of bytes that are among `allowed`."""
+        column = self.ubytes(field)
+        if column is None:
+            column = np.zeros(0, np.uint8)
+        self._agree(field, len(column))
+        if allowed is not None and (strange := column.tobytes().translate(None, allowed)):
+            raise self.refusal(field, f"has a value of {strange[0]}; allowed are {', '.join(map(str, allowed))}")
+        return column
+
+    def codes(self, field: str, kind: type[IntEnum], unknown: IntEnum) -> UInt8:
+        """A column of numbers of `kind`. Others are refused; in a frame of a newer minor they read as `unknown`."""
+        column = self.uint8(field)
+        beyond = column >= len(kind)
+        if beyond.any():
+            if not self.lenient:
+                raise self.refusal(field, f"has a value above {len(kind) - 1}")
+            column = np.where(beyond, np.uint8(unknown), column)
+        return column
+
+    def flags(self, field: str, known: int) -> UInt8:
+        """A column of flags. Unknown bits are refused, in a frame of a newer minor masked off."""
+        if self.lenient:
+            masked: npt.NDArray[np.uint8] = self.uint8(field) & np.uint8(known)
+            return masked
+        return self.uint8(field, _BELOW[known])
+
+
+_BELOW = {known: bytes(range(known + 1)) for known in (1, 3, 7, 15)}
+
+
+def _validate_topic_names(names: Ragged) -> dict[int, str]:
+    bad = validate_texts(names, Text("a topic's name", 1, 4 * MAX_TOPIC_CHARS))
+    if bad:
+        return bad
+    refused: dict[bytes, str] = {}
+    for name in set(names):
+        try:
+            check_topic_name(name.decode())
+        except Invalid as why:
+            refused[name] = why.reason
+    return {index: refused[name] for index, name in enumerate(names) if name in refused} if refused else {}
+
+
+# ── fields ──
+
+
+_NUMBERS = {np.int64: "int64", np.uint64: "uint64", np.uint32: "uint32", np.uint8: "uint8"}
+_SCALARS = {int: "whole", bool: "flag", float: "real", str: "text"}
+
+
+def _step(field: Field) -> tuple[str, tuple[Any, ...]]:
+    """Return the method of Body that reads a field, and what it gets beside the field's name."""
+    limit, optional = field.limit, "optional_" if field.optional else ""
+    if isinstance(limit, Form):
+        return limit.name, limit.arguments
+    if field.kind == "strings":
+        return (optional + "texts", (limit,)) if isinstance(limit, Text) else (optional + "ragged", ())
+    ends = (limit.least, limit.most) if isinstance(limit, Range) else ()
+    if field.dtype is not None:
+        return optional + _NUMBERS[field.dtype], ends[1:] if field.dtype is np.uint32 else ends
+    if field.type in _SCALARS:
+        return ("number", ends) if ends else (_SCALARS[field.type], ())
+    return "table", (field.type.__name__, _reader(field.type))
+
+
+def _reader(kind: type) -> Read:
+    """Return what reads a table into a `kind`: one expression with a call for each field, as a person would write it.
+    A loop over the fields takes 15 % longer."""
+    if kind in _SPECIAL:
+        return _SPECIAL[kind]
+    names: dict[str, Any] = {"kind": kind}
+    calls = []
+    for field in fields_of(kind):
+        method, arguments = _step(field)
+        given = {f"{field.name}_{at}": argument for at, argument in enumerate(arguments)}
+        names |= given
+        calls.append(f"body.{method}({', '.join((repr(field.name), *given))})")
+    read: Read = eval(f"lambda body: kind({', '.join(calls)})", names)
+    return read
+
+
+# ── frames that lie otherwise in bytes ──
+
+
+def _read_answers(part: Body) -> Answers:
+    status = part.uint8("status")
+    if status.tobytes().translate(None, _STATUSES):
+        status = np.where(status < len(_STATUSES), status, np.uint8(Status.UNKNOWN.code))
+    count = len(status)
+    settled, late, repeat = _read_marks(part, count)
+    return Answers(
+        status=status,
+        version=part.int64("version", 0),
+        due_ms=part.int64("due_ms", 0, MAX_TIME_MS),
+        settled=settled,
+        late=late,
+        repeat=repeat,
+        details=_read_details(part, count) if "detail_at" in part.places else {},
+    )
+
+
+def _read_marks(part: Body, count: int) -> tuple[UInt8, UInt8, UInt8]:
+    if "marks" not in part.places:
+        return np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+    marks = part.flags("marks", _KNOWN_MARKS)
+    one = np.uint8(1)
+    return marks & one, marks >> one & one, marks >> np.uint8(2)
+
+
+def _read_details(part: Body, count: int) -> dict[int, str]:
+    part.count = -1
+    at = part.uint32("detail_at").tolist()
+    said = part.sentences("details")
+    if at and (at[-1] >= count or any(high <= low for low, high in pairwise(at))):
+        raise part.refusal("detail_at", f"must ascend below {count}")
+    return dict(zip(at, said, strict=True))
+
+
+def _write_answers(answers: Answers) -> dict[str, Any]:
+    settled, late, repeat = answers.settled, answers.late, answers.repeat
+    marks = None
+    if any(b"\1" in column.tobytes() for column in (settled, late, repeat)):
+        marks = settled.astype(np.uint8) | late.astype(np.uint8) << 1 | repeat.astype(np.uint8) << 2
+    at = sorted(answers.details)
+    return {
+        "status": answers.status,
+        "version": answers.version,
+        "due_ms": answers.due_ms,
+        "marks": marks,
+        "detail_at": np.array(at, np.uint32) if at else None,
+        "details": _strings([_cut(answers.details[index]) for index in at]) if at else None,
+    }
+
+
+def _read_tag_mutated(body: Body) -> TagMutated:
+    status = body.uint8("status").tolist()
+    counts = dict(zip(status, body.int64("count", 0).tolist(), strict=True))
+    if len(counts) < len(status):
+        raise body.refusal("status", "names a status twice")
+    times = (body.number(name, 0, MAX_TIME_MS) for name in ("started_ms", "at_ms"))
+    return TagMutated(counts, body.cursor("cursor"), *times)
+
+
+def _write_tag_mutated(frame: TagMutated) -> dict[str, Any]:
+    return {
+        "status": bytes(frame.counts),
+        "count": np.fromiter(frame.counts.values(), np.int64, len(frame.counts)),
+        "cursor": frame.cursor,
+        "started_ms": frame.started_ms,
+        "at_ms": frame.at_ms,
+    }
+
+
+def _read_forecast(body: Body) -> Forecast:
+    window_ms, step_ms = (body.number(name, 1, MAX_DURATION_MS) for name in ("window_ms", "step_ms"))
+    if -(-window_ms // step_ms) > MAX_STEPS:
+        raise body.refusal("step_ms", f"of {step_ms} makes more than {MAX_STEPS} steps of the window")
+    return Forecast(body.topic("topic"), window_ms, step_ms)
+
+
+def _read_forecasted(body: Body) -> Forecasted:
+    edges_ms = body.int64("edges_ms", 0, MAX_TIME_MS)
+    if not 1 <= len(edges_ms) <= MAX_STEPS + 1 or bool((edges_ms[1:] < edges_ms[:-1]).any()):
+        raise body.refusal("edges_ms", f"are 1 to {MAX_STEPS + 1} times that do not decrease")
+    body.count -= 1
+    return Forecasted(edges_ms, body.int64("counts", 0), body.number("overdue", 0, MAX_COUNT), body.flag("exact"))
+
+
+def _read_topics(body: Body) -> Topics:
+    action = TopicAction(body.choice("action", tuple(TopicAction)))
+    name = body.text("name")
+    if name or action is not TopicAction.LIST:
+        name = body.topic("name")
+    names = body.texts("settings", Text("a setting's name", 1, 64)).tolist()
+    if len(names) > MAX_SETTINGS or len(set(names)) < len(names):
+        raise body.refusal("settings", f"are up to {MAX_SETTINGS}, each once")
+    kinds = body.uint8("kinds", b"\0\1\2").tolist()
+    numbers = body.int64("numbers").tolist()
+    texts = body.texts("texts", Text("a setting", 0, MAX_SETTING_BYTES, nul=True)).tolist()
+    settings: dict[str, int | str | bool] = {}
+    for setting, kind, number, text in zip(names, kinds, numbers, texts, strict=True):
+        if kind == _FLAG and number not in (0, 1):
+            raise body.refusal("numbers", f"has {number} for a setting that is 0 or 1")
+        settings[setting.decode()] = text.decode() if kind == _TEXT else bool(number) if kind == _FLAG else number
+    return Topics(action, name, settings, body.number("revision", 0, MAX_INT64))
+
+
+def _write_topics(frame: Topics) -> dict[str, Any]:
+    kinds, numbers, texts = [], [], []
+    for name, value in frame.settings.items():
+        if not isinstance(value, int | str):
+            raise WireError(f"setting {name!r} must be a whole number, true or false, or a text, not {value!r:.80}")
+        kinds.append(_TEXT if isinstance(value, str) else _FLAG if isinstance(value, bool) else _WHOLE)
+        numbers.append(0 if isinstance(value, str) else int(value))
+        texts.append(value if isinstance(value, str) else "")
+    return {
+        "action": frame.action,
+        "name": frame.name,
+        "revision": frame.revision,
+        "settings": _strings(frame.settings),
+        "kinds": bytes(kinds),
+        "numbers": np.array(numbers, np.int64),
+        "texts": _strings(texts),
+    }
+
+
+def _read_topic_list(body: Body) -> TopicList:
+    names = body.topic_names("names")
+    columns = {name: body.int64(name).tolist() for name in SETTING_COLUMNS if name in body.places}
+    columns["paused"] = [flag == 1 for flag in body.uint8("paused", b"\0\1").tolist()]
+    columns["kind"] = [kind.decode() for kind in body.texts("kind", Text("kind", 1, 64))]
+    uids, revisions = body.int64("uid", 0).tolist(), body.int64("revision", 1).tolist()
+    created = body.int64("created_ms", 0, MAX_TIME_MS).tolist()
+    topics = []
+    try:
+        for index, name in enumerate(names.tolist()):
+            settings = TopicSettings(**{setting: column[index] for setting, column in columns.items()})
+            # In a newer minor's frame there may be kinds that are not known here: they are told of all the same.
+            (replace(settings, kind=KNOWN_KIND) if body.lenient else settings).check()
+            topics.append(Topic(name.decode(), uids[index], settings, revisions[index], created[index]))
+    except Invalid as bad:
+        raise WireError(f"TopicList has a topic out of range: {bad.reason}") from None
+    return TopicList(body.whole("status"), body.sentence("detail"), tuple(topics))
+
+
+def _write_topic_list(frame: TopicList) -> dict[str, Any]:
+    topics = frame.topics
+    columns: dict[str, Any] = {
+        name: np.array([getattr(topic.settings, name) for topic in topics], np.int64) for name in SETTING_COLUMNS
+    }
+    for name in ("uid", "revision", "created_ms"):
+        columns[name] = np.array([getattr(topic, name) for topic in topics], np.int64)
+    return columns | {
+        "status": frame.status,
+        "detail": _cut(frame.detail),
+        "names": _strings(topic.name for topic in topics),
+        "paused": bytes(topic.settings.paused for topic in topics),
+        "kind": _strings(topic.settings.kind for topic in topics),
+    }
+
+
+_SPECIAL: dict[type, Read] = {
+    Answers: _read_answers,
+    TagMutated: _read_tag_mutated,
+    Forecast: _read_forecast,
+    Forecasted: _read_forecasted,
+    Topics: _read_topics,
+    TopicList: _read_topic_list,
+}
+_READERS = {kind.__name__: _reader(kind) for kind in get_args(Frame)}
+
+
+# ── writing ──
+
+
+def _get(value: Any) -> Get:
+    adapt = _ADAPTED.get(type(value))
+    return value.__getattribute__ if adapt is None else adapt(value).__getitem__
+
+
+def _cut(sentence: str) -> str:
+    """At most MAX_REASON_BYTES of it, whole characters."""
+    if len(sentence) * 4 <= MAX_REASON_BYTES:
+        return sentence
+    return sentence.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+def _strings(texts: Iterable[str]) -> Ragged:
+    return Ragged.of([text.encode() for text in texts])
+
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "sentence": _cut,
+    "sentences": lambda sentences: _strings(map(_cut, sentences)),
+    "addresses": _strings,
+    "states": lambda states: bytes(map(_STATES.index, states)),
+}
+"""Forms that are written otherwise than they are held."""
+
+
+def _adapter(kind: type) -> Callable[[Any], dict[str, Any]] | None:
+    """What makes a table's fields of a `kind`; None where they are written as they are."""
+    adapted = {
+        field.name: _FORMS[field.limit.name]
+        for field in fields_of(kind)
+        if isinstance(field.limit, Form) and field.limit.name in _FORMS
+    }
+    if not adapted:
+        return None
+    names = [field.name for field in fields_of(kind)]
+
+    def fields(value: Any) -> dict[str, Any]:
+        held = {name: getattr(value, name) for name in names}
+        return held | {name: write(held[name]) for name, write in adapted.items()}
+
+    return fields
+
+
+_ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
+    **{kind: adapt for kind in get_args(Frame) if (adapt := _adapter(kind)) is not None},
+    Answers: _write_answers,
+    TagMutated: _write_tag_mutated,
+    Topics: _write_topics,
+    TopicList: _write_topic_list,
+}
+_BODY_NAMES = frozenset(layout.BODIES.values())
