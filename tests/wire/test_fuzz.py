@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.fuzz.corpus import edges_of, inputs
+from tests.fuzz.target import examine_bounded
 from tests.wire.examination import allowed_bytes, examine, judged
 from tests.wire.mutants import MUTATIONS, good_frames, mutants
 from tests.wire.plain_rules import out_of_range
@@ -46,6 +48,15 @@ def test_mutants_are_refused_or_in_range(seed: int) -> None:
 def test_many_more_mutants_are_refused_or_in_range(seed: int) -> None:
     outcome = fuzz(seed, CASES)
     assert min(outcome[REFUSED], outcome[SURVIVED]) > CASES // 20
+
+
+@pytest.mark.slow
+def test_what_long_hunts_came_upon_is_refused_or_in_range() -> None:
+    seen = list(inputs())
+    assert len(seen) > 1_000
+    assert len(set().union(*map(edges_of, seen[::10]))) > 200  # it still leads through the decoder
+    for data in seen:
+        examine_bounded(data)
 
 
 def test_good_frames_pass_the_plain_rules() -> None:
