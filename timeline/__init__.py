@@ -53,9 +53,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from timeline.driver.backoff import Backoff, Bury, Retry
     from timeline.driver.batch import Batch
-    from timeline.driver.blocking.client import SyncConsumer, SyncTimeline, connect_sync
+    from timeline.driver.blocking.client import SyncConsumer, SyncProducer, SyncTimeline, connect_sync
     from timeline.driver.blocking.delivery import SyncDelivery, SyncDeliveryBatch
-    from timeline.driver.blocking.producer import SyncProducer
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
@@ -87,9 +86,8 @@ _HOMES = {
     "timeline.driver.late": ("Cause", "LateDelivery", "LateReport", "Why"),
     "timeline.driver.queries": ("Counts", "Outlook"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
-    "timeline.driver.blocking.client": ("SyncConsumer", "SyncTimeline", "connect_sync"),
+    "timeline.driver.blocking.client": ("SyncConsumer", "SyncProducer", "SyncTimeline", "connect_sync"),
     "timeline.driver.blocking.delivery": ("SyncDelivery", "SyncDeliveryBatch"),
-    "timeline.driver.blocking.producer": ("SyncProducer",),
     "timeline.driver.times": ("local",),
     "timeline.model": ("State", "Status", "Topic", "TopicSettings"),
 }

@@ -15,8 +15,8 @@ from tests.driver.test_in_flight import _frame
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.consume.ack_batcher import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, AckBatcher
 from timeline.driver.consume.in_flight import HANDED, SETTLING, DeliveredFrame, InFlight
+from timeline.driver.consume.settler import GATHER_MESSAGES, GATHER_MS, LEASE_LEFT_MS, AckBatcher
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Settle, decode
 

@@ -9,9 +9,8 @@ import pytest
 import timeline
 from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
-from timeline.driver.consume import ack_batcher
-from timeline.driver.consume.session import SINGLES_OUTSTANDING, ConsumerSession
-from timeline.driver.consume.subscription import ConsumeStream
+from timeline.driver.consume import settler
+from timeline.driver.consume.session import SINGLES_OUTSTANDING, ConsumerSession, ConsumeStream
 from timeline.driver.transport.channel import OpenedStream
 from timeline.model import LeavingReason
 from timeline.wire import Frame, Leaving, Welcome
@@ -60,7 +59,7 @@ async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> Non
 
 async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another broker, or the same one started again, may come too late for them."""
-    monkeypatch.setattr(ack_batcher, "GATHER_MS", 3_600_000.0)
+    monkeypatch.setattr(settler, "GATHER_MS", 3_600_000.0)
     store = SlowStore()
     broker = Broker(store)
     await broker.start()
@@ -111,7 +110,7 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
 async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gathers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ack_batcher, "GATHER_MS", 3_600_000.0)
+    monkeypatch.setattr(settler, "GATHER_MS", 3_600_000.0)
     beating, beat = asyncio.Event(), ConsumerSession._beat
 
     async def long(session: ConsumerSession, stream: ConsumeStream, now_ms: float) -> None:

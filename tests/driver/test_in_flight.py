@@ -10,8 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from timeline.columns import Ragged
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.credit import GIVEN, SettledPlaces
-from timeline.driver.consume.in_flight import DONE, HANDED, SETTLING, WAITING, DeliveredFrame, InFlight
+from timeline.driver.consume.in_flight import (
+    DONE,
+    GIVEN,
+    HANDED,
+    SETTLING,
+    WAITING,
+    DeliveredFrame,
+    InFlight,
+    SettledPlaces,
+)
 from timeline.wire.frames import Deliver
 
 

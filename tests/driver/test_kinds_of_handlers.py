@@ -14,7 +14,7 @@ import pytest
 
 import timeline
 from timeline import Backoff
-from timeline.driver.consume.threads import is_async
+from timeline.driver.consume.handlers import is_async
 
 
 async def _works(d: timeline.Delivery) -> None:

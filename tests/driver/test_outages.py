@@ -19,9 +19,8 @@ from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, HANDED, InFlight
-from timeline.driver.consume.session import QUIET_TIMEOUT_MS, ConsumerSession
+from timeline.driver.consume.session import QUIET_TIMEOUT_MS, ConsumerSession, Subscription
 from timeline.driver.consume.settler import Settler
-from timeline.driver.consume.subscription import Subscription
 from timeline.driver.transport.channel import Channel
 from timeline.driver.transport.client_context import ClientContext
 from timeline.driver.transport.grpc_transport import GrpcTransport

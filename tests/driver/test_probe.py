@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import timeline
+import timeline.driver.transport.probe as probing
 from tests.driver.broker import Broker
 from timeline.cli.app import UNREACHABLE, run
 from timeline.cli.options import client_options
 from timeline.cli.options.client_options import nobody_there
-from timeline.driver.transport import handshake
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.wire.transport import Fault, TransportError
@@ -37,7 +37,7 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a slow machine may take."""
-    monkeypatch.setattr(handshake, "PROBE_S", WAIT_S)
+    monkeypatch.setattr(probing, "PROBE_S", WAIT_S)
     monkeypatch.setattr(client_options, "PROBE_S", WAIT_S)
 
 

@@ -14,8 +14,7 @@ import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Status
 from timeline.clock import Clock
-from timeline.driver.consume.outage import Outage
-from timeline.driver.consume.subscription import Subscription
+from timeline.driver.consume.session import Outage, Subscription
 from timeline.driver.transport.channel import Channel
 
 

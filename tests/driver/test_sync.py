@@ -103,7 +103,7 @@ def test_the_clients_own_thread_is_refused(served: str) -> None:
             async def handler(d: timeline.Delivery) -> None:
                 with pytest.raises(timeline.Invalid, match="asynchronous client"):
                     tl.topics()
-                c._consumer.stop_taking()
+                c._target.stop_taking()
 
             c.run(handler)
 

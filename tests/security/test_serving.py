@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import timeline
+import timeline.driver.transport.probe as probing
 from tests.cli.conftest import start
 from tests.security.conftest import Papers
 from timeline.cli.app import run
 from timeline.cli.options import client_options
 from timeline.cli.run.serve import exposure
 from timeline.config import ServeConfig, load
-from timeline.driver.transport import handshake
 from timeline.errors import STAYS, Forbidden, Invalid, Unknown
 
 CERTIFIED = {"tls_cert": "c.pem", "tls_key": "c.key"}
@@ -139,7 +139,7 @@ def test_tokens_created_and_revoked_while_it_runs(
         assert (code, "FORBIDDEN" in said, "wants a token" in said) == (4, True, True)
         code, said = call("topic", "list", "--address", address, "--timeout", "1s")
         assert code == 3
-        monkeypatch.setattr(handshake, "PROBE_S", 20.0)
+        monkeypatch.setattr(probing, "PROBE_S", 20.0)
         monkeypatch.setattr(client_options, "PROBE_S", 20.0)
         code, said = call("doctor", *ask)
         assert code == 1 and "→ give one: --token-file FILE, or TIMELINE_TOKEN" in said and "cannot be had" not in said

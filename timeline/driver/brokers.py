@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from timeline.columns import Int64
 from timeline.driver.times import Duration
-from timeline.driver.transport.all_brokers import ask_all
+from timeline.driver.transport.channel import ask_all
 from timeline.driver.transport.client_context import ClientContext
 from timeline.model import MAX_TIME_MS, check_topic_name
 from timeline.wire import (

@@ -13,8 +13,8 @@ from typing import NoReturn, Self, TypeAlias
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
 from timeline.driver.brokers import BrokerStandings
-from timeline.driver.consume.credit import check_credit
 from timeline.driver.consume.holding import Holding
+from timeline.driver.consume.in_flight import check_credit
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import encode_text
 from timeline.driver.produce.ids import Randomness

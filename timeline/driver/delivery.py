@@ -1,28 +1,36 @@
-"""What a consumer is handed: a delivery, or a batch of them that keeps its columns.
+"""What a consumer is handed, a delivery or a batch of them that keeps its columns; and who holds their leases.
 
-Both are views on a frame (`in_flight.py`): nothing is copied out of the frame until somebody asks for it.
+Both are views on a frame (`consume/in_flight.py`): nothing is copied out of it until somebody asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, overload
 
 import numpy as np
 
 from timeline import tracing
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
-from timeline.driver.consume.in_flight import DONE, DeliveredFrame
-from timeline.driver.message import Headers
+from timeline.driver.consume.broker_clock import BrokerClock
+from timeline.driver.consume.in_flight import DONE, HANDED, DeliveredFrame, InFlight, Stats
+from timeline.driver.consume.session import ConsumerSession, Subscription
+from timeline.driver.consume.settler import Settler, bury_reason, release_reason, release_time, weakly
+from timeline.driver.message import Headers, about
+from timeline.driver.produce.ids import ConsumerId, Randomness
+from timeline.driver.produce.request_batch import OK, MessageAnswer, error_of
 from timeline.driver.receipts import Receipts
-from timeline.driver.times import Duration, When, as_datetime
-from timeline.errors import Invalid
-from timeline.model import decode_headers
+from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.driver.transport.client_context import FORKED, ClientContext
+from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
+from timeline.model import Operation, decode_headers
 
-if TYPE_CHECKING:
-    from timeline.driver.consumer import Consumer
+log = logging.getLogger("timeline.driver")
 
 Only: TypeAlias = Sequence[int] | Indexes | Bools | None
 """Which messages of a batch: their places in it, or a mask; None: all."""
@@ -41,7 +49,7 @@ class Delivered:
 
     __slots__ = ("_consumer", "_frame", "_handed_ms", "_index")
 
-    def __init__(self, consumer: Consumer, frame: DeliveredFrame, index: int, handed_ms: float) -> None:
+    def __init__(self, consumer: LeaseHolder, frame: DeliveredFrame, index: int, handed_ms: float) -> None:
         self._consumer, self._frame, self._index, self._handed_ms = consumer, frame, index, handed_ms
 
     @property
@@ -160,7 +168,7 @@ class Delivery(Delivered):
 
     async def ack(self, *, timeout: Duration | None = None) -> None:
         """It is done: the message is deleted."""
-        await self._consumer.ack_one(self, timeout)
+        await self._consumer.settle_one(self._frame, self._index, Operation.ACK, timeout=timeout)
 
     def ack_soon(self) -> None:
         """The same without waiting: goes within 20 ms, with others, or with the next settle that is awaited; a failure
@@ -170,7 +178,12 @@ class Delivery(Delivered):
     async def extend(self, more: Duration | None = None, *, timeout: Duration | None = None) -> datetime:
         """The lease lasts at least `more` from now (the consumer's lease by default), at most the topic's max_lease.
         Answers its new end. Raises LeaseLost when it has ended already."""
-        return await self._consumer.extend_one(self, more, timeout)
+        with about(self.id):
+            more_ms = self._consumer.more_ms(more)
+        if self.lost:
+            raise LeaseLost("", id=self.id)
+        settle = self._consumer.settle_one
+        return as_datetime((await settle(self._frame, self._index, Operation.EXTEND, more_ms, timeout=timeout)).due_ms)
 
     async def release(
         self,
@@ -181,17 +194,21 @@ class Delivery(Delivered):
         timeout: Duration | None = None,
     ) -> None:
         """Gives it back, due again at once, `in_` a while from the broker's now, or `at` a time."""
-        await self._consumer.release_one(self, in_, at, reason, timeout)
+        with about(self.id):
+            asked = *release_time(in_, at), release_reason(reason)
+        await self._consumer.settle_one(self._frame, self._index, Operation.RELEASE, *asked, timeout=timeout)
 
     async def bury(self, reason: str, *, timeout: Duration | None = None) -> None:
         """Makes it a dead letter with a reason (≤ 1 KiB)."""
-        await self._consumer.bury_one(self, reason, timeout)
+        with about(self.id):
+            said = bury_reason(reason)
+        await self._consumer.settle_one(self._frame, self._index, Operation.BURY, reason=said, timeout=timeout)
 
 
 class Deliveries:
     """The columns of a batch of deliveries; see `DeliveryBatch`."""
 
-    def __init__(self, consumer: Consumer, frame: DeliveredFrame, at: Indexes | None, handed_ms: float) -> None:
+    def __init__(self, consumer: LeaseHolder, frame: DeliveredFrame, at: Indexes | None, handed_ms: float) -> None:
         self._consumer, self._frame, self._at, self._handed_ms = consumer, frame, at, handed_ms
 
     @property
@@ -314,7 +331,7 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
 
     async def ack(self, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """They are done: the messages are deleted."""
-        return await self._consumer.ack_many(self._frame, self.indexes(only), timeout)
+        return await self._consumer.settle_many(self._frame, self.indexes(only), Operation.ACK, timeout=timeout)
 
     def ack_soon(self, only: Only = None) -> None:
         """The same without waiting; failures go to `consumer.on_settle_error`."""
@@ -328,7 +345,8 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         timeout: Duration | None = None,
     ) -> Receipts:
         """The leases last at least `more` from now."""
-        return await self._consumer.extend_many(self._frame, self.indexes(only), more, timeout)
+        at, more_ms = self.indexes(only), self._consumer.more_ms(more)
+        return await self._consumer.settle_many(self._frame, at, Operation.EXTEND, more_ms, timeout=timeout)
 
     async def release(
         self,
@@ -340,8 +358,221 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         timeout: Duration | None = None,
     ) -> Receipts:
         """Gives them back, due again at once, `in_` a while from now, or `at` a time."""
-        return await self._consumer.release_many(self._frame, self.indexes(only), in_, at, reason, timeout)
+        where, asked = self.indexes(only), (*release_time(in_, at), release_reason(reason))
+        return await self._consumer.settle_many(self._frame, where, Operation.RELEASE, *asked, timeout=timeout)
 
     async def bury(self, reason: str, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
         """Makes them dead letters."""
-        return await self._consumer.bury_many(self._frame, self.indexes(only), reason, timeout)
+        at, said = self.indexes(only), bury_reason(reason)
+        return await self._consumer.settle_many(self._frame, at, Operation.BURY, reason=said, timeout=timeout)
+
+
+CREDIT_MESSAGES = 100
+
+
+class LeaseHolder:
+    """The part of a consumer that its deliveries and its handlers use. See `Consumer`."""
+
+    closed = True
+    """Until it is made: one that could not be has nothing to end."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        topic: str,
+        id: str | None,
+        lease_ms: int,
+        credit: int | None,
+        credit_bytes: int,
+    ) -> None:
+        self.topic, self._id = topic, ConsumerId(id, context.ids)
+        self.closed = False
+        self._context = context
+        self._lease_ms = lease_ms
+        self._credit_asked = credit
+        self._credit_bytes = credit_bytes
+        self._event = asyncio.Event()
+        self._epoch = -1
+        self._assemble(credit or CREDIT_MESSAGES)
+
+    def _assemble(self, credit: int) -> None:
+        context = self._context
+        clock = BrokerClock()
+        self._in_flight = InFlight(credit, self._credit_bytes)
+        self._settler = Settler(context, self._in_flight, clock, weakly(self._settle_failed))
+        subscription = Subscription(self.topic, self.id, context.ids.number(), self._lease_ms)
+        self._session = ConsumerSession(context, subscription, self._in_flight, self._settler, clock)
+        self._session.arrived = self._event.set
+
+    @property
+    def id(self) -> str:
+        """Its name; one that was made is another in a forked child."""
+        return self._id.text
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since it was made."""
+        return self._in_flight.stats
+
+    @property
+    def lease_ms(self) -> float:
+        """What its leases last."""
+        return self._session.lease_ms
+
+    def monotonic_ms(self) -> float:
+        """The monotonic clock that its leases are held against."""
+        return self._context.clock.monotonic_ms()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Sends what is still to be settled, hands back what nobody took, and leaves. What your code has stays leased
+        until its lease ends."""
+        if self.closed:
+            return
+        self.closed = True
+        self._event.set()
+        if self._epoch == self._context.epoch:
+            await self._session.stop(self._context.timeout_ms)
+
+    def __del__(self) -> None:
+        """One that was never closed and that nobody holds any more, nor anything that it delivered: what it would keep
+        and extend for nobody goes back."""
+        if not self.closed and self._epoch == self._context.epoch and self._context.here:
+            self._context.part(self._session)
+
+    def open(self, credit: int | None = None) -> None:
+        """Connects in the background, as the first use does. `credit`: what to use when none was asked for."""
+        if self.closed:
+            raise Closed("the consumer was closed: make another with tl.consumer(…)")
+        self._context.check()
+        if self._epoch != self._context.epoch:
+            # First use, or a child process: what the parent has in hand is the parent's.
+            self._epoch = self._context.epoch
+            self._context.leave_behind(self._session, self._settler)
+            self._event = asyncio.Event()
+            self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
+        self._session.start()
+
+    def stop_taking(self) -> None:
+        """Hands back what nobody took, and takes nothing more; what is in hand can still be settled."""
+        self._session.stop_taking()
+        self._event.set()
+
+    @property
+    def taking(self) -> bool:
+        """Whether it still takes messages."""
+        return self._session.taking and not self.closed
+
+    async def stopped_taking(self, workers: set[asyncio.Task[None]]) -> None:
+        """Return once it takes nothing more, or one of `workers` has ended."""
+        stopped = asyncio.ensure_future(self._session.stopped_taking.wait())
+        try:
+            await asyncio.wait({stopped, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+
+    def _settle_failed(self, frame: DeliveredFrame, index: int, error: TimelineError) -> None:
+        """A settle that nobody waits for was refused."""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
+        self._context.check()
+        if self._epoch != self._context.epoch:
+            raise Closed(FORKED)
+        self._session.start()
+
+    async def settle_one(
+        self,
+        frame: DeliveredFrame,
+        index: int,
+        operation: Operation,
+        time_ms: int = 0,
+        flags: int = 0,
+        reason: bytes = b"",
+        *,
+        timeout: Duration | None,
+    ) -> MessageAnswer:
+        """Settle or extend one message. Raise what the broker has against it."""
+        self._check_open()
+        patience_ms = self._context.patience_ms(timeout)
+        answer = await self._settler.one(frame, index, operation, time_ms, flags, reason, patience_ms)
+        if answer.status != OK:
+            raise error_of(answer.status, frame.columns.ids[index].decode(), answer.detail)
+        return answer
+
+    async def settle_many(
+        self,
+        frame: DeliveredFrame,
+        at: Indexes,
+        operation: Operation,
+        time_ms: int = 0,
+        flags: int = 0,
+        reason: bytes = b"",
+        *,
+        timeout: Duration | None,
+    ) -> Receipts:
+        """Settle or extend the messages `at` of a frame."""
+        self._check_open()
+        patience_ms = self._context.patience_ms(timeout)
+        answers = await self._settler.many(frame, at, operation, time_ms, flags, reason, patience_ms)
+        whole = len(at) == len(frame) and bool((at == np.arange(len(frame))).all())
+        return Receipts(frame.columns.ids if whole else frame.columns.ids.take(at), answers)
+
+    def ack_soon(self, frame: DeliveredFrame, index: int) -> None:
+        """Acknowledge one message without waiting."""
+        self._check_open()
+        self._settler.soon(frame, index)
+
+    def ack_all_soon(self, frame: DeliveredFrame, at: Indexes) -> None:
+        """Acknowledge the messages `at` of a frame without waiting."""
+        self._check_open()
+        self._settler.soon_all(frame, at)
+
+    def more_ms(self, more: Duration | None) -> int:
+        """Return for how long an extension asks."""
+        return int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
+
+    @property
+    def random(self) -> Randomness:
+        """The client's randomness."""
+        return self._context.random
+
+    def extend_at_ms(self, d: Delivered) -> float:
+        """When (monotonic) its lease is to be extended: a third of a lease from now, and no later than at half of what
+        is left. That is less where it has waited in the buffer while no broker was there to extend it."""
+        now_ms, third_ms = self.monotonic_ms(), self.lease_ms / 3
+        if d._frame.earliest_ms - now_ms < 2 * third_ms:
+            third_ms = max(0.0, min(third_ms, (float(d._frame.end_ms[d._index]) - now_ms) / 2))
+        return now_ms + third_ms
+
+    def extend_unawaited(self, deliveries: Iterable[Delivered]) -> None:
+        """Extend leases without waiting, together: the outcome shows in each `d.lost` and `d.lease_until`."""
+        self._check_open()
+        parts: dict[DeliveredFrame, list[int]] = {}
+        for d in deliveries:
+            parts.setdefault(d._frame, []).append(d._index)
+        self._settler.extend([(frame, np.array(at)) for frame, at in parts.items()], self.lease_ms)
+
+    def patience_s(self, d: Delivered) -> float:
+        """Return how long a settle is worth trying that no user's code waits for: while its lease lasts, and at least
+        as long as the client's timeout."""
+        left_ms = float(d._frame.end_ms[d._index]) - self.monotonic_ms()
+        return max(self._context.timeout_ms, left_ms) / 1000.0
+
+    def holds(self, d: Delivered) -> bool:
+        """Whether a delivery is with this code, and not settled yet."""
+        return d._frame.state[d._index] == HANDED
+
+    def settle_failed(self, d: Delivered, error: TimelineError) -> None:
+        """Count and tell a settle that nobody waited for."""
+        self.stats.settle_errors += 1
+        log.warning("%r was not settled: %s", d.id, error)
+        self._settle_failed(d._frame, d._index, error)

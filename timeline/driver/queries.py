@@ -13,12 +13,11 @@ from timeline.columns import Int64, Ragged
 from timeline.driver.batch import encode_ids
 from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
 from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
-from timeline.driver.scope import STATES, check_limit, wanted_buckets, wanted_due, wanted_states
-from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.driver.topics import TopicCalls
-from timeline.driver.transport.all_brokers import ask_all
+from timeline.driver.transport.channel import ask_all
 from timeline.errors import Invalid, NotFound, Unavailable
-from timeline.model import MAX_BATCH, MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
+from timeline.model import MAX_BATCH, MAX_BUCKETS, MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
 from timeline.wire import (
     Forecast,
     Forecasted,
@@ -33,12 +32,58 @@ from timeline.wire import (
     encode,
 )
 
+MAX_LIMIT = 2**63 - 1
+STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
+
+
+def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
+    """The states of a scan, none for all that live. Raises Invalid, as all of these do."""
+    if state is None:
+        return ()
+    allowed = {one.value: one for one in STATES}
+    wanted = [state] if isinstance(state, str) or not isinstance(state, Iterable) else list(state)
+    for one in wanted:
+        if not isinstance(one, str) or one not in allowed:
+            raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
+    return tuple(allowed[one] for one in wanted)
+
+
+def wanted_due(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
+    """From when, and to before when, in milliseconds; 0: no bound."""
+    if due is None:
+        return 0, 0
+    if not isinstance(due, tuple) or len(due) != 2:
+        raise Invalid("due= is a pair (from, to) of points in time, either of them None for no bound")
+    low, high = due
+    from_ms = 0 if low is None else instant_ms(low, "due[0]")
+    to_ms = 0 if high is None else instant_ms(high, "due[1]")
+    if high is not None and to_ms <= from_ms:
+        raise Invalid("due= is a pair (from, to) with from before to")
+    return from_ms, to_ms
+
+
+def wanted_buckets(buckets: tuple[int, int] | None) -> tuple[int, int]:
+    """The first bucket, and the one behind the last; 0, 0: all."""
+    if buckets is None:
+        return 0, 0
+    whole = isinstance(buckets, tuple) and len(buckets) == 2 and all(type(one) is int for one in buckets)
+    if not whole or not 0 <= buckets[0] < buckets[1] <= MAX_BUCKETS:
+        raise Invalid(f"buckets= is a pair (first, end) with 0 <= first < end <= {MAX_BUCKETS}, not {buckets!r:.60}")
+    return buckets
+
+
+def check_limit(limit: int) -> None:
+    """Refuses what is no number of messages, 0 for all."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
+        raise Invalid(f"limit must be a whole number from 0 (all) to {MAX_LIMIT}, not {shown(limit)}")
+
+
 MAX_STEPS = 10_000
 EVER = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
-class ForecastStep:
+class OutlookStep:
     """One step of a forecast: `count` messages come due from `start_ms` until `end_ms` (excluded)."""
 
     start_ms: int
@@ -51,7 +96,7 @@ class ForecastStep:
         return as_datetime(self.start_ms)
 
 
-class Outlook(Sequence[ForecastStep]):
+class Outlook(Sequence[OutlookStep]):
     """A forecast: its steps in order. `overdue`: how many were due before it. `exact`: False when the store estimates.
     `edges_ms` (n + 1) and `counts` (n) are numpy columns."""
 
@@ -62,16 +107,16 @@ class Outlook(Sequence[ForecastStep]):
         return len(self.counts)
 
     @overload
-    def __getitem__(self, index: int) -> ForecastStep: ...
+    def __getitem__(self, index: int) -> OutlookStep: ...
     @overload
-    def __getitem__(self, index: slice) -> list[ForecastStep]: ...
-    def __getitem__(self, index: int | slice) -> ForecastStep | list[ForecastStep]:
+    def __getitem__(self, index: slice) -> list[OutlookStep]: ...
+    def __getitem__(self, index: int | slice) -> OutlookStep | list[OutlookStep]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(index)
-        return ForecastStep(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
+        return OutlookStep(int(self.edges_ms[place]), int(self.edges_ms[place + 1]), int(self.counts[place]))
 
     def __repr__(self) -> str:
         return f"Outlook({len(self)} steps, {int(self.counts.sum())} to come, {self.overdue} overdue)"

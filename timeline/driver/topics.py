@@ -59,7 +59,7 @@ class TopicCalls:
     def __init__(self, context: ClientContext) -> None:
         self._context = context
 
-    async def create_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
+    async def create_topic(self, /, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """Creates a topic; one that stands with these very settings is answered as it is, with others raises Exists.
 
         Settings: `buckets lease max_lease max_payload_bytes horizon max_deliveries redelivery_backoff dead_retention
@@ -67,7 +67,7 @@ class TopicCalls:
         """
         return (await self._topics(TopicAction.CREATE, name, settings_of(settings), timeout))[0]
 
-    async def update_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
+    async def update_topic(self, /, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """Changes settings of a topic, live; `buckets` and `kind` are fixed. Raises NotFound, Invalid."""
         if not settings:
             raise Invalid(f"say which settings to change: {', '.join(NAMES)}")

@@ -17,8 +17,7 @@ from timeline.cli.options.identity import address_option, connected, credential_
 from timeline.cli.options.values import DURATION
 from timeline.config import joined, split_address
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
-from timeline.driver.transport.handshake import LASTING
-from timeline.driver.transport.probe import ProbeResult, probe
+from timeline.driver.transport.probe import LASTING, ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 

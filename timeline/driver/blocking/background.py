@@ -1,19 +1,22 @@
-"""A background thread with an event loop in it, for those who call from plain threads."""
+"""A background thread with an event loop in it, and how plain threads call what runs there: each blocking word is
+derived from the asynchronous one."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from timeline import tracing
 from timeline.errors import Closed, Invalid
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Background:
@@ -156,14 +159,16 @@ class _Steps(Generic[T]):
         await self._source.aclose()
 
 
-class Closing:
-    """`with` and `close()` for something that closes in the loop."""
+class Blocking:
+    """What calls an asynchronous object, its `target`, from plain threads."""
 
-    _background: Background
+    def __init__(self, background: Background, target: Any) -> None:
+        self._background, self._target, self._run = background, target, background.run
 
     def close(self) -> None:
-        """Flushes and closes."""
-        raise AssertionError("each kind says how it closes")
+        """Flush and close."""
+        if not self._target.closed:
+            self._run(self._target.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -172,3 +177,37 @@ class Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def blocking(word: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method that does what the coroutine method `word` does, with its arguments, and returns when that is
+    done. Its object has the asynchronous one as `_target`, and as `_run` what runs a coroutine in its loop."""
+
+    @functools.wraps(word)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        done: T = self._run(word(self._target, *args, **kwargs))
+        return done
+
+    call.__doc__ = f"Do what the asynchronous `{word.__name__}` does, and return when it is done."
+    return call
+
+
+def stepping(word: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """Return the same for an asynchronous generator method: an iterator."""
+
+    @functools.wraps(word)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return iterate(self._background, word(self._target, *args, **kwargs))
+
+    call.__doc__ = f"Iterate over what the asynchronous `{word.__name__}` yields."
+    return call
+
+
+def in_loop(word: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method that calls the plain method `word` in the loop."""
+
+    @functools.wraps(word)
+    async def called(target: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return word(target, *args, **kwargs)
+
+    return blocking(called)

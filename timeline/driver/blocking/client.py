@@ -13,23 +13,21 @@ from typing import Any, NoReturn, overload
 
 from timeline.credentials import credentials_of
 from timeline.driver.backoff import Backoff
-from timeline.driver.blocking.background import Background, Closing, iterate
+from timeline.driver.batch import Batch
+from timeline.driver.blocking.background import Background, Blocking, blocking, in_loop, stepping
 from timeline.driver.blocking.delivery import SyncDelivery, SyncDeliveryBatch
-from timeline.driver.blocking.producer import SyncProducer
-from timeline.driver.brokers import Standings
 from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consume.handlers import Handler
 from timeline.driver.consume.in_flight import Stats
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery
-from timeline.driver.late import LateReport, Why
-from timeline.driver.message import StoredMessage
-from timeline.driver.queries import Counts, Outlook, PingAnswer
-from timeline.driver.times import Duration, When
+from timeline.driver.message import Message
+from timeline.driver.producer import MessageSource, Producer
+from timeline.driver.receipts import Receipt, Receipts
+from timeline.driver.times import Duration
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Closed, TimelineError
-from timeline.model import DEFAULT_GROUP, Topic
-from timeline.wire import ScanPage
+from timeline.model import DEFAULT_GROUP
 
 
 def connect_sync(
@@ -55,11 +53,60 @@ def connect_sync(
     return SyncTimeline(addresses, timeout, credentials=credentials_of(tls, ca, cert, key, token, as_operator))
 
 
-class SyncConsumer(Closing):
+class SyncProducer(Blocking):
+    """See `Producer`. One serves all threads."""
+
+    _target: Producer
+
+    def __init__(self, background: Background, producer: Producer) -> None:
+        super().__init__(background, producer)
+        self.topic, self.group = producer.topic, producer.group
+
+    produce = blocking(Producer.produce)
+    move = blocking(Producer.move)
+    cancel = blocking(Producer.cancel)
+    move_many = blocking(Producer.move_many)
+    cancel_many = blocking(Producer.cancel_many)
+    revive = blocking(Producer.revive)
+    purge = blocking(Producer.purge)
+    move_tag = blocking(Producer.move_tag)
+    cancel_tag = blocking(Producer.cancel_tag)
+
+    def produce_many(
+        self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
+    ) -> Receipts:
+        """See Producer.produce_many."""
+        batch = messages if isinstance(messages, Batch) else Batch.of(messages)
+        return self._run(self._target.produce_many(batch, if_exists=if_exists, timeout=timeout))
+
+    def produce_iter(
+        self, messages: Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
+    ) -> Iterator[Receipt]:
+        """See Producer.produce_iter. `messages` is iterated in this thread, a thousand ahead of the receipts."""
+        gathered: list[Message] = []
+        held_bytes = 0
+        given = MessageSource(messages)
+        for message in given.plainly():
+            gathered.append(message)
+            held_bytes += len(message.payload)
+            if len(gathered) == 1_000 or held_bytes > 1024 * 1024:
+                yield from self._run(self._told(gathered, if_exists, timeout))
+                gathered, held_bytes = [], 0
+        yield from self._run(self._told(gathered, if_exists, timeout))
+        given.check()
+
+    async def _told(self, messages: list[Message], if_exists: str | None, timeout: Duration | None) -> list[Receipt]:
+        told = self._target.produce_iter(messages, if_exists=if_exists, timeout=timeout)
+        return [receipt async for receipt in told]
+
+
+class SyncConsumer(Blocking):
     """See `Consumer`. Iterate it from any thread."""
 
+    _target: Consumer
+
     def __init__(self, background: Background, consumer: Consumer) -> None:
-        self._background, self._consumer = background, consumer
+        super().__init__(background, consumer)
         self.topic = consumer.topic
         self.on_settle_error: Callable[[SyncDelivery, TimelineError], object] | None = None
         """Called in the client's thread with what `ack_soon` could not settle."""
@@ -68,22 +115,17 @@ class SyncConsumer(Closing):
     @property
     def id(self) -> str:
         """See Consumer.id."""
-        return self._consumer.id
+        return self._target.id
 
     @property
     def stats(self) -> Stats:
         """See Consumer.stats."""
-        return self._consumer.stats
+        return self._target.stats
 
     @property
     def taking(self) -> bool:
         """See Consumer.taking."""
-        return self._consumer.taking
-
-    def close(self) -> None:
-        """Sends what is still to be settled, hands back what nobody took, and leaves."""
-        if not self._consumer.closed:
-            self._background.run(self._consumer.aclose())
+        return self._target.taking
 
     def __iter__(self) -> Iterator[SyncDelivery]:
         while (delivery := self.take()) is not None:
@@ -97,24 +139,23 @@ class SyncConsumer(Closing):
         """See Consumer.take. Ctrl-C loses nothing either."""
         taken: list[Delivery] = []
         try:
-            self._background.run(self._take(taken, max, timeout))
+            self._run(self._take(taken, max, timeout))
         except TimelineError:
             raise
         except BaseException:  # Ctrl-C, or another signal's: the client's thread may have taken some by now
             with suppress(Closed):
-                self._background.run(self._put_back(taken))
+                self._put_back(taken)
             raise
-        made = [SyncDelivery.of(one, self._background.run) for one in taken]
+        made = [SyncDelivery.of(one, self._run) for one in taken]
         return made if max is not None else made[0] if made else None
 
     async def _take(self, taken: list[Delivery], max: int | None, timeout: Duration | None) -> None:
         if max is not None or timeout is not None:
-            taken.extend(await self._consumer.take(max, timeout))  # type: ignore[arg-type]
-        elif (one := await self._consumer.take()) is not None:
+            taken.extend(await self._target.take(max, timeout))  # type: ignore[arg-type]
+        elif (one := await self._target.take()) is not None:
             taken.append(one)
 
-    async def _put_back(self, taken: list[Delivery]) -> None:
-        self._consumer.put_back(taken)
+    _put_back = in_loop(Consumer.put_back)
 
     def batches(self) -> Iterator[SyncDeliveryBatch]:
         """See Consumer.batches."""
@@ -123,8 +164,8 @@ class SyncConsumer(Closing):
 
     def take_batch(self) -> SyncDeliveryBatch | None:
         """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
-        taken = self._background.run(self._consumer.take_batch())
-        return None if taken is None else SyncDeliveryBatch.of(taken, self._background.run)
+        taken = self._run(self._target.take_batch())
+        return None if taken is None else SyncDeliveryBatch.of(taken, self._run)
 
     def run(
         self,
@@ -140,7 +181,7 @@ class SyncConsumer(Closing):
         undo = self._on_sigterm()
         try:
             working = self._background.start(
-                self._consumer.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace)
+                self._target.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace)
             )
             try:
                 self._background.wait(working)
@@ -154,12 +195,7 @@ class SyncConsumer(Closing):
         finally:
             undo()
 
-    def stop_taking(self) -> None:
-        """Hands back what nobody took, and takes nothing more; `run` then ends in order."""
-        self._background.run(self._stop())
-
-    async def _stop(self) -> None:
-        self._consumer.stop_taking()
+    stop_taking = in_loop(Consumer.stop_taking)
 
     def _on_sigterm(self) -> Callable[[], None]:
         on_main = threading.current_thread() is threading.main_thread()
@@ -175,17 +211,18 @@ class SyncConsumer(Closing):
 
     def _settle_failed(self, delivery: Delivery, error: TimelineError) -> None:
         if self.on_settle_error is not None:
-            self.on_settle_error(SyncDelivery.of(delivery, self._background.run), error)
+            self.on_settle_error(SyncDelivery.of(delivery, self._run), error)
 
 
-class SyncTimeline(Closing):
+class SyncTimeline(Blocking):
     """See `Timeline`. One serves all threads; close it with `with` or `close()`."""
+
+    _target: Timeline
 
     def __init__(
         self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, timeout: Duration = DEFAULT_TIMEOUT, **seams: Any
     ) -> None:
-        self._client = Timeline(addresses, timeout, **seams)
-        self._background = Background()
+        super().__init__(Background(), Timeline(addresses, timeout, **seams))
 
     async def __aenter__(self) -> NoReturn:
         raise TypeError("this client is for `with`; timeline.connect makes the one for `async with`")
@@ -196,7 +233,7 @@ class SyncTimeline(Closing):
     def close(self) -> None:
         """Closes its producers and consumers, which flush; then all connections, and the thread."""
         try:
-            self._background.run(self._client.aclose())
+            self._run(self._target.aclose())
         except Closed:
             pass  # closed before
         finally:
@@ -204,7 +241,7 @@ class SyncTimeline(Closing):
 
     def producer(self, topic: str, group: str = DEFAULT_GROUP) -> SyncProducer:
         """See Timeline.producer."""
-        return SyncProducer(self._background, self._client.producer(topic, group))
+        return SyncProducer(self._background, self._target.producer(topic, group))
 
     def consumer(
         self,
@@ -215,115 +252,21 @@ class SyncTimeline(Closing):
         credit_bytes: int = CREDIT_BYTES,
     ) -> SyncConsumer:
         """See Timeline.consumer."""
-        return SyncConsumer(self._background, self._client.consumer(topic, id, lease, credit, credit_bytes))
+        return SyncConsumer(self._background, self._target.consumer(topic, id, lease, credit, credit_bytes))
 
-    def create_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
-        """See Timeline.create_topic."""
-        return self._background.run(self._client.create_topic(name, timeout=timeout, **settings))
-
-    def update_topic(self, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
-        """See Timeline.update_topic."""
-        return self._background.run(self._client.update_topic(name, timeout=timeout, **settings))
-
-    def pause_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
-        """See Timeline.pause_topic."""
-        return self._background.run(self._client.pause_topic(name, timeout=timeout))
-
-    def resume_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
-        """See Timeline.resume_topic."""
-        return self._background.run(self._client.resume_topic(name, timeout=timeout))
-
-    def drop_topic(self, name: str, *, timeout: Duration | None = None) -> None:
-        """See Timeline.drop_topic."""
-        self._background.run(self._client.drop_topic(name, timeout=timeout))
-
-    def topics(self, *, timeout: Duration | None = None) -> list[Topic]:
-        """See Timeline.topics."""
-        return self._background.run(self._client.topics(timeout=timeout))
-
-    def scan_pages(
-        self,
-        topic: str,
-        *,
-        state: str | Iterable[str] | None = None,
-        tag: str | None = None,
-        due: tuple[When | None, When | None] | None = None,
-        ids: Iterable[str] | None = None,
-        buckets: tuple[int, int] | None = None,
-        holder: str = "",
-        payload: bool = False,
-        limit: int = 0,
-        timeout: Duration | None = None,
-    ) -> Iterator[ScanPage]:
-        """See Timeline.scan_pages."""
-        where: dict[str, Any] = {
-            "state": state,
-            "tag": tag,
-            "due": due,
-            "ids": ids,
-            "buckets": buckets,
-            "holder": holder,
-        }
-        pages = self._client.scan_pages(topic, **where, payload=payload, limit=limit, timeout=timeout)
-        return iterate(self._background, pages)
-
-    def scan(
-        self,
-        topic: str,
-        *,
-        state: str | Iterable[str] | None = None,
-        tag: str | None = None,
-        due: tuple[When | None, When | None] | None = None,
-        payload: bool = False,
-        limit: int = 0,
-        timeout: Duration | None = None,
-    ) -> Iterator[StoredMessage]:
-        """See Timeline.scan."""
-        found = self._client.scan(topic, state=state, tag=tag, due=due, payload=payload, limit=limit, timeout=timeout)
-        return iterate(self._background, found)
-
-    def dead(
-        self, topic: str, *, tag: str | None = None, payload: bool = False, timeout: Duration | None = None
-    ) -> Iterator[StoredMessage]:
-        """See Timeline.dead."""
-        return iterate(self._background, self._client.dead(topic, tag=tag, payload=payload, timeout=timeout))
-
-    def get(
-        self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
-    ) -> StoredMessage | None:
-        """See Timeline.get."""
-        return self._background.run(self._client.get(topic, id, payload=payload, timeout=timeout))
-
-    def forecast(
-        self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
-    ) -> Outlook:
-        """See Timeline.forecast."""
-        return self._background.run(self._client.forecast(topic, window, step, timeout=timeout))
-
-    def count(self, topic: str, *, timeout: Duration | None = None) -> Counts:
-        """See Timeline.count."""
-        return self._background.run(self._client.count(topic, timeout=timeout))
-
-    def late(
-        self,
-        since: Duration = "1h",
-        *,
-        topic: str = "",
-        id: str = "",
-        limit: int = 1_000,
-        timeout: Duration | None = None,
-    ) -> LateReport:
-        """See Timeline.late."""
-        return self._background.run(self._client.late(since, topic=topic, id=id, limit=limit, timeout=timeout))
-
-    def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
-        """See Timeline.why."""
-        return self._background.run(self._client.why(topic, id, timeout=timeout))
-
-    def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
-        """See Timeline.standing."""
-        return self._background.run(self._client.standing(topic, consumers=consumers, timeout=timeout))
-
-    def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
-        """See Timeline.ping."""
-        return self._background.run(self._client.ping(timeout=timeout))
+    create_topic = blocking(Timeline.create_topic)
+    update_topic = blocking(Timeline.update_topic)
+    pause_topic = blocking(Timeline.pause_topic)
+    resume_topic = blocking(Timeline.resume_topic)
+    drop_topic = blocking(Timeline.drop_topic)
+    topics = blocking(Timeline.topics)
+    get = blocking(Timeline.get)
+    forecast = blocking(Timeline.forecast)
+    count = blocking(Timeline.count)
+    late = blocking(Timeline.late)
+    why = blocking(Timeline.why)
+    standing = blocking(Timeline.standing)
+    ping = blocking(Timeline.ping)
+    scan_pages = stepping(Timeline.scan_pages)
+    scan = stepping(Timeline.scan)
+    dead = stepping(Timeline.dead)

@@ -4,32 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import inspect
 import logging
+import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from timeline import tracing
 from timeline.driver.backoff import Backoff, Bury, Retry
 from timeline.driver.blocking.delivery import SyncDelivery
-from timeline.driver.consume.threads import Threads, is_async
-from timeline.driver.delivery import Delivery
+from timeline.driver.delivery import Delivery, LeaseHolder
 from timeline.driver.times import Duration, duration_ms
-from timeline.errors import Invalid, TimelineError, Unknown
+from timeline.driver.transport.client_context import FORKED
+from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_duration
 
-if TYPE_CHECKING:
-    from timeline.driver.consumer import Consumer
+T = TypeVar("T")
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    """Whether it is an async function, or an object that is called as one, or a partial of either. A plain function
+    around an async one is plain, whatever it wraps: it may well run that to its end, in its thread."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    called = getattr(handler, "__call__", None)  # noqa: B004 - how it is called, not whether
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
+
+
+class Threads:
+    """As many as handlers may work at once, beside the event loop that made them."""
+
+    def __init__(self, handler: Callable[..., object], count: int) -> None:
+        self._handler = handler
+        self._pool = ThreadPoolExecutor(count, "timeline-handler")
+        self._loop, self._loops_thread, self._pid = asyncio.get_running_loop(), threading.get_ident(), os.getpid()
+
+    def call(self, delivery: Delivery) -> asyncio.Future[None]:
+        """Has a thread call the handler with `delivery`."""
+        return self._loop.run_in_executor(self._pool, contextvars.copy_context().run, self._work, delivery)
+
+    def close(self) -> None:
+        """Begins nothing more, and waits for nothing."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, delivery: Delivery) -> None:
+        """The handler, in its thread. What no future can carry, or would end the loop and not the thread, is a failure
+        like any other; so is what has only been made, and is yet to be run by somebody."""
+        try:
+            left = self._handler(SyncDelivery.of(delivery, self._from_thread))
+        except (StopIteration, SystemExit, KeyboardInterrupt) as stray:
+            raise RuntimeError(f"the handler raised {stray!r}") from stray
+        if inspect.isawaitable(left) or inspect.isasyncgen(left) or inspect.isgenerator(left):
+            if inspect.iscoroutine(left):
+                left.close()  # else Python says, too, that it was never awaited
+            raise Invalid(
+                f"the handler is a plain function, and returned a {type(left).__name__}, which nobody runs: "
+                "make it an `async def` that awaits it"
+            )
+
+    def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Runs what a delivery is asked in the loop. Raises Invalid and Closed where that would wait for ever."""
+        try:
+            if os.getpid() != self._pid:
+                raise Closed(FORKED)
+            if threading.get_ident() == self._loops_thread:
+                raise Invalid("this is the event loop's own thread: make the handler an `async def`, and await")
+        except BaseException:
+            asked.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
 
 log = logging.getLogger("timeline.driver")
 
 Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDelivery], object]
 """An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await.
 One that returns a coroutine is neither, and fails: in a thread nobody runs it."""
+
+Take: TypeAlias = Callable[[], Awaitable[Delivery | None]]
+"""Waits for the next delivery; None: there will be none."""
 
 MAX_CONCURRENCY = 10_000
 
@@ -56,8 +116,15 @@ class _Crew:
     """The workers of one `run`."""
 
     def __init__(
-        self, consumer: Consumer, handler: Handler, concurrency: int, backoff: Backoff, timeout_ms: int | None
+        self,
+        consumer: LeaseHolder,
+        take: Take,
+        handler: Handler,
+        concurrency: int,
+        backoff: Backoff,
+        timeout_ms: int | None,
     ) -> None:
+        self.take = take
         self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
         self.concurrency = concurrency
         self.jobs: set[_Job] = set()
@@ -73,7 +140,7 @@ class _Crew:
     async def work(self) -> None:
         """One worker: takes and handles until nothing more comes."""
         task = asyncio.current_task()
-        while (delivery := await self.consumer.take()) is not None:
+        while (delivery := await self.take()) is not None:
             lease_ms = self.consumer.lease_ms
             if lease_ms < self._kept_ms:  # it was not connected yet, or to a broker that knew another lease
                 self._shorter.set()
@@ -232,14 +299,16 @@ class _Crew:
             for job in list(self.jobs):
                 if job.delivery.lost:
                     task = job.task if job.handling and not job.cancelled else None
-                    if task is not None and self.consumer.holds_or_lost(job.delivery):
+                    if task is not None and (
+                        self.consumer.holds(job.delivery) or job.delivery._frame.lost[job.delivery._index]
+                    ):
                         job.cancelled = True
                         task.cancel()
                 elif job.extend_at_ms <= now_ms and self.consumer.holds(job.delivery) and not self.consumer.closed:
                     job.extend_at_ms = self.consumer.extend_at_ms(job.delivery)
                     due.append(job.delivery)
             if due:
-                self.consumer.extend_quietly(due)
+                self.consumer.extend_unawaited(due)
 
     def _ends(self, worker: asyncio.Task[Any] | None) -> bool:
         """Whether a worker itself was cancelled, and not only what it waited for, since `run` ends: in order, or by
@@ -279,7 +348,8 @@ def _short(reason: str) -> str:
 
 
 async def run_handlers(
-    consumer: Consumer,
+    consumer: LeaseHolder,
+    take: Take,
     handler: Handler,
     concurrency: int,
     backoff: Backoff | None,
@@ -296,7 +366,7 @@ async def run_handlers(
     timeout_ms = None if timeout is None else duration_ms(timeout, "timeout", least_ms=1)
     grace_ms = duration_ms(grace, "grace")
     consumer.open(credit=2 * concurrency)
-    crew = _Crew(consumer, handler, concurrency, backoff or Backoff(), timeout_ms)
+    crew = _Crew(consumer, take, handler, concurrency, backoff or Backoff(), timeout_ms)
     workers = {asyncio.create_task(crew.work(), name=f"handler {number}") for number in range(concurrency)}
     keeper = asyncio.create_task(crew.keep(), name="extending leases")
     uninstall = _on_sigterm(consumer.stop_taking)

@@ -9,16 +9,16 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
-from timeline.driver.consume.outage import Outage
 from timeline.driver.consume.settler import UNSEEN, Settler
-from timeline.driver.consume.subscription import SILENT_HEARTBEATS, ConsumeStream, Subscription
 from timeline.driver.tasks import end, keep, run_until_first
-from timeline.driver.transport.channel import REFUSALS, Deadline, refusal
+from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, refusal
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
@@ -37,6 +37,91 @@ from timeline.wire import (
     decode,
     encode,
 )
+
+
+@dataclass(slots=True)
+class Outage:
+    """Between a consumer's streams. However many attempts fail meanwhile, an outage is told of twice, as a warning: so
+    that a program which does not set up logging shows it, too."""
+
+    subscription: Subscription
+    clock: Clock
+    since_ms: float | None = field(default=None, init=False)
+    told: bool = field(default=False, init=False)
+
+    def dismissed(self) -> None:
+        """Its broker told it to leave: no outage if another one is there, else it counts from now."""
+        if self.since_ms is None:
+            self.since_ms = self.clock.monotonic_ms()
+
+    def begins(self, why: str) -> None:
+        """No broker is there: `why` names the address."""
+        self.dismissed()
+        if not self.told:
+            self.told = True
+            log.warning("consumer %s of %s lost its broker, and tries to reach one: %s", *self._who, why)
+
+    def over(self, address: str) -> None:
+        """The broker at `address` has welcomed the consumer."""
+        if self.told and self.since_ms is not None:
+            took_s = (self.clock.monotonic_ms() - self.since_ms) / 1000.0
+            log.warning("consumer %s of %s has a broker again, at %s, after %.1f s", *self._who, address, took_s)
+        self.since_ms, self.told = None, False
+
+    @property
+    def _who(self) -> tuple[str, str]:
+        return self.subscription.consumer, self.subscription.topic
+
+
+SILENT_HEARTBEATS = 3
+
+
+@dataclass(slots=True)
+class Subscription:
+    """What a consumer asks for. `lease_ms` 0: the topic's."""
+
+    topic: str
+    consumer: str
+    session: int
+    lease_ms: int
+
+
+class ConsumeStream:
+    """What is known of one stream. Times are monotonic."""
+
+    def __init__(self, opened: OpenedStream, now_ms: float) -> None:
+        self.stream, self.address = opened.stream, opened.address
+        self.hello_ms = self.heard_ms = self.beat_ms = now_ms
+        self.welcome: Welcome | None = None
+        self.over = False
+        self.leaving: Leaving | None = None
+        self.leave_by_ms = float("inf")
+        self.fault: TransportError | None = None
+        self.echoes: dict[int, float] = {}
+        self.farewell = False
+        """Whether the broker was told that nothing more is taken."""
+        self.heard_out = False
+        """Whether a broker that drains was sent what had gathered when it said so."""
+
+    def silent_at_ms(self, timeout_ms: float) -> float:
+        """When a broker that says nothing until then is given up."""
+        if self.welcome is None:
+            return self.hello_ms + timeout_ms
+        return self.heard_ms + SILENT_HEARTBEATS * self.welcome.heartbeat_ms
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the broker said, of its own accord, that this stream ends."""
+        return self.leaving is not None and not self.farewell
+
+    @property
+    def hears(self) -> bool:
+        """Whether the broker takes what is sent now. One that drains still reads what had gathered when it said so, and
+        that once: any other could take it only after this one has gone, perhaps after this process has."""
+        if self.welcome is None or self.leaving is None or self.farewell:
+            return self.welcome is not None
+        return not self.heard_out and self.leaving.reason is LeavingReason.DRAINING
+
 
 log = logging.getLogger("timeline.driver")
 

@@ -1,6 +1,6 @@
 """Batches: what of a call is on its way together, who waits for it, and what an answer to it means.
 
-A batch is some columns of a frame. Behind it stands a *sink*: `PendingCalls`, the waiting callers of coalesced single
+A batch is some columns of a frame. Behind it stands a *sink*: `SingleCalls`, the waiting callers of coalesced single
 calls, or `BatchCall`, one call over a batch. After an outcome of its own that may or may not have happened, a batch is
 *unsure*: the very same columns, births and operation ids included, go again, and the answer settles what it was.
 """
@@ -136,7 +136,7 @@ class AnswerSink(Protocol):
         """Final answers for the messages of `batch` at `at` (None: all of them)."""
 
 
-class PendingCall:
+class SingleCall:
     """One caller of a coalesced call: its future gets a `MessageAnswer`; at the deadline, one that says so."""
 
     __slots__ = ("batch", "deadline_ms", "future")
@@ -153,12 +153,12 @@ class PendingCall:
             self.future.set_result(answer if answer.detail else answer._replace(detail=trouble))
 
 
-class PendingCalls:
+class SingleCalls:
     """The callers whose single calls went into one batch."""
 
     __slots__ = ("entries",)
 
-    def __init__(self, entries: list[PendingCall]) -> None:
+    def __init__(self, entries: list[SingleCall]) -> None:
         self.entries = entries
 
     @property
@@ -196,7 +196,7 @@ class PendingCalls:
                     MessageAnswer(status, version, due_ms, bool(settled), bool(late), detail, 0, repeat)
                 )
 
-    def _of(self, batch: RequestBatch) -> list[PendingCall]:
+    def _of(self, batch: RequestBatch) -> list[SingleCall]:
         if batch.positions is None:
             return self.entries
         return [self.entries[index] for index in batch.positions.tolist()]

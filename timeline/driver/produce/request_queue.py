@@ -18,9 +18,9 @@ from timeline.driver.produce.request_batch import (
     BatchCall,
     Build,
     MessageAnswer,
-    PendingCall,
-    PendingCalls,
     RequestBatch,
+    SingleCall,
+    SingleCalls,
     judge,
 )
 from timeline.errors import Invalid
@@ -42,7 +42,7 @@ class RequestQueue:
         self._random = random
         self._trouble = trouble
         self._waiting: deque[RequestBatch] = deque()
-        self._forming: deque[tuple[Any, PendingCall, int]] = deque()
+        self._forming: deque[tuple[Any, SingleCall, int]] = deque()
         self._outstanding: dict[int, RequestBatch] = {}
         self._resting: dict[asyncio.TimerHandle, RequestBatch] = {}
         self._request = 0
@@ -92,7 +92,7 @@ class RequestQueue:
     async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> MessageAnswer:
         """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""
         loop = asyncio.get_running_loop()
-        single = PendingCall(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
+        single = SingleCall(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
         timer = loop.call_later(timeout_ms / 1000.0, self._expire, single)
         self._forming.append((entry, single, nbytes))
         self._wake()
@@ -122,7 +122,7 @@ class RequestQueue:
                 _forget(batch)
         self._check_idle()
 
-    def _expire(self, single: PendingCall) -> None:
+    def _expire(self, single: SingleCall) -> None:
         single.expire(self._trouble())
 
     def add(self, batch: RequestBatch) -> None:
@@ -160,7 +160,7 @@ class RequestQueue:
 
     def _formed(self) -> RequestBatch | None:
         entries: list[Any] = []
-        singles: list[PendingCall] = []
+        singles: list[SingleCall] = []
         nbytes = 0
         while self._forming and len(entries) < FORMING_MESSAGES:
             entry, single, size = self._forming[0]
@@ -174,7 +174,7 @@ class RequestQueue:
         if not entries:
             return None
         columns, operation, size = self._build(entries)
-        batch = RequestBatch(columns, operation, PendingCalls(singles), None, size)
+        batch = RequestBatch(columns, operation, SingleCalls(singles), None, size)
         batch.sink.adopt(batch)
         return batch
 

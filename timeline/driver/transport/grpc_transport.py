@@ -16,8 +16,7 @@ import grpc.aio
 
 from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, CallMetadata, Credentials
-from timeline.driver.transport.handshake import why_not
-from timeline.driver.transport.probe import ProbeResult
+from timeline.driver.transport.probe import ProbeResult, why_not
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from timeline.driver.message import encode_tag, encode_text
-from timeline.driver.scope import STATES
+from timeline.driver.queries import STATES
 from timeline.driver.times import duration_ms
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.errors import Invalid
