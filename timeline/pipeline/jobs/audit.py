@@ -30,20 +30,6 @@ STORIES = 40
 PERCENTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 ACCURACY = 10_000
 LATE_MS = 50
-KINDS = (
-    "put",
-    "delivered",
-    "acked",
-    "moved",
-    "cancelled",
-    "replaced",
-    "released",
-    "buried",
-    "expired",
-    "ran_out",
-    "revived",
-    "purged",
-)
 
 
 @dataclass

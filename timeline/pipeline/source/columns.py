@@ -30,6 +30,15 @@ from timeline.columns import Bools, Int64, Ragged, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.model import Rows, State, decode_headers
 
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """A page of a scan: its rows, and the broker's time."""
+
+    rows: Rows
+    now_ms: int
+
+
 HEADERS = MapType(StringType(), StringType())
 _WRITTEN: dict[str, tuple[tuple[DataType, ...], str]] = {
     "due": ((TimestampType(),), "a timestamp"),
@@ -41,30 +50,31 @@ _WRITTEN: dict[str, tuple[tuple[DataType, ...], str]] = {
 }
 _REQUIRED = ("due", "payload")
 
-READ = StructType(
-    [
-        StructField("id", StringType(), False),
-        StructField("due", TimestampType(), False),
-        StructField("state", StringType(), False),
-        StructField("scheduled", TimestampType(), False),
-        StructField("tag", StringType(), True),
-        StructField("group", StringType(), False),
-        StructField("holder", StringType(), True),
-        StructField("version", LongType(), False),
-        StructField("deliveries", IntegerType(), False),
-        StructField("put", TimestampType(), False),
-        StructField("asked", TimestampType(), False),
-        StructField("expires", TimestampType(), True),
-        StructField("died", TimestampType(), True),
-        StructField("dead", StringType(), True),
-        StructField("birth", LongType(), False),
-        StructField("last_op", LongType(), False),
-        StructField("payload_sum", LongType(), False),
-        StructField("payload_bytes", IntegerType(), False),
-        StructField("payload", BinaryType(), True),
-        StructField("headers", HEADERS, True),
-    ]
-)
+_READ: dict[str, tuple[DataType, bool, Callable[[PageRows], pa.Array]]] = {
+    "id": (StringType(), False, lambda page: texts(page.rows.ids)),
+    "due": (TimestampType(), False, lambda page: times(page.rows.due_ms)),
+    "state": (StringType(), False, lambda page: states_of(page.rows, page.now_ms)),
+    "scheduled": (TimestampType(), False, lambda page: times(page.rows.scheduled_ms)),
+    "tag": (StringType(), True, lambda page: texts(page.rows.tags, nullable=True)),
+    "group": (StringType(), False, lambda page: texts(page.rows.groups)),
+    "holder": (StringType(), True, lambda page: texts(page.rows.holders, nullable=True)),
+    "version": (LongType(), False, lambda page: longs(page.rows.version)),
+    "deliveries": (IntegerType(), False, lambda page: ints(page.rows.deliveries)),
+    "put": (TimestampType(), False, lambda page: times(page.rows.put_ms)),
+    "asked": (TimestampType(), False, lambda page: times(page.rows.asked_ms)),
+    "expires": (TimestampType(), True, lambda page: times(page.rows.expires_ms, nullable=True)),
+    "died": (TimestampType(), True, lambda page: times(page.rows.died_ms, nullable=True)),
+    "dead": (StringType(), True, lambda page: texts(page.rows.dead, nullable=True)),
+    "birth": (LongType(), False, lambda page: longs(page.rows.birth)),
+    "last_op": (LongType(), False, lambda page: longs(page.rows.last_op)),
+    "payload_sum": (LongType(), False, lambda page: longs(page.rows.payload_sum)),
+    "payload_bytes": (IntegerType(), False, lambda page: ints(page.rows.payload_bytes)),
+    "payload": (BinaryType(), True, lambda page: _payloads(page)),
+    "headers": (HEADERS, True, lambda page: headers_of(page.rows.headers, len(page.rows))),
+}
+"""Of each column its type, whether it may be null, and how it is made of a page."""
+
+READ = StructType([StructField(name, kind, nullable) for name, (kind, nullable, _) in _READ.items()])
 """What a batch read has; payload and headers only where they are asked for."""
 
 CONTENT = ("payload", "headers")
@@ -134,7 +144,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 TIMES = pa.timestamp("us", tz="UTC")
-HEADERS = pa.map_(pa.string(), pa.string())
+_ARROW_HEADERS = pa.map_(pa.string(), pa.string())
 _STATES = pa.array([State.WAITING.value, State.AVAILABLE.value, State.LEASED.value, State.DEAD.value])
 
 
@@ -180,9 +190,9 @@ def ints(numbers: UInt32) -> pa.Array:
 def headers_of(column: Ragged | None, count: int) -> pa.Array:
     """Encoded headers as maps; null where a message has none."""
     if column is None or not column.nbytes:
-        return pa.nulls(count, HEADERS)
+        return pa.nulls(count, _ARROW_HEADERS)
     maps = [list(decode_headers(item).items()) if item else None for item in column.tolist()]
-    return pa.array(maps, HEADERS)
+    return pa.array(maps, _ARROW_HEADERS)
 
 
 def states_of(rows: Rows, now_ms: int) -> pa.Array:
@@ -193,43 +203,11 @@ def states_of(rows: Rows, now_ms: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(code, pa.int8()), _STATES).cast(pa.string())
 
 
-@dataclass(frozen=True, slots=True)
-class PageRows:
-    """A page of a scan: its rows, and the broker's time."""
-
-    rows: Rows
-    now_ms: int
-
-
 def _payloads(page: PageRows) -> pa.Array:
     rows = page.rows
     return binaries(rows.payloads) if rows.payloads is not None else pa.nulls(len(rows), pa.binary())
 
 
-_COLUMNS: dict[str, Callable[[PageRows], pa.Array]] = {
-    "id": lambda page: texts(page.rows.ids),
-    "due": lambda page: times(page.rows.due_ms),
-    "state": lambda page: states_of(page.rows, page.now_ms),
-    "scheduled": lambda page: times(page.rows.scheduled_ms),
-    "tag": lambda page: texts(page.rows.tags, nullable=True),
-    "group": lambda page: texts(page.rows.groups),
-    "holder": lambda page: texts(page.rows.holders, nullable=True),
-    "version": lambda page: longs(page.rows.version),
-    "deliveries": lambda page: ints(page.rows.deliveries),
-    "put": lambda page: times(page.rows.put_ms),
-    "asked": lambda page: times(page.rows.asked_ms),
-    "expires": lambda page: times(page.rows.expires_ms, nullable=True),
-    "died": lambda page: times(page.rows.died_ms, nullable=True),
-    "dead": lambda page: texts(page.rows.dead, nullable=True),
-    "birth": lambda page: longs(page.rows.birth),
-    "last_op": lambda page: longs(page.rows.last_op),
-    "payload_sum": lambda page: longs(page.rows.payload_sum),
-    "payload_bytes": lambda page: ints(page.rows.payload_bytes),
-    "payload": _payloads,
-    "headers": lambda page: headers_of(page.rows.headers, len(page.rows)),
-}
-
-
 def record_batch(page: PageRows, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of `schema` of a page."""
-    return pa.RecordBatch.from_arrays([_COLUMNS[name](page) for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_arrays([_READ[name][2](page) for name in schema.names], schema=schema)

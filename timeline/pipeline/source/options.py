@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from timeline.driver.message import encode_tag, encode_text
 from timeline.driver.queries import STATES
@@ -24,35 +25,7 @@ MAX_PARTITIONS = 4096
 MAX_ROWS = 50_000
 """Rows that one partition of a micro-batch may hold: as many leases as one Hello could name."""
 
-_NAMES = {
-    "addresses": "host:port of the brokers, comma-separated",
-    "topic": "the topic",
-    "timeout": "how long a call may take",
-    "group": "write: the producer group that owns the messages",
-    "ifExists": "write: 'move' moves a message that is there, 'replace' replaces it",
-    "allowIdentical": "write: identical rows without an id collapse into one",
-    "past": "write: 'reject' or 'now', for rows that are due already; a time in ms: reject what is due by then",
-    "maxRejects": "write: how many rows may be rejected before the job fails",
-    "rejectsPath": "write: a folder or bucket for rejected rows",
-    "reportPath": "write: a JSON file with the counts",
-    "run": "write: the same name again recognises what an earlier try has put",
-    "state": "read: waiting, available, leased, dead, several with commas, or all",
-    "tag": "read: only messages of this tag",
-    "payload": "read: with payload and headers",
-    "partitions": "read: how many tasks",
-    "buckets": "read: only the buckets from A to before B, as A-B",
-    "lease": "stream read: how long a micro-batch has, extended while it works",
-    "maxRowsPerBatch": "stream read: rows of one micro-batch",
-    "wait": "stream read: how long to look for what is due before Spark is told that there is nothing",
-}
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-_KNOWN = {_plain(name): name for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -91,69 +64,62 @@ class SourceOptions:
                 said[known] = value
             elif name.lower() not in _SPARKS_OWN:
                 near = difflib.get_close_matches(_plain(name), _KNOWN, n=1)
-                hint = f": did you mean {_KNOWN[near[0]]}?" if near else f"; there are {', '.join(_NAMES)}"
+                hint = f": did you mean {_KNOWN[near[0]]}?" if near else f"; there are {', '.join(_OPTIONS)}"
                 raise Invalid(f"the source 'timeline' has no option {name!r}{hint}")
-        return cls._read(said)
-
-    @classmethod
-    def _read(cls, said: dict[str, str]) -> SourceOptions:
         if not said.get("topic"):
             raise Invalid("say which topic: .option('topic', 'reminders')")
-        addresses = said.get("addresses") or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-        parse_addresses(addresses)
-        partitions = _whole(said, "partitions", 4, 1, MAX_PARTITIONS)
-        return cls(
-            addresses=addresses,
-            topic=check_topic_name(said["topic"]),
-            timeout_ms=_duration(said, "timeout", 60_000),
-            group=encode_text(said.get("group", DEFAULT_GROUP), "group", MAX_GROUP_BYTES),
-            if_exists=_one_of(said, "ifExists", ("", "move", "replace")),
-            allow_identical=_flag(said, "allowIdentical"),
-            past=_past(said),
-            max_rejects=_whole(said, "maxRejects", 0, 0, 1 << 62),
-            rejects_path=said.get("rejectsPath", ""),
-            report_path=said.get("reportPath", ""),
-            run=said.get("run", ""),
-            states=_states(said.get("state", "")),
-            tag=encode_tag(said.get("tag", "")).decode(),
-            payload=_flag(said, "payload"),
-            partitions=partitions,
-            buckets=_range(said.get("buckets", "")),
-            lease_ms=_duration(said, "lease", 0),
-            max_rows_per_batch=_whole(said, "maxRowsPerBatch", 20_000, partitions, partitions * MAX_ROWS),
-            wait_ms=_duration(said, "wait", 1_000),
-            given=frozenset(said),
-        )
+        read = {_OPTIONS[name][0]: _OPTIONS[name][1](value, name) for name, value in said.items()}
+        read["addresses"] = read.get("addresses") or _addresses("", "addresses")
+        options = cls(**read, given=frozenset(said))
+        if "maxRowsPerBatch" in said:
+            least, most = options.partitions, options.partitions * MAX_ROWS
+            _whole(least, most)(said["maxRowsPerBatch"], "maxRowsPerBatch")
+        return options
 
 
-def _duration(said: Mapping[str, str], name: str, default_ms: int) -> int:
-    return duration_ms(said[name], name, least_ms=1) if name in said else default_ms
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
-def _flag(said: Mapping[str, str], name: str) -> bool:
-    value = said.get(name, "false").lower()
-    if value not in ("true", "false"):
-        raise Invalid(f"{name} must be true or false, not {value!r:.60}")
-    return value == "true"
-
-
-def _whole(said: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    value = said.get(name)
-    if value is None:
-        return default
-    if not value.isascii() or not value.isdigit() or not least <= int(value[:20]) <= most:
-        raise Invalid(f"{name} must be a whole number from {least} to {most}, not {value!r:.60}")
-    return int(value)
-
-
-def _one_of(said: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    value = said.get(name, "")
-    if value not in allowed:
-        raise Invalid(f"{name} must be {' or '.join(repr(one) for one in allowed if one)}, not {value!r:.60}")
+def _text(value: str, name: str) -> str:
     return value
 
 
-def _range(said: str) -> tuple[int, int] | None:
+def _addresses(value: str, name: str) -> str:
+    addresses = value or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+    parse_addresses(addresses)
+    return addresses
+
+
+def _duration(value: str, name: str) -> int:
+    return duration_ms(value, name, least_ms=1)
+
+
+def _flag(value: str, name: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise Invalid(f"{name} must be true or false, not {value.lower()!r:.60}")
+    return value.lower() == "true"
+
+
+def _whole(least: int, most: int) -> Callable[[str, str], int]:
+    def read(value: str, name: str) -> int:
+        if not value.isascii() or not value.isdigit() or not least <= int(value[:20]) <= most:
+            raise Invalid(f"{name} must be a whole number from {least} to {most}, not {value!r:.60}")
+        return int(value)
+
+    return read
+
+
+def _one_of(*allowed: str) -> Callable[[str, str], str]:
+    def read(value: str, name: str) -> str:
+        if value and value not in allowed:
+            raise Invalid(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r:.60}")
+        return value
+
+    return read
+
+
+def _range(said: str, name: str) -> tuple[int, int] | None:
     if not said:
         return None
     first, _, end = said.partition("-")
@@ -163,12 +129,11 @@ def _range(said: str) -> tuple[int, int] | None:
     return int(first), int(end)
 
 
-def _past(said: Mapping[str, str]) -> str:
-    value = said.get("past", "")
-    return value if value.isascii() and value.isdigit() and len(value) < 16 else _one_of(said, "past", ("", *PAST))
+def _past(value: str, name: str) -> str:
+    return value if value.isascii() and value.isdigit() and len(value) < 16 else _one_of(*PAST)(value, name)
 
 
-def _states(said: str) -> tuple[State, ...]:
+def _states(said: str, name: str) -> tuple[State, ...]:
     if not said:
         return LIVING
     if said == "all":
@@ -179,3 +144,32 @@ def _states(said: str) -> tuple[State, ...]:
         if word not in allowed:
             raise Invalid(f"state must be some of {', '.join(allowed)} with commas, or all, not {word!r:.60}")
     return tuple(dict.fromkeys(allowed[word] for word in wanted))
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "addresses": ("addresses", _addresses),  # host:port of the brokers, comma-separated
+    "topic": ("topic", lambda value, name: check_topic_name(value)),
+    "timeout": ("timeout_ms", _duration),  # how long a call may take
+    # Write. Group: who owns the messages. `past`, for rows that are due already, may be a time in ms: reject what is
+    # due by then. The same `run` again recognises what an earlier try has put.
+    "group": ("group", lambda value, name: encode_text(value, name, MAX_GROUP_BYTES)),
+    "ifExists": ("if_exists", _one_of("move", "replace")),
+    "allowIdentical": ("allow_identical", _flag),  # identical rows without an id collapse into one
+    "past": ("past", _past),
+    "maxRejects": ("max_rejects", _whole(0, 1 << 62)),  # how many rows may be rejected before the job fails
+    "rejectsPath": ("rejects_path", _text),  # a folder or bucket for rejected rows
+    "reportPath": ("report_path", _text),  # a JSON file with the counts
+    "run": ("run", _text),
+    # Read.
+    "state": ("states", _states),  # waiting, available, leased, dead, several with commas, or all
+    "tag": ("tag", lambda value, name: encode_tag(value).decode()),
+    "payload": ("payload", _flag),  # with payload and headers
+    "partitions": ("partitions", _whole(1, MAX_PARTITIONS)),  # how many tasks
+    "buckets": ("buckets", _range),  # only the buckets from A to before B, as A-B
+    # Stream read. `wait`: how long to look for what is due before Spark is told that there is nothing.
+    "lease": ("lease_ms", _duration),  # how long a micro-batch has, extended while it works
+    "maxRowsPerBatch": ("max_rows_per_batch", _whole(1, MAX_PARTITIONS * MAX_ROWS)),
+    "wait": ("wait_ms", _duration),
+}
+"""By its name in Spark: the option's field, and what reads its text (with the name, for errors)."""
+_KNOWN = {_plain(name): name for name in _OPTIONS}
