@@ -20,9 +20,8 @@ from timeline.errors import Invalid, Unavailable
 from timeline.pipeline import connection
 from timeline.pipeline.jobs.audit import audit, audit_page
 from timeline.pipeline.jobs.backup import backup
-from timeline.pipeline.jobs.compact import compact
 from timeline.pipeline.jobs.forecast import forecast, forecast_page
-from timeline.pipeline.jobs.journal import live_files
+from timeline.pipeline.jobs.journal import compact, live_files
 from timeline.pipeline.jobs.load import LoadRequest, load
 from timeline.pipeline.jobs.measure import measure
 from timeline.pipeline.jobs.restore import restore, verify

@@ -15,7 +15,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from timeline.pipeline.source import TimelineSource
+from timeline.pipeline.source import PushingSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 WORKERS = "spark.pyspark.python"
@@ -29,7 +29,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def register(spark: SparkSession) -> SparkSession:
     """Makes `format("timeline")` known to `spark`, and has it hand filters down. Answers `spark`."""
-    spark.dataSource.register(TimelineSource)
+    spark.dataSource.register(PushingSource)
     spark.conf.set(PUSHDOWN, "true")
     return spark
 

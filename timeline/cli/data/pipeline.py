@@ -357,7 +357,7 @@ def compact(journal: str, older: str, address: str, master: str, settings: tuple
     """
     older_ms = duration_ms(older, "--older")
     with running("compact", master, settings) as spark:
-        from timeline.pipeline.jobs.compact import compact as run
+        from timeline.pipeline.jobs.journal import compact as run
 
         done = run(spark, journal, older_ms)
     _tell(dataclasses.asdict(done), as_json)

@@ -1,19 +1,31 @@
-"""The event journal as a table: which of its files count, and what its columns are in Spark."""
+"""The event journal as a table, what is missing in it, and the job `compact`.
+
+`compact` makes few large files of the many small ones that brokers write, a partition (date, hour, topic) at a time.
+First a note says which files the new one stands for. Then the new file appears, whole or not at all. Then the old ones
+go, and then the note. `live_files` counts each event once at any moment in between. The next run finishes one that
+died.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from timeline.broker.journal.events import IDLE_MS
+from timeline.clock import Clock
 from timeline.errors import Invalid
-from timeline.pipeline.files import at, names_in
+from timeline.pipeline.files import at, names_in, write_bytes, write_table
 from timeline.storage_plugins import shown
 
 EVENTS = """
@@ -31,11 +43,19 @@ def live_files(url: str) -> list[str]:
     filesystem, _ = at(url)
     there = names_in(url)
     files = {name for name in there if name.endswith(".parquet") and not name.rpartition("/")[2].startswith("_")}
+    return sorted(files.difference(*_replaced(filesystem, there).values()))
+
+
+def _replaced(filesystem: Any, there: Sequence[str]) -> dict[str, list[str]]:
+    """Of each note whose new file is there, the files that it stands for. A note whose file is not there yet may be of
+    a run that is at work: it says nothing until then."""
+    found: dict[str, list[str]] = {}
+    files = set(there)
     for note in there:
         folder, _, name = note.rpartition("/")
         if name.startswith(NOTE) and f"{folder}/{name.removeprefix(NOTE).removesuffix('.json')}.parquet" in files:
-            files -= {f"{folder}/{old}" for old in json.loads(filesystem.cat_file(note))}
-    return sorted(files)
+            found[note] = [f"{folder}/{old}" for old in json.loads(filesystem.cat_file(note))]
+    return found
 
 
 def spark_path(url: str, path: str) -> str:
@@ -146,3 +166,77 @@ def _judge(sessions: Sequence[dict[str, Any]], now_ms: int, found: Gaps) -> None
             found.missing.append(Gap(row["broker"], since_ms, after or silent_ms, 0))
         else:
             found.coming.append(Gap(row["broker"], since_ms, EVER_MS, 0))
+
+
+LEAST_FILES = 2
+SETTLED_MS = 2 * 3_600_000
+"""A partition whose hour began so long ago gets nothing more, but from a broker whose clock is wrong."""
+
+
+@dataclass
+class Compacted:
+    """What was done: `partitions` with `files` before and one each now, and their events."""
+
+    partitions: int = 0
+    files: int = 0
+    events: int = 0
+
+
+def compact(spark: SparkSession, url: str, older_ms: int = SETTLED_MS) -> Compacted:
+    """Compacts the partitions whose hour began longer ago than `older_ms`."""
+    finish(url)
+    todo = _partitions(url, Clock().now_ms() - older_ms)
+    done = Compacted(partitions=len(todo))
+    if not todo:
+        return done
+    tasks = spark.sparkContext.parallelize(list(todo.items()), len(todo))
+    for files, events in tasks.mapPartitions(lambda some: _compact_some(url, some)).collect():
+        done.files += files
+        done.events += events
+    return done
+
+
+def _partitions(url: str, before_ms: int) -> dict[str, list[str]]:
+    """Folders with several files, and these."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in live_files(url):
+        found[path.rpartition("/")[0]].append(path)
+    return {
+        folder: files for folder, files in found.items() if len(files) >= LEAST_FILES and _hour_ms(folder) <= before_ms
+    }
+
+
+def _hour_ms(folder: str) -> int:
+    said = dict(part.split("=", 1) for part in folder.split("/") if "=" in part)
+    began = datetime.strptime(f"{said['date']} {said['hour']}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+    return int(began.timestamp() * 1000)
+
+
+def _compact_some(url: str, some: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[int, int]]:
+    filesystem, _ = at(url)
+    for folder, files in some:
+        tables = [pq.read_table(pa.BufferReader(filesystem.cat_file(file))) for file in files]
+        table = pa.concat_tables(tables).sort_by("time")
+        name = f"c-{hashlib.sha256(' '.join(files).encode()).hexdigest()[:16]}"
+        note = f"{folder}/{NOTE}{name}.json"
+        named = [file.rpartition("/")[2] for file in files]
+        write_bytes(filesystem.unstrip_protocol(note), json.dumps(named).encode())
+        write_table(filesystem.unstrip_protocol(f"{folder}/{name}.parquet"), table)
+        _retire(filesystem, note, files)
+        yield len(files), table.num_rows
+
+
+def finish(url: str) -> None:
+    """Takes away what compacted files stand for, where a run died before it did."""
+    filesystem, _ = at(url)
+    for note, files in _replaced(filesystem, names_in(url)).items():
+        _retire(filesystem, note, files)
+
+
+def _retire(filesystem: Any, note: str, files: Sequence[str]) -> None:
+    """The files go, and then the note that names them; another run may be at the same."""
+    for path in [*files, note]:
+        try:
+            filesystem.rm_file(path)
+        except FileNotFoundError:
+            pass  # it is gone: that was all

@@ -62,6 +62,9 @@ class Departures:
     cancelled: np.ndarray[Any, np.dtype[np.bool_]]
     late: np.ndarray[Any, np.dtype[np.bool_]]
 
+    due_sql: str
+    """The scale of the due times as an expression over the file's columns."""
+
     @classmethod
     def read(cls, path: str, start_ms: int, window_ms: int) -> Departures:
         """Reads the year's file."""
@@ -77,17 +80,8 @@ class Departures:
             return start_ms + (times - first) * window_ms // span
 
         ids = [id.encode() for id in table.column("flight_id").to_pylist()]
-        return cls(ids, scaled(scheduled), scaled(actual), cancelled, late)
-
-    @staticmethod
-    def due_sql(path: str, start_ms: int, window_ms: int) -> str:
-        """The same scale as an expression over the file's columns."""
-        table = pq.read_table(path, columns=["sched_dep_ms", "dep_delay_min"])
-        scheduled = table.column("sched_dep_ms").to_numpy()
-        delay = pc.fill_null(table.column("dep_delay_min"), 0.0).to_numpy()
-        actual = scheduled + (np.maximum(delay, 0) * MINUTE_MS).astype(np.int64)
-        first, span = int(scheduled.min()), int(actual.max() - scheduled.min())
-        return f"timestamp_millis({start_ms}L + (sched_dep_ms - {first}L) * {window_ms}L div {span}L)"
+        due_sql = f"timestamp_millis({start_ms}L + (sched_dep_ms - {first}L) * {window_ms}L div {span}L)"
+        return cls(ids, scaled(scheduled), scaled(actual), cancelled, late, due_sql)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -249,9 +243,10 @@ async def year(
         async with Timeline(one, "60s") as tl:
             await tl.create_topic(TOPIC, remember="1d", paused=True)
         async with timed("load"):
-            due = {"due": Departures.due_sql(data, start_ms, window_ms)}
             asked = LoadRequest(one, TOPIC, past="now")
-            loaded = await asyncio.to_thread(load, spark, spark.read.parquet(data), asked, MAPPING | due, progress)
+            loaded = await asyncio.to_thread(
+                load, spark, spark.read.parquet(data), asked, MAPPING | {"due": departures.due_sql}, progress
+            )
             account.loaded = loaded.put
         async with timed("move and cancel"):
             await change(one, TOPIC, departures, account.replayed, progress)

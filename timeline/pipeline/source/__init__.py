@@ -8,8 +8,8 @@ needs beyond an address comes from the environment of driver and executors, so t
 
 from __future__ import annotations
 
-import sys
 from functools import cached_property
+from typing import ClassVar
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -21,12 +21,12 @@ from timeline.pipeline.source.reading import PushingReader, TimelineReader
 from timeline.pipeline.source.streaming import TimelineStreamReader
 from timeline.pipeline.source.writing import TimelineStreamWriter, TimelineWriter
 
-_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
-
 
 class TimelineSource(DataSource):
     """Batch write, batch read, stream write and stream read of a topic's timeline; see `SourceOptions` for what may be
     asked."""
+
+    reads: ClassVar[type[TimelineReader]] = TimelineReader
 
     @classmethod
     def name(cls) -> str:
@@ -43,8 +43,7 @@ class TimelineSource(DataSource):
 
     def reader(self, schema: StructType) -> TimelineReader:
         """For `spark.read`."""
-        kind = PushingReader if _pushing() else TimelineReader
-        return kind(self._asked, schema)
+        return self.reads(self._asked, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TimelineWriter:
         """For `df.write`, with mode "append"."""
@@ -63,12 +62,11 @@ class TimelineSource(DataSource):
         return TimelineStreamWriter(self._asked, schema)
 
 
-def _pushing() -> bool:
-    """Whether this process is the worker of Spark that asks which filters a reader takes: anywhere else Spark refuses a
-    reader that could take some while its configuration does not let them through."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    return _PUSHDOWN in sys.modules or getattr(spec, "name", "") == _PUSHDOWN
+class PushingSource(TimelineSource):
+    """The same where Spark hands down what a query asks, which it refuses to readers that could take it while
+    `spark.sql.python.filterPushdown.enabled` is off. `timeline.pipeline.register` sets that, and registers this one."""
+
+    reads = PushingReader
 
 
-__all__ = ["STREAMED", "TimelineSource"]
+__all__ = ["STREAMED", "PushingSource", "TimelineSource"]

@@ -39,6 +39,8 @@ class PageRows:
     now_ms: int
 
 
+TIMES = pa.timestamp("us", tz="UTC")
+_ARROW_HEADERS = pa.map_(pa.string(), pa.string())
 HEADERS = MapType(StringType(), StringType())
 _WRITTEN: dict[str, tuple[tuple[DataType, ...], str]] = {
     "due": ((TimestampType(),), "a timestamp"),
@@ -84,6 +86,17 @@ STREAMED = StructType(
     + [READ["payload"], READ["headers"]]
 )
 """What a stream read has: what was delivered. `due`: when it came due."""
+
+
+_ARROW = {
+    "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "timestamp": TIMES,
+    HEADERS.simpleString(): _ARROW_HEADERS,
+}  # fmt: skip
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the schema of record batches for columns that `check_read` lets through."""
+    return pa.schema([pa.field(one.name, _ARROW[one.dataType.simpleString()], one.nullable) for one in schema.fields])
 
 
 def read_schema(payload: bool) -> StructType:
@@ -143,8 +156,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-TIMES = pa.timestamp("us", tz="UTC")
-_ARROW_HEADERS = pa.map_(pa.string(), pa.string())
 _STATES = pa.array([State.WAITING.value, State.AVAILABLE.value, State.LEASED.value, State.DEAD.value])
 
 

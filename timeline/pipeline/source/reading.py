@@ -22,12 +22,11 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from timeline.model import MAX_TIME_MS, State
 from timeline.pipeline.connection import SparkConnection
-from timeline.pipeline.source.columns import CONTENT, READ, PageRows, check_read, record_batch
+from timeline.pipeline.source.columns import CONTENT, READ, PageRows, arrow_schema, check_read, record_batch
 from timeline.pipeline.source.options import SourceOptions
 
 MOST_IDS = 10_000
@@ -137,7 +136,7 @@ class TimelineReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_read(schema, READ)
         self._options = options
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self._content = any(name in schema.names for name in CONTENT)
         self._where = Where(options.states, options.tag)
 

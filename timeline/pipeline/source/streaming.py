@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -33,7 +32,7 @@ from timeline.driver.client import Timeline
 from timeline.errors import Invalid, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, Operation, Rows, Topic, payload_sums
 from timeline.pipeline.connection import SparkConnection
-from timeline.pipeline.source.columns import CONTENT, READ, PageRows, check_read, record_batch
+from timeline.pipeline.source.columns import CONTENT, READ, PageRows, arrow_schema, check_read, record_batch
 from timeline.pipeline.source.options import MAX_ROWS, SourceOptions
 
 LEASING_MS = 30_000
@@ -161,7 +160,7 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_read(schema, READ)
         self._options = options
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self._content = any(name in schema.names for name in CONTENT)
         self._guard: _Guard | None = None
         self._left: int | None = None
