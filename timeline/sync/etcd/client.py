@@ -99,6 +99,7 @@ class Client:
     def __init__(self, location: EtcdLocation, endpoint: str, deadline_s: float) -> None:
         self._location, self.endpoint, self._deadline_s = location, endpoint, deadline_s
         self._rpc = _ETCD3.etcdrpc
+        self._connected = False
         host, port = split_address(endpoint)
         tls = location.tls
         with self._asked():
@@ -113,6 +114,7 @@ class Client:
                 password=location.password or None,
                 grpc_options=_OPTIONS,
             )
+        self._connected = True
         if tls is None:
             self._etcd.call_credentials = None
 
@@ -220,8 +222,8 @@ class Client:
                 yield
         except EtcdTrouble as trouble:
             cause = trouble.__cause__
-            rpc = cause if isinstance(cause, grpc.RpcError) else getattr(cause, "__context__", None)
-            if isinstance(rpc, grpc.RpcError) and rpc.code() is grpc.StatusCode.NOT_FOUND:
+            rpc = cause if isinstance(cause, grpc.Call) else getattr(cause, "__context__", None)
+            if isinstance(rpc, grpc.Call) and rpc.code() is grpc.StatusCode.NOT_FOUND:
                 raise EtcdLeaseLost("etcd does not know the lease any more") from trouble
             raise
 
@@ -229,20 +231,21 @@ class Client:
         if not isinstance(error, grpc.RpcError):
             return EtcdTrouble(f"etcd at {self.endpoint}: {error!r}")
         code, said = error.code(), str(error.details() or "").removeprefix("etcdserver: ")
-        if code is grpc.StatusCode.FAILED_PRECONDITION and "authentication is not enabled" in said:
+        user = self._location.user
+        # Before it is connected a client asks for one thing, a token for its user.
+        if not self._connected and code is grpc.StatusCode.FAILED_PRECONDITION:
             return MembershipRefused(f"etcd at {self.endpoint} knows no users: leave user and password out of --sync")
-        if code is grpc.StatusCode.INVALID_ARGUMENT and "user name is empty" in said:
+        if not self._connected and code is grpc.StatusCode.INVALID_ARGUMENT:
+            return MembershipRefused(f"etcd at {self.endpoint} refuses user {user!r}: {said}")
+        if not user and code is grpc.StatusCode.INVALID_ARGUMENT:
             return MembershipRefused(
                 f"etcd at {self.endpoint} asks for a user: --sync etcd://user:password@…, or {USER} and {PASSWORD}"
             )
         if code is grpc.StatusCode.PERMISSION_DENIED:
-            who = repr(self._location.user) if self._location.user else "a broker without user"
             return MembershipRefused(
-                f"etcd at {self.endpoint} does not let {who} read and write "
-                f"/{self._location.prefix}/: give it a user with a role for that"
+                f"etcd at {self.endpoint} does not let {repr(user) if user else 'a broker without user'} read and "
+                f"write /{self._location.prefix}/: give it a user with a role for that"
             )
-        if code is grpc.StatusCode.INVALID_ARGUMENT and "authentication failed" in said:
-            return MembershipRefused(f"etcd at {self.endpoint} refuses user {self._location.user!r}: {said}")
         return EtcdTrouble(f"etcd at {self.endpoint} does not answer as it should: {code.name}, {said}")
 
 

@@ -60,69 +60,6 @@ def agree(client: Client, keys: EtcdKeys, cluster_uid: str, by: str) -> None:
         )
 
 
-@dataclass(slots=True)
-class Claim:
-    """A broker's way to its entry. `session`: see `broker_value`. `rest(seconds)` waits, and answers False when
-    the broker is to end; `say` is told what is waited for."""
-
-    client: Client
-    keys: EtcdKeys
-    member: Member
-    session: str
-    ttl_s: int
-    rest: Callable[[float], bool]
-    say: Callable[[str], None]
-
-    def made(self) -> int:
-        """The lease that the broker's entry is bound to, once it is there; 0 when the broker is to end. Waits while the
-        entry of a dead namesake runs out. Raises MembershipRefused when the namesake lives."""
-        key, value = self.keys.broker(self.member.name), broker_value(self.member, self.session)
-        lease = self.client.grant(self.ttl_s)
-        left_s, seen_s, renewed = float("inf"), time.monotonic(), 0
-        while not self.client.create(key, value, lease):
-            other = self.client.get(key)
-            if other is None:
-                continue
-            address, session = self._read(other)
-            if session == self.session:
-                # Ours: the answer to an earlier attempt was lost, or somebody took the lease of the last from us.
-                if other.lease:
-                    self.client.revoke(other.lease)
-                else:
-                    self.client.remove(other)  # written anew by hand, and bound to nothing that would end it
-                continue
-            if other.lease:
-                now_left_s, now_s = self.client.remaining_s(other.lease), time.monotonic()
-                # Told in whole seconds: what a lease has left, unless somebody renewed it, is less by what went by.
-                if now_left_s > left_s - (now_s - seen_s) + ROUNDED_S:
-                    renewed += 1
-                    left_s, seen_s = now_left_s, now_s
-                elif left_s == float("inf"):
-                    left_s, seen_s = now_left_s, now_s
-            if renewed >= ALIVE or not other.lease:
-                self.client.revoke(lease)
-                raise MembershipRefused(
-                    f"another broker is called {self.member.name!r} in this cluster, at {address}: give each a name of "
-                    "its own with --name"
-                )
-            self.say(
-                f"etcd has a broker called {self.member.name!r} already, at {address}; if that is this one before it "
-                f"was restarted, its entry goes within {self.ttl_s} s"
-            )
-            if not self.rest(LOOK_S):
-                self.client.revoke(lease)
-                return 0
-            self.client.keep_alive(lease)
-        return lease
-
-    def _read(self, other: EtcdEntry) -> tuple[str, str]:
-        try:
-            member, session = read_broker(self.member.name, other.value)
-        except Unreadable as bad:
-            return f"an address that cannot be read ({bad})", ""
-        return member.address, session
-
-
 @dataclass(frozen=True, slots=True)
 class EtcdTiming:
     """How often and how long, in seconds. `relist`: all is read again, whatever the watch told. `settle`: changes of
@@ -296,8 +233,7 @@ class EtcdSession(threading.Thread):
     def _join(self, client: Client) -> None:
         """The broker gets an entry and a lease, unless it is to end."""
         agree(client, self._keys, self._cluster_uid, self._member.name)
-        claim = Claim(client, self._keys, self._member, self._id, self._location.ttl_s, self._pause, self._waits)
-        lease = claim.made()
+        lease = self._claim(client)
         if not lease:
             return
         self._lease, self._joined = lease, True
@@ -309,6 +245,56 @@ class EtcdSession(threading.Thread):
         self._drop_watch()  # so that all is read
         self._look_s = 0.0
         log.info("joined the cluster under %s in etcd", self._keys.every)
+
+    def _claim(self, client: Client) -> int:
+        """Return the lease that the broker's entry is bound to, once it is there; 0 when the broker is to end. Waits
+        while the entry of a dead namesake runs out. Raises MembershipRefused when the namesake lives."""
+        name, ttl_s = self._member.name, self._location.ttl_s
+        key, value = self._keys.broker(name), broker_value(self._member, self._id)
+        lease = client.grant(ttl_s)
+        left_s, seen_s, renewed = float("inf"), time.monotonic(), 0
+        while not client.create(key, value, lease):
+            other = client.get(key)
+            if other is None:
+                continue
+            address, session = self._namesake(other)
+            if session == self._id:
+                # Ours: the answer to an earlier attempt was lost, or somebody took the lease of the last from us.
+                if other.lease:
+                    client.revoke(other.lease)
+                else:
+                    client.remove(other)  # written anew by hand, and bound to nothing that would end it
+                continue
+            if other.lease:
+                now_left_s, now_s = client.remaining_s(other.lease), time.monotonic()
+                # Told in whole seconds: what a lease has left, unless somebody renewed it, is less by what went by.
+                was_renewed = now_left_s > left_s - (now_s - seen_s) + ROUNDED_S
+                if was_renewed or left_s == float("inf"):
+                    renewed += was_renewed
+                    left_s, seen_s = now_left_s, now_s
+            if renewed >= ALIVE or not other.lease:
+                client.revoke(lease)
+                raise MembershipRefused(
+                    f"another broker is called {name!r} in this cluster, at {address}: give each a name of its own "
+                    "with --name"
+                )
+            self._waits(
+                f"etcd has a broker called {name!r} already, at {address}; if that is this one before it was "
+                f"restarted, its entry goes within {ttl_s} s"
+            )
+            if not self._pause(LOOK_S):
+                client.revoke(lease)
+                return 0
+            client.keep_alive(lease)
+        return lease
+
+    def _namesake(self, other: EtcdEntry) -> tuple[str, str]:
+        """Return the address and the session of another broker of this name."""
+        try:
+            member, session = read_broker(self._member.name, other.value)
+        except Unreadable as bad:
+            return f"an address that cannot be read ({bad})", ""
+        return member.address, session
 
     def _lost(self, lost: EtcdLeaseLost) -> None:
         """The lease is gone: all of ours is to be written again. Others may have lost theirs with it, and may need the
