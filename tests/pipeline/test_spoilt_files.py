@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from timeline.errors import Invalid
-from timeline.model import Topic, TopicSettings
+from timeline.model import TopicSettings
 from timeline.pipeline.files import read_json, write_bytes, write_json
-from timeline.pipeline.jobs.backup import Chunk, chunk_of, manifest_of, read_manifest
+from timeline.pipeline.jobs.backup import Chunk, Manifest, chunk_of, read_manifest
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from timeline.pipeline.jobs.backup import Chunk, chunk_of, manifest_of, read_man
     ],
 )
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    manifest = manifest_of(Topic("orders", 7, TopicSettings()), 1)
+    manifest = Manifest("orders", "7", asdict(TopicSettings()), 1)
     manifest.chunks.append(Chunk(0, 0, 64))
     manifest.complete = True
     told = manifest.as_json()

@@ -26,6 +26,19 @@ HOLDERS = ("regrant", "extend", "release", "ack", "bury")
 RAISE = ("revive", "purge")
 """What is for dead letters alone."""
 
+CHANGES = {
+    "put": ("put", "move"), "move": ("move",), "cancel": ("cancel",), "revive": ("revive",), "purge": ("purge",),
+    "ack": ("ack",), "extend": ("extend",), "release": ("release",), "bury": ("bury",),
+}  # fmt: skip
+"""The changes that each operation may make."""
+ASKED = {
+    "put": ("put",), "move": ("move", "move_tag", "put"), "cancel": ("cancel", "cancel_tag"), "revive": ("revive",),
+    "purge": ("purge",), "ack": ("ack",), "replace": ("put",),
+}  # fmt: skip
+"""Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
+ENDED = ("release", "ack", "bury")
+"""How a holder, or the broker for it, ends a lease."""
+
 
 def commits(story: Story) -> Iterator[Violation]:
     """Whether the store's changes, in the order it made them, follow the rules."""
@@ -108,20 +121,6 @@ def _lease(story: Story, standing: MessageState, made: Event | None, event: Even
 def _under_lease(story: Story, standing: MessageState, now_ms: float) -> bool:
     """Whether a lease certainly ran at `now_ms`."""
     return bool(standing.holder) and not standing.dead and now_ms + story.declared.clock_bound_ms < standing.due_ms
-
-
-CHANGES = {
-    "put": ("put", "move"), "move": ("move",), "cancel": ("cancel",), "revive": ("revive",), "purge": ("purge",),
-    "ack": ("ack",), "extend": ("extend",), "release": ("release",), "bury": ("bury",),
-}  # fmt: skip
-"""The changes that each operation may make."""
-ASKED = {
-    "put": ("put",), "move": ("move", "move_tag", "put"), "cancel": ("cancel", "cancel_tag"), "revive": ("revive",),
-    "purge": ("purge",), "ack": ("ack",), "replace": ("put",),
-}  # fmt: skip
-"""Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
-ENDED = ("release", "ack", "bury")
-"""How a holder, or the broker for it, ends a lease."""
 
 
 def answers(story: Story) -> Iterator[Violation]:

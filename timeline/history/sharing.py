@@ -14,6 +14,9 @@ from timeline.history.story import Violation
 Session = tuple[str, int]
 Token = tuple[str, int, int]
 
+SETTLED_IN_MS = 500.0
+"""How long after it began a consumer is certainly connected, where nothing is wrong."""
+
 
 def over_credit(events: Iterable[Event], clock_bound_ms: float) -> Iterator[Violation]:
     """Where a consumer had more in flight than its session's credit. `consume` lines say the credit: `credit` in
@@ -127,10 +130,6 @@ class _Present:
     unsettled: set[Token] = field(default_factory=set)
     lapsed: bool = False
     broker: str = ""
-
-
-SETTLED_IN_MS = 500.0
-"""How long after it began a consumer is certainly connected, where nothing is wrong."""
 
 
 def left_out(events: Sequence[Event]) -> Iterator[Violation]:

@@ -1,8 +1,9 @@
-"""The relay's side of the outbox's table: takes what waits, and deletes or sets aside what was answered.
+"""The outbox's table as the relay has it: opened by its URL; rows that wait are taken, and deleted or set aside.
 
-Calls block; the relay makes them in one thread. Where the database has SKIP LOCKED, what was taken stays locked until
-it is settled, so that several relays share a table and none sends what another has in hand; a relay that dies lets go
-of it with its connection. SQLite has none: there one relay at a time holds a lock beside the database's file.
+The URL is SQLAlchemy's own form, with a driver that is installed where it names none. Calls block; the relay makes them
+in one thread. Where the database has SKIP LOCKED, what was taken stays locked until it is settled, so that several
+relays share a table and none sends what another has in hand; a relay that dies lets go of it with its connection.
+SQLite has none: there one relay at a time holds a lock beside the database's file.
 """
 
 from __future__ import annotations
@@ -43,6 +44,31 @@ DRIVERS = {
 """SQLAlchemy's name of each driver that the relay can use → its module, the first that is installed is taken."""
 _PACKAGES = {"postgresql": "psycopg[binary]", "mysql": "pymysql"}
 _ALSO = {"postgres": "postgresql", "mariadb": "mysql"}
+
+REASON_CHARS = 1_000
+TAKEN_BYTES = 16 * 1024 * 1024
+"""Payload bytes that are taken at once; one payload may be more."""
+COUNTED = 100_000
+"""Rows that wait are counted up to so many."""
+CONNECT_S = 10
+ANSWER_S = 60
+"""A statement that takes longer is given up."""
+LIBPQ = {
+    "connect_timeout": CONNECT_S,
+    "tcp_user_timeout": ANSWER_S * 1_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""Of psycopg and psycopg2: a server whose machine is gone is given up, too, not asked for hours."""
+REFUSED_BY_SQLITE = (1, 8)
+"""Its primary error codes for an error in the statement (no such table), and a database that is read only."""
+REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1290, 1698, 1836)
+"""Access denied, no such database or table, no right on it, read only."""
+REFUSED_BY_POSTGRESQL = ("25006", "28", "3D", "42")
+"""SQLSTATE: read only, no such user or wrong password, no such database, no such table or no right on it."""
+OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
+"""The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
 
 class OutboxRefused(TimelineError):
@@ -103,9 +129,6 @@ def _check_file(name: str | None) -> None:
             f"there is no file {name}: give the database that your program writes to "
             "(four slashes before an absolute path, sqlite:////path/to/app.db)"
         )
-
-
-REASON_CHARS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,31 +213,6 @@ def _headers(text: str | None) -> Mapping[str, str] | None:
     if not isinstance(read, dict):
         raise Invalid(f"headers must be an object of texts in JSON, not {text!r:.40}")
     return read
-
-
-TAKEN_BYTES = 16 * 1024 * 1024
-"""Payload bytes that are taken at once; one payload may be more."""
-COUNTED = 100_000
-"""Rows that wait are counted up to so many."""
-CONNECT_S = 10
-ANSWER_S = 60
-"""A statement that takes longer is given up."""
-LIBPQ = {
-    "connect_timeout": CONNECT_S,
-    "tcp_user_timeout": ANSWER_S * 1_000,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
-"""Of psycopg and psycopg2: a server whose machine is gone is given up, too, not asked for hours."""
-REFUSED_BY_SQLITE = (1, 8)
-"""Its primary error codes for an error in the statement (no such table), and a database that is read only."""
-REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1290, 1698, 1836)
-"""Access denied, no such database or table, no right on it, read only."""
-REFUSED_BY_POSTGRESQL = ("25006", "28", "3D", "42")
-"""SQLSTATE: read only, no such user or wrong password, no such database, no such table or no right on it."""
-OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
-"""The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
 
 class Outbox:

@@ -22,6 +22,9 @@ WORKERS = "spark.pyspark.python"
 Progress = Callable[[str, int, int], None]
 """Receives what a job is doing, how many of it are done, and of how many (0: unknown)."""
 
+EVERY_S = 0.25
+T = TypeVar("T")
+
 
 def quiet(what: str, done: int, total: int) -> None:
     """Ignore the progress of a job."""
@@ -79,10 +82,6 @@ def processes() -> dict[int, tuple[int, str]]:
 def _is_here(master: str) -> bool:
     """Whether Spark's workers run on this machine, started by this process. spark-submit has said where they run."""
     return "PYSPARK_GATEWAY_PORT" not in os.environ and (not master or master.startswith("local"))
-
-
-EVERY_S = 0.25
-T = TypeVar("T")
 
 
 def read_topic(spark: SparkSession, addresses: str, topic: str, columns: str, **options: str) -> DataFrame:

@@ -1,12 +1,13 @@
-"""The job `audit`: what happened to every message, out of the journal, and whether the promises were kept.
+"""The job `audit` and its page: what happened to every message, out of the journal, and whether the promises were kept.
 
 Lateness by topic, hour and consumer; redeliveries and why; what was put and never settled; and whatever breaks a
 promise of `design-docs`, by name. Where brokers dropped events, or ended without a word, the audit says from when until
-when it knows nothing."""
+when it knows nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -239,16 +240,8 @@ _SHOWN = [f"p{100 * share:g}" if share < 1 else "most" for share in PERCENTILES]
 def audit_page(found: Audit, source: str) -> str:
     """The whole page; `source`: where the journal is."""
     under = f"{source}, {_when(found.since_ms)} to {_when(found.until_ms)} UTC"
-    parts = [
-        _verdict(found),
-        _glance(found),
-        _lateness(found),
-        _late(found),
-        _again(found),
-        _open(found),
-        _stories(found),
-    ]
-    return page("What happened to every message", under, parts)
+    makers = (_verdict, _glance, _lateness, _late, _again, _open, _stories)
+    return page("What happened to every message", under, [make(found) for make in makers])
 
 
 def _when(millis: int) -> str:
@@ -256,48 +249,32 @@ def _when(millis: int) -> str:
 
 
 def _verdict(found: Audit) -> str:
-    said: list[str] = []
-    for name, count in found.broken.items():
-        said.append(paragraph(f"Broken for {count:,} messages: {PROMISES[name]}", "bad"))
-    said += [paragraph(f"Not known: {sentence}.", "bad") for sentence in silence(found)]
+    told = [(f"Broken for {count:,} messages: {PROMISES[name]}", "bad") for name, count in found.broken.items()]
+    told += [(f"Not known: {sentence}.", "bad") for sentence in silence(found)]
     if not found.broken and found.events:
         checked = [
             text.partition(":")[0] for name, text in PROMISES.items() if name != "lost" or found.pending is not None
         ]
-        said.append(paragraph(f"Kept for every message: {', '.join(checked)}.", "good"))
+        told.append((f"Kept for every message: {', '.join(checked)}.", "good"))
     if found.pending is None:
-        said.append(
-            paragraph(
-                "What lies on the timelines was not looked at: nothing could be called lost (--topic or --backup).",
-                "soft",
-            )
-        )
+        what = "What lies on the timelines was not looked at: nothing could be called lost (--topic or --backup)."
+        told.append((what, "soft"))
     for gap in found.gaps:
         what = f"{_missing(gap.events)} of broker {gap.broker} are missing"
-        said.append(paragraph(f"Not known: {what}, from {_when(gap.since_ms)} to {_when(gap.until_ms)}.", "bad"))
+        told.append((f"Not known: {what}, from {_when(gap.since_ms)} to {_when(gap.until_ms)}.", "bad"))
     if found.unknown:
-        said.append(
-            paragraph(
-                f"Not known: {found.unknown:,} messages are not on the timeline, and what ended them may be missing in "
-                "the journal, or not be written yet.",
-                "soft",
-            )
-        )
+        what = f"{found.unknown:,} messages are not on the timeline, and what ended them may be missing in the journal"
+        told.append((f"Not known: {what}, or not be written yet.", "soft"))
     if found.unended:
         named = ", ".join(sorted(set(found.unended))[:10])
-        said.append(
-            paragraph(
-                f"{len(found.unended)} broker sessions never said that they ended, being running or killed: {named}.",
-                "soft",
-            )
-        )
-    rows = [
-        (row["promise"], row["topic"], row["id"], row["put"], row["last"], row["ended"], row["delivered"])
-        for row in found.examples
-    ]
-    if rows:
-        said.append(table(("promise", "topic", "id", "put", "last seen", "last event", "deliveries"), rows))
-    return section("The promises", *said)
+        what = f"{len(found.unended)} broker sessions never said that they ended, being running or killed: {named}."
+        told.append((what, "soft"))
+    parts = [paragraph(*one) for one in told]
+    shown = ("promise", "topic", "id", "put", "last", "ended", "delivered")
+    if found.examples:
+        heads = ("promise", "topic", "id", "put", "last seen", "last event", "deliveries")
+        parts.append(table(heads, [[row[name] for name in shown] for row in found.examples]))
+    return section("The promises", *parts)
 
 
 def _missing(events: int) -> str:
@@ -347,12 +324,8 @@ def _bucket(number: int) -> str:
 
 
 def _late(found: Audit) -> str:
-    if not found.late:
-        return section("Late by more than 50 ms", paragraph("nothing", "good"))
-    rows = [(cause.replace("_", " "), count) for cause, count in found.late.items()]
-    return section(
-        "Late by more than 50 ms, and why", bars("late deliveries by cause", [(n, float(c)) for n, c in rows])
-    )
+    causes = {cause.replace("_", " "): count for cause, count in found.late.items()}
+    return _causes("Late by more than 50 ms", "late deliveries by cause", causes)
 
 
 def _again(found: Audit) -> str:
@@ -362,12 +335,14 @@ def _again(found: Audit) -> str:
         "handed_back": "handed back unseen",
         "relet": "same holder, new session",
     }
-    rows = [(words[kind], count) for kind, count in found.redelivered.items()]
-    if not rows:
-        return section("Given again", paragraph("nothing", "good"))
-    return section(
-        "Given again, and why", bars("redeliveries by cause", [(name, float(count)) for name, count in rows])
-    )
+    causes = {words[kind]: count for kind, count in found.redelivered.items()}
+    return _causes("Given again", "redeliveries by cause", causes)
+
+
+def _causes(title: str, label: str, counts: Mapping[str, int]) -> str:
+    if not counts:
+        return section(title, paragraph("nothing", "good"))
+    return section(f"{title}, and why", bars(label, [(cause, float(count)) for cause, count in counts.items()]))
 
 
 def _open(found: Audit) -> str:
@@ -377,22 +352,14 @@ def _open(found: Audit) -> str:
 
 
 def _stories(found: Audit) -> str:
+    heads = ("time", "event", "topic", "version", "due", "late by, ms", "consumer", "cause or reason")
     parts: list[str] = []
     for id, events in found.stories.items():
         rows = [
-            (
-                _time(one["time"]),
-                one["kind"].replace("_", " "),
-                one["topic"],
-                one["version"],
-                _time(one["due"]),
-                one["lateness"],
-                one["consumer"],
-                one["cause"],
-            )
+            (_time(one["time"]), one["kind"].replace("_", " "), one["topic"], one["version"], _time(one["due"]),
+             one["lateness"], one["consumer"], one["cause"])
             for one in events
-        ]
-        heads = ("time", "event", "topic", "version", "due", "late by, ms", "consumer", "cause or reason")
+        ]  # fmt: skip
         parts.append(folded(f"{id}: {len(events)} events", table(heads, rows)))
     return section("Stories", *(parts or [paragraph("none asked for", "soft")]))
 

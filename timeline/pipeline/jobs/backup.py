@@ -1,14 +1,20 @@
 """The job `backup`: a topic, payloads and dead letters included, → Parquet with a manifest.
 
-It goes through the topic's buckets in chunks; a chunk that is written stays, and a backup that died goes on with the
-next one. What a topic does meanwhile shows as it stood when its bucket was read: to have one instant of it, pause it.
+    URL/manifest.json               what the backup is of, what is in it, and checksums
+    URL/chunks/0003.json            what chunk 3 has; there once it is written
+    URL/data/chunk=0003/*.parquet   messages of some buckets
+
+The job goes through the topic's buckets in chunks. A chunk that is written stays, and a backup that died goes on with
+the next one. A backup without a manifest was never finished; one whose manifest does not fit its files was tampered
+with or is damaged. What a topic does meanwhile shows as it stood when its bucket was read: to have one instant of it,
+pause it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -18,7 +24,7 @@ from pyspark.sql import functions as F
 
 from timeline.clock import Clock
 from timeline.errors import Invalid, TimelineError
-from timeline.model import Topic, TopicSettings
+from timeline.model import TopicSettings
 from timeline.pipeline.connection import SparkConnection, first_line
 from timeline.pipeline.files import joined, read_json, write_json
 from timeline.pipeline.session import Progress, quiet, watched
@@ -26,6 +32,7 @@ from timeline.pipeline.source.columns import read_schema
 from timeline.storage_plugins import shown
 
 VERSION = 1
+CHUNKS = 8
 KEPT = ("id", "scheduled", "tag", "group", "expires", "died", "dead", "payload_sum", "payload", "headers")
 """What must be the same after a restore; the rest of a row tells how it stood."""
 
@@ -80,11 +87,6 @@ class Manifest:
         return TopicSettings(**self.settings).check()
 
 
-def manifest_of(topic: Topic, taken_ms: int) -> Manifest:
-    """An empty one."""
-    return Manifest(topic.name, str(topic.uid), asdict(topic.settings), taken_ms)
-
-
 def read_manifest(url: str) -> Manifest:
     """The manifest of a finished backup. Raises Invalid for what is none."""
     told = read_json(joined(url, "manifest.json"))
@@ -120,29 +122,21 @@ def chunk_of(told: Any, url: str) -> Chunk | None:
     return chunk
 
 
-def measured(rows: DataFrame) -> list[Any]:
-    """What rows amount to, in one pass: messages, dead letters, bytes of payload, and a checksum over all that is
-    kept."""
-    parts = [F.col(name) if name != "headers" else F.to_json("headers") for name in KEPT]
-    one = F.xxhash64(*parts)
+def measure(rows: DataFrame, chunk: Chunk) -> Chunk:
+    """Return `chunk` with what `rows` amount to: messages, dead letters, bytes of payload, and a checksum over all that
+    is kept."""
+    one = F.xxhash64(*(F.col(name) if name != "headers" else F.to_json("headers") for name in KEPT))
     # Two sums: of rows that were exchanged for others, or are there twice, one of them shows.
-    return [
+    found = rows.agg(
         F.count("*").alias("messages"),
         F.count("died").alias("dead"),
         F.coalesce(F.sum(F.octet_length("payload").cast("long")), F.lit(0)).alias("payload_bytes"),
         F.coalesce(F.hex(F.bit_xor(one)), F.lit("0")).alias("xor"),
         F.coalesce(F.sum(one.cast("decimal(38,0)")), F.lit(0)).cast("string").alias("sum"),
-    ]
-
-
-def measure(rows: DataFrame, chunk: Chunk) -> Chunk:
-    """`chunk` with what `rows` amount to."""
-    found = rows.agg(*measured(rows)).head()
+    ).head()
     assert found is not None
-    checksum = f"{found['xor']}-{found['sum']}"
-    return Chunk(
-        chunk.number, chunk.first, chunk.end, found["messages"], found["dead"], found["payload_bytes"], checksum
-    )
+    counts = {name: found[name] for name in ("messages", "dead", "payload_bytes")}
+    return replace(chunk, **counts, checksum=f"{found['xor']}-{found['sum']}")
 
 
 def data_of(spark: SparkSession, url: str, chunks: Sequence[Chunk]) -> DataFrame:
@@ -175,9 +169,6 @@ def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
             )
 
 
-CHUNKS = 8
-
-
 def backup(
     spark: SparkSession,
     addresses: str,
@@ -190,7 +181,7 @@ def backup(
     NotFound or Unavailable; the same call goes on after the last chunk that was written."""
     with SparkConnection(addresses) as connection:
         record = connection.topic(topic)
-    manifest = manifest_of(record, Clock().now_ms())
+    manifest = Manifest(record.name, str(record.uid), asdict(record.settings), Clock().now_ms())
     manifest.taken_ms = _check_place(url, manifest)
     begun = {"topic": manifest.topic, "uid": manifest.uid, "taken_ms": manifest.taken_ms}
     write_json(joined(url, "topic.json"), begun)

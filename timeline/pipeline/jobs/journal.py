@@ -37,6 +37,16 @@ NOTE = "_replaces-"
 """Beside a compacted file, while the files that it replaces may still be there: a JSON list of their names."""
 _SCHEMES = {"file": "file://", "local": "file://", "s3": "s3a://", "s3a": "s3a://", "gcs": "gs://", "gs": "gs://"}
 
+ROLL_MS = 60_000
+"""How long an event waits for its file where its broker has not said so."""
+SLACK_MS = 5_000
+"""Writing a file takes so long, or less."""
+EVER_MS = 253_402_300_800_000
+MOST = 1_000
+LEAST_FILES = 2
+SETTLED_MS = 2 * 3_600_000
+"""A partition whose hour began so long ago gets nothing more, but from a broker whose clock is wrong."""
+
 
 def live_files(url: str) -> list[str]:
     """The paths of the files that count: all but those that a compacted one stands for already."""
@@ -85,14 +95,6 @@ def is_kind(*kinds: str) -> Column:
 def rows_of(found: DataFrame) -> list[dict[str, Any]]:
     """A small result as plain values."""
     return [row.asDict(recursive=True) for row in found.collect()]
-
-
-ROLL_MS = 60_000
-"""How long an event waits for its file where its broker has not said so."""
-SLACK_MS = 5_000
-"""Writing a file takes so long, or less."""
-EVER_MS = 253_402_300_800_000
-MOST = 1_000
 
 
 @dataclass
@@ -166,11 +168,6 @@ def _judge(sessions: Sequence[dict[str, Any]], now_ms: int, found: Gaps) -> None
             found.missing.append(Gap(row["broker"], since_ms, after or silent_ms, 0))
         else:
             found.coming.append(Gap(row["broker"], since_ms, EVER_MS, 0))
-
-
-LEAST_FILES = 2
-SETTLED_MS = 2 * 3_600_000
-"""A partition whose hour began so long ago gets nothing more, but from a broker whose clock is wrong."""
 
 
 @dataclass

@@ -1,8 +1,10 @@
 """The job `load`: any table that Spark reads → a topic's timeline.
 
-It looks at all rows first, and says what they would add to the load and what cannot be put, before anything is written.
-A run that died is run again as it was: with `state` it goes on after the files that were done; what was put is there,
-and what was delivered meanwhile is not put again as long as the topic remembers."""
+It looks at all rows first, and says what they would add to the load and what cannot be put, before anything is written:
+as expressions that Spark computes where the data lies; what comes back is counts. A run that died is run again as it
+was: with `state` it goes on after the files that were done; what was put is there, and what was delivered meanwhile is
+not put again as long as the topic remembers.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,9 @@ COLUMNS = ("due", "payload", "id", "tag", "headers", "expires")
 SPIKES = 5
 STEPS_SHOWN = 10_000
 DIGITS = 32
+
+_STEPS_MS = (60_000, 300_000, 900_000, 3_600_000, 86_400_000)
+FILES_A_STEP = 16
 
 
 def mapped(table: DataFrame, expressions: Mapping[str, str]) -> DataFrame:
@@ -193,9 +198,6 @@ def _draw(good: DataFrame, checked: Checked) -> None:
     checked.curve = [(int(row["start"]), int(row["count"])) for row in found]
 
 
-_STEPS_MS = (60_000, 300_000, 900_000, 3_600_000, 86_400_000)
-
-
 def refuse_bad(checked: Checked, max_rejects: int, allow_identical: bool) -> None:
     """Raises Invalid when the rows are not as they must be; nothing was put yet."""
     if checked.rejected > max_rejects:
@@ -211,9 +213,6 @@ def refuse_bad(checked: Checked, max_rejects: int, allow_identical: bool) -> Non
             f"{checked.identical:,} of {checked.rows:,} rows are identical to another and have no id of their own: "
             "give rows an id (--id EXPRESSION), or let them collapse into one (--allow-identical)"
         )
-
-
-FILES_A_STEP = 16
 
 
 @dataclass

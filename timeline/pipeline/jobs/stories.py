@@ -1,5 +1,8 @@
-"""Events → every message's story, and what the promises of `invariants.md` say of it. All of it expressions over the
-journal; a message is one life of an id: what was put under one birth."""
+"""Events → every message's story, and what the promises of `invariants.md` say of it. All are expressions of Spark.
+
+A message is one life of an id: what was put under one birth. `Pending` is what lies on timelines still, of a backup or
+of the brokers.
+"""
 
 from __future__ import annotations
 

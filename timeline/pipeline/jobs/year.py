@@ -45,6 +45,10 @@ CREDIT = 20_000
 CONSUMERS = 2
 PATIENCE_S = 1_200.0
 
+TOPIC = "departures"
+LEAD_MS, WINDOW_MS = 90_000, 60_000
+MAPPING = {"id": "flight_id", "payload": "to_json(struct(*))", "tag": "carrier"}
+
 
 class ReplayFailed(TimelineError):
     """The replay did not come to what the data say."""
@@ -158,11 +162,6 @@ async def deliver(addresses: str, topic: str, year: Departures, done: Replayed, 
 async def _closed(over: asyncio.Event, close: Callable[[], Any]) -> None:
     await over.wait()
     await close()
-
-
-TOPIC = "departures"
-LEAD_MS, WINDOW_MS = 90_000, 60_000
-MAPPING = {"id": "flight_id", "payload": "to_json(struct(*))", "tag": "carrier"}
 
 
 class Serving(Child):

@@ -1,9 +1,10 @@
-"""The columns of the source: what a table to write must have, and what a table that is read has.
+"""The columns of the source: what a table to write must have, and what a table that is read has, out of its pages.
 
 Written: `due` (timestamp) and `payload` (binary or string); when there, `id` and `tag` (string), `headers`
 (map<string,string>) and `expires` (timestamp). Read: all fields of a message, 64-bit numbers as they lie (births,
 operation ids and checksums are unsigned; Spark's long shows the same bits signed), times as timestamps, null where
-there is none."""
+there is none. Numbers and byte strings are handed on without an object a row, but for headers where a message has any.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +31,6 @@ from timeline.columns import Bools, Int64, Ragged, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.model import Rows, State, decode_headers
 
-
-@dataclass(frozen=True, slots=True)
-class PageRows:
-    """A page of a scan: its rows, and the broker's time."""
-
-    rows: Rows
-    now_ms: int
-
-
 TIMES = pa.timestamp("us", tz="UTC")
 _ARROW_HEADERS = pa.map_(pa.string(), pa.string())
 HEADERS = MapType(StringType(), StringType())
@@ -51,6 +43,15 @@ _WRITTEN: dict[str, tuple[tuple[DataType, ...], str]] = {
     "expires": ((TimestampType(),), "a timestamp"),
 }
 _REQUIRED = ("due", "payload")
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """A page of a scan: its rows, and the broker's time."""
+
+    rows: Rows
+    now_ms: int
+
 
 _READ: dict[str, tuple[DataType, bool, Callable[[PageRows], pa.Array]]] = {
     "id": (StringType(), False, lambda page: texts(page.rows.ids)),
@@ -86,7 +87,6 @@ STREAMED = StructType(
     + [READ["payload"], READ["headers"]]
 )
 """What a stream read has: what was delivered. `due`: when it came due."""
-
 
 _ARROW = {
     "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "timestamp": TIMES,

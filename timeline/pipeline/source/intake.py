@@ -1,7 +1,8 @@
 """Arrow batches of rows → columns to put: judged as columns, what cannot be put set aside with its reason.
 
 Nothing here makes an object a row, but for headers, which are encoded one by one where a row has any, and for ids that
-are derived from a row's content.
+are derived from a row's content. Rejected rows are kept as they came, with the reason beside them, so that they can be
+mended and written again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from timeline.wire.validate import validate_texts
 
 ID_BYTES = 16
 """A derived id: so many bytes of BLAKE2b, as hex digits."""
+
+EXAMPLES = 10
+ROWS_A_FILE = 100_000
 
 
 @dataclass(slots=True)
@@ -222,10 +226,6 @@ class Seen:
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             self._runs[-2:] = [np.union1d(*self._runs[-2:])]
         return found | later
-
-
-EXAMPLES = 10
-ROWS_A_FILE = 100_000
 
 
 class Rejects:

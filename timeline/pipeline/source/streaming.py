@@ -1,9 +1,17 @@
 """Messages of a timeline as a stream: each micro-batch is what came due, leased until the query has done with it.
 
-The offset says which micro-batch of which query; what is in it stands on the timeline, under its holders
-(`holders.py`). A query that is started again from its checkpoint reads the batch that it had not finished again, as far
-as its leases last; what it never committed comes back when they run out. At least once, with `id` and `version` to tell
-repeats apart."""
+The offset says which micro-batch of which query. Its messages stand on the timeline, under one holder for each of its
+partitions, named by query, batch and partition. A query that is started again from its checkpoint reads the batch that
+it had not finished again, as far as its leases last; what it never committed comes back when they run out. At least
+once, with `id` and `version` to tell repeats apart.
+
+A micro-batch is what its partitions leased, and that is settled before anybody reads it: whatever a holder has when a
+task has read it is what any other try of the task reads, and what `commit` acknowledges, no more. So only the first try
+of a task leases, and only until `lease_by_ms` on the broker's clock. Any other looks, without being in its way, until
+something is held or that time is over, and then takes the holder over: that ends a lease under way, and what is held
+from then on is all there will be. Who was taken over leases nothing more. A broker takes over at itself alone: where
+there are several, what another try finds may not be all yet, and it waits until that time is over.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +51,14 @@ MORE_MS = 50.0
 """What comes due later than so long after the last part is the next batch's."""
 LOOK_MS = 250
 """A try that may not lease looks so often whether the one that may has."""
+
+log = logging.getLogger("timeline.pipeline")
+DEFAULT_LEASE_MS = 600_000
+LOOK_EVERY_S = 0.02
+BLIND_EVERY_MS = 15_000
+"""What a lease that ran out left is not counted as due: so often a batch is tried without knowing of any."""
+COMMIT_TRIES = 5
+Offset = dict[str, Any]
 
 
 @dataclass
@@ -142,16 +158,6 @@ async def settle_all(client: Timeline, topic: str, holder: str, operation: Opera
     if undone:
         raise Unavailable(f"{undone} of {len(rows)} messages of {holder} could not be settled")
     return len(rows)
-
-
-log = logging.getLogger("timeline.pipeline")
-DEFAULT_LEASE_MS = 600_000
-LOOK_EVERY_S = 0.02
-BLIND_EVERY_MS = 15_000
-"""What a lease that ran out left is not counted as due: so often a batch is tried without knowing of any."""
-COMMIT_TRIES = 5
-
-Offset = dict[str, Any]
 
 
 class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

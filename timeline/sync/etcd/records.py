@@ -1,4 +1,4 @@
-"""The keys that a cluster has in etcd and their values: JSON that people can read with `etcdctl get --prefix`.
+"""The keys that a cluster has in etcd, their values, and a snapshot of them: JSON to read with `etcdctl get --prefix`.
 
 ```
 /PREFIX/cluster          {"format": 1, "cluster": "9f…", "by": "b1"}              for good
