@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.clock import ALONE_MS, SLEW, STEP_MS, Clock, Verdict
+from timeline.clock import ALONE_MS, SLEW, STEP_MS, Clock, StepVerdict
 
 LOOK_MS = 250.0
 HOUR_MS = 3_600_000.0
@@ -29,7 +29,7 @@ class Machine:
         self.mono_ms += ms
         self.wall_ms += ms * (1 + self.drift)
 
-    def watch(self, ms: float, verdict: Verdict = Verdict.OPEN) -> Iterator[float]:
+    def watch(self, ms: float, verdict: StepVerdict = StepVerdict.OPEN) -> Iterator[float]:
         """`ms` pass, with a look every 250 ms; how far the wall is ahead of our time after each."""
         for _ in range(round(ms / LOOK_MS)):
             self.passes(LOOK_MS)
@@ -69,7 +69,7 @@ def test_what_was_being_slewed_away_rests_while_a_step_stands(difference_ms: flo
 def test_a_confirmed_step_is_followed_at_once(step_ms: float) -> None:
     machine = Machine()
     machine.wall_ms += step_ms
-    assert list(machine.watch(LOOK_MS, Verdict.CONFIRMED)) == pytest.approx([0.0], abs=GRAIN_MS)
+    assert list(machine.watch(LOOK_MS, StepVerdict.CONFIRMED)) == pytest.approx([0.0], abs=GRAIN_MS)
     assert machine.clock.step_ms == 0
 
 
@@ -77,7 +77,7 @@ def test_a_confirmed_step_is_followed_at_once(step_ms: float) -> None:
 def test_a_step_that_others_deny_is_not_followed_and_begins_anew_once_nobody_does(step_ms: float) -> None:
     machine = Machine()
     machine.wall_ms += step_ms
-    assert list(machine.watch(3 * ALONE_MS, Verdict.DENIED)) == pytest.approx([step_ms] * 720, abs=GRAIN_MS)
+    assert list(machine.watch(3 * ALONE_MS, StepVerdict.DENIED)) == pytest.approx([step_ms] * 720, abs=GRAIN_MS)
     assert machine.clock.step_ms == pytest.approx(step_ms, abs=GRAIN_MS)
     assert list(machine.watch(ALONE_MS - LOOK_MS))[-1] == pytest.approx(step_ms, abs=GRAIN_MS)
     assert list(machine.watch(LOOK_MS)) == pytest.approx([0.0], abs=GRAIN_MS)
@@ -88,9 +88,9 @@ def test_the_verdict_is_asked_of_the_very_step_that_is_followed() -> None:
     machine = Machine()
     asked: list[float] = []
 
-    def judge(step_ms: float) -> Verdict:
+    def judge(step_ms: float) -> StepVerdict:
         asked.append(step_ms)
-        return Verdict.CONFIRMED if step_ms < HOUR_MS / 2 else Verdict.OPEN
+        return StepVerdict.CONFIRMED if step_ms < HOUR_MS / 2 else StepVerdict.OPEN
 
     machine.wall_ms += 2_000
     machine.wall_ms += HOUR_MS

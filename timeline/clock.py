@@ -23,7 +23,7 @@ LOOKS = 4
 """So often both clocks are read at most, when something comes between."""
 
 
-class Verdict(Enum):
+class StepVerdict(Enum):
     """What others say of a jump of the wall clock: it is right, our time is, or nobody can say."""
 
     CONFIRMED = auto()
@@ -31,9 +31,9 @@ class Verdict(Enum):
     OPEN = auto()
 
 
-def nobody(step_ms: float) -> Verdict:
+def nobody(step_ms: float) -> StepVerdict:
     """The verdict where there is nobody to ask."""
-    return Verdict.OPEN
+    return StepVerdict.OPEN
 
 
 class Clock:
@@ -76,7 +76,7 @@ class Clock:
         """By how much the wall clock stands ahead of ours after a jump not followed yet; 0 when there is none."""
         return self._observed_step_ms
 
-    def observe(self, judge: Callable[[float], Verdict] = nobody) -> float:
+    def observe(self, judge: Callable[[float], StepVerdict] = nobody) -> float:
         """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `judge` is asked
         what others say of a jump that put the wall so many ms ahead of our time. Answers the difference in ms
         (wall − ours) that was found; 0 where there may be none, because the process was held up between the clocks."""
@@ -93,10 +93,10 @@ class Clock:
         self._rebase(ours_ms, mono_ms)
         moved_ms = abs(difference_ms - self._observed_step_ms)
         verdict = judge(difference_ms)
-        if self._stepped_since_ms is None or moved_ms > STEP_MS or verdict is Verdict.DENIED:
+        if self._stepped_since_ms is None or moved_ms > STEP_MS or verdict is StepVerdict.DENIED:
             self._stepped_since_ms = mono_ms
         self._observed_step_ms = difference_ms
-        if verdict is Verdict.CONFIRMED or mono_ms - self._stepped_since_ms >= ALONE_MS:
+        if verdict is StepVerdict.CONFIRMED or mono_ms - self._stepped_since_ms >= ALONE_MS:
             self._stepped_since_ms, self._observed_step_ms = None, 0.0
             self._rebase(ours_ms + difference_ms, mono_ms)
         return difference_ms

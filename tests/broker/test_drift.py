@@ -26,7 +26,7 @@ from timeline.broker.clocks.drift import (
     judge_step,
     sample,
 )
-from timeline.clock import ALONE_MS, CRITICAL_MS, STEP_MS, Verdict
+from timeline.clock import ALONE_MS, CRITICAL_MS, STEP_MS, StepVerdict
 
 START_MS = 1_700_000_000_000.0
 HOUR_MS = 3_600_000.0
@@ -295,28 +295,28 @@ SET, VAGUE = Witness(WALL.offset, able=False), Witness(Offset.about(STEP, STEP))
 @pytest.mark.parametrize(
     ("store", "peers", "verdict"),
     [
-        (None, [], Verdict.OPEN),
-        (WALL, [], Verdict.CONFIRMED),
-        (OURS, [], Verdict.DENIED),
-        (NEITHER, [], Verdict.OPEN),
-        (SET, [], Verdict.OPEN),
-        (VAGUE, [], Verdict.OPEN),
-        (None, [WALL], Verdict.CONFIRMED),
-        (None, [OURS], Verdict.DENIED),
-        (None, [SET], Verdict.OPEN),
-        (None, [WALL, OURS], Verdict.CONFIRMED),
-        (None, [WALL, NEITHER], Verdict.CONFIRMED),
-        (None, [WALL, OURS, OURS], Verdict.DENIED),
-        (None, [WALL, NEITHER, NEITHER], Verdict.OPEN),
-        (None, [WALL, WALL, OURS, OURS], Verdict.CONFIRMED),
-        (None, [OURS, SET, SET], Verdict.DENIED),
-        (None, [SET, SET], Verdict.OPEN),
-        (OURS, [WALL], Verdict.CONFIRMED),
-        (OURS, [WALL, OURS, OURS], Verdict.DENIED),
-        (WALL, [OURS, OURS], Verdict.CONFIRMED),
+        (None, [], StepVerdict.OPEN),
+        (WALL, [], StepVerdict.CONFIRMED),
+        (OURS, [], StepVerdict.DENIED),
+        (NEITHER, [], StepVerdict.OPEN),
+        (SET, [], StepVerdict.OPEN),
+        (VAGUE, [], StepVerdict.OPEN),
+        (None, [WALL], StepVerdict.CONFIRMED),
+        (None, [OURS], StepVerdict.DENIED),
+        (None, [SET], StepVerdict.OPEN),
+        (None, [WALL, OURS], StepVerdict.CONFIRMED),
+        (None, [WALL, NEITHER], StepVerdict.CONFIRMED),
+        (None, [WALL, OURS, OURS], StepVerdict.DENIED),
+        (None, [WALL, NEITHER, NEITHER], StepVerdict.OPEN),
+        (None, [WALL, WALL, OURS, OURS], StepVerdict.CONFIRMED),
+        (None, [OURS, SET, SET], StepVerdict.DENIED),
+        (None, [SET, SET], StepVerdict.OPEN),
+        (OURS, [WALL], StepVerdict.CONFIRMED),
+        (OURS, [WALL, OURS, OURS], StepVerdict.DENIED),
+        (WALL, [OURS, OURS], StepVerdict.CONFIRMED),
     ],
 )
-def test_what_others_say_of_a_step(store: Witness | None, peers: list[Witness], verdict: Verdict) -> None:
+def test_what_others_say_of_a_step(store: Witness | None, peers: list[Witness], verdict: StepVerdict) -> None:
     assert judge_step(STEP, store, peers) is verdict
 
 
@@ -336,10 +336,10 @@ def test_a_wall_that_alone_jumped_is_never_confirmed_and_one_that_was_set_right_
         with_store = store and bool(others)
         split = 1 if with_store else 0
         alone = judge_step(step_ms, kept[0] if with_store else None, kept[split:])
-        assert alone is not Verdict.CONFIRMED
+        assert alone is not StepVerdict.CONFIRMED
         mended = judge_step(step_ms, right[0] if with_store else None, right[split:])
-        assert mended is not Verdict.DENIED
+        assert mended is not StepVerdict.DENIED
         if others and all(error < abs(step_ms) / 2 for _, error in others):
-            assert (alone, mended) == (Verdict.DENIED, Verdict.CONFIRMED)
+            assert (alone, mended) == (StepVerdict.DENIED, StepVerdict.CONFIRMED)
         if not others:
-            assert alone is mended is Verdict.OPEN
+            assert alone is mended is StepVerdict.OPEN

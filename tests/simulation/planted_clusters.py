@@ -13,7 +13,7 @@ from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.dispatch.dealer import Dealer
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer
-from timeline.clock import Clock, Verdict
+from timeline.clock import Clock, StepVerdict
 from timeline.model import Rows, Topic
 from timeline.sync.view import View
 
@@ -50,4 +50,4 @@ def shares_a_token() -> Any:
 def follows_every_step() -> Any:
     """A clock that goes wherever the wall clock goes, at once."""
     observe = Clock.observe
-    return instead(Clock, "observe", lambda clock, judge=None: observe(clock, lambda step_ms: Verdict.CONFIRMED))
+    return instead(Clock, "observe", lambda clock, judge=None: observe(clock, lambda step_ms: StepVerdict.CONFIRMED))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-from timeline.clock import ALONE_MS, CRITICAL_MS, STEP_MS, WARN_MS, Verdict
+from timeline.clock import ALONE_MS, CRITICAL_MS, STEP_MS, WARN_MS, StepVerdict
 
 CALM_MS = WARN_MS / 2
 """A warning ends below it."""
@@ -248,16 +248,16 @@ class Witness:
     able: bool = True
 
 
-def judge_step(step_ms: float, store: Witness | None, peers: Sequence[Witness]) -> Verdict:
+def judge_step(step_ms: float, store: Witness | None, peers: Sequence[Witness]) -> StepVerdict:
     """What others say of a jump that put our wall `step_ms` ahead of our clock. CONFIRMED: the store's clock is with
     the wall, or a majority of our wall and the peers is. DENIED: more are with our clock. OPEN: nobody can say."""
     by_store = _side(step_ms, store)
     by_peers = [_side(step_ms, peer) for peer in peers]
     with_wall = by_peers.count(1)
     if by_store > 0 or (with_wall and 2 * (1 + with_wall) > 1 + len(peers)):
-        return Verdict.CONFIRMED
+        return StepVerdict.CONFIRMED
     against = by_peers.count(-1) + (by_store < 0)
-    return Verdict.DENIED if against > with_wall else Verdict.OPEN
+    return StepVerdict.DENIED if against > with_wall else StepVerdict.OPEN
 
 
 def _side(step_ms: float, witness: Witness | None) -> int:

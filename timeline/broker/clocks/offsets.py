@@ -27,7 +27,7 @@ from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.broker.fairness.cooperative import CooperativePace
 from timeline.broker.fairness.limits import Limits
-from timeline.clock import WARN_MS, Clock, Verdict
+from timeline.clock import WARN_MS, Clock, StepVerdict
 from timeline.metrics import Metrics
 from timeline.storage_plugins.contract import Store, StoreError
 from timeline.sync import Member
@@ -69,7 +69,7 @@ class Clocks:
         self._of_store = ClockSamples()
         self._asking: asyncio.Task[None] | None = None
         self._conscience = ClockJudgement(clock.monotonic_ms())
-        self._verdict: Verdict | None = None
+        self._verdict: StepVerdict | None = None
         self._shown: set[tuple[str, str]] = set()
         self._adrift = False
         self.quarantined = ""
@@ -149,7 +149,7 @@ class Clocks:
             log.info("the wall clock and ours agree again")
         self.weigh()
 
-    def judge(self, step_ms: float) -> Verdict:
+    def judge(self, step_ms: float) -> StepVerdict:
         """What the other clocks say of a jump of our wall; logged when that changes."""
         mono_ms = self._clock.monotonic_ms()
         offset = self._fresh(self._of_store)
@@ -247,9 +247,9 @@ class Clocks:
 
 
 SAID = {
-    Verdict.CONFIRMED: "other clocks confirm it, it is followed",
-    Verdict.DENIED: "other clocks are with ours, it is not followed",
-    Verdict.OPEN: "no other clock can say, it is followed if it stands for a minute",
+    StepVerdict.CONFIRMED: "other clocks confirm it, it is followed",
+    StepVerdict.DENIED: "other clocks are with ours, it is not followed",
+    StepVerdict.OPEN: "no other clock can say, it is followed if it stands for a minute",
 }
 
 
