@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.local import LocalMembership
-from timeline.wire import Deliver
+from timeline.wire import Deliver, TopicAction, TransportError
 
 
 async def test_what_cannot_be_handed_back_is_given_up_after_the_last_try(monkeypatch: pytest.MonkeyPatch):
@@ -207,6 +209,92 @@ async def test_what_a_plugin_must_not_raise_is_unknown_and_the_broker_goes_on():
                 assert statuses(told) == [Status.UNKNOWN] * 2
                 assert "ZeroDivisionError" in told.answers.details[0]
         assert not link.node.not_ready
+
+
+class Garbled(MemoryStore):
+    """Does each call, and answers it by `wrong[name]`, once for each time in `times`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: dict[str, Callable[[Any], Any]] = {}
+        self.times = 1
+
+    async def _garbled(self, name: str, work: Any) -> Any:
+        answer = await work
+        if name not in self.wrong or not self.times:
+            return answer
+        self.times -= 1
+        return self.wrong[name](answer)
+
+    async def put(self, *asked: Any) -> Any:
+        return await self._garbled("put", super().put(*asked))
+
+    async def lease_due(self, *asked: Any) -> Any:
+        return await self._garbled("lease_due", super().lease_due(*asked))
+
+    async def update_topic(self, *asked: Any) -> Any:
+        return await self._garbled("update_topic", super().update_topic(*asked))
+
+
+def cancelled(_: Any) -> Any:
+    raise asyncio.CancelledError  # as from a task of the plugin's own
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda _: None, "answered put with None, not Answers"),
+        (lambda told: replace(told, version=told.version[1:]), "a version of 1 items for 2 messages"),
+        (lambda told: replace(told, due_ms=told.due_ms.tolist()), "a due_ms of -1 items"),
+        (lambda told: replace(told, status=told.status + 0.5), "a status of float64, not integers"),
+        (cancelled, "CancelledError"),
+    ],
+)
+async def test_a_put_that_a_plugin_answers_wrongly_is_unknown(wrong: Callable[[Any], Any], said: str):
+    store = Garbled()
+    async with broker(store) as link:
+        store.wrong["put"] = wrong
+        told = await link.put(["a", "b"])
+        assert statuses(told) == [Status.UNKNOWN] * 2
+        assert said in told.answers.details[0]
+        assert statuses(await link.put(["c"])) == [Status.OK]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda _: None,
+        cancelled,
+        lambda leased: replace(leased, rows=None),
+        lambda leased: replace(leased, grant=leased.grant[1:]),
+        lambda leased: replace(leased, grant=leased.grant + 7),
+        lambda leased: replace(leased, next_due_ms="soon"),
+        lambda leased: replace(leased, rows=replace(leased.rows, version=leased.rows.version[1:])),
+    ],
+)
+async def test_a_lease_that_a_plugin_answers_wrongly_stops_no_topic(wrong: Callable[[Any], Any]):
+    store = Garbled()
+    async with broker(store) as link:
+        store.wrong["lease_due"] = wrong
+        consumer = await link.consume()
+        await link.put(["a"])
+        while store.times:
+            await asyncio.sleep(0)
+        assert statuses(await link.put(["b"])) == [Status.OK]
+        got = await consumer.down(Deliver)
+        assert got.ids.tolist() == [b"b"]  # "a" is leased to nobody until its lease runs out
+        topic = await link.node.topic("t")
+        assert topic is not None and link.node.dealer(topic).task is not None
+        assert not link.node.dealer(topic).task.done()
+
+
+async def test_a_topic_whose_change_a_plugin_answers_wrongly_stays():
+    store = Garbled()
+    async with broker(store) as link:
+        store.wrong["update_topic"] = lambda _: None
+        with pytest.raises(TransportError, match="answered update_topic with None"):
+            await link.topic(TopicAction.UPDATE, lease_ms=31_000)
+        assert statuses(await link.put(["a"])) == [Status.OK]
 
 
 async def test_a_cancel_that_the_store_could_not_do_says_why_and_when_to_come_again():

@@ -12,6 +12,7 @@ import numpy as np
 
 from timeline.broker.dispatch.lease_ahead import LeaseTimes
 from timeline.broker.journal.events import Journal
+from timeline.broker.lanes.plugin_answers import flaw_of
 from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
@@ -146,11 +147,11 @@ class MeteredStore:
             self.refused = why
             self._changed()
 
-    async def call(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+    async def call(self, name: str, work: Coroutine[Any, Any, T], asked: int = 0) -> T:
         """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
         an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened. Whoever waits
-        may be cancelled; a store's call that has begun runs to its end."""
-        task = asyncio.get_running_loop().create_task(self._measured(name, work))
+        may be cancelled; a store's call that has begun runs to its end. `asked`: see `flaw_of`."""
+        task = asyncio.get_running_loop().create_task(self._measured(name, work, asked))
         self._under_way.add(task)
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
@@ -161,7 +162,7 @@ class MeteredStore:
         if not task.cancelled():
             task.exception()
 
-    async def _measured(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _measured(self, name: str, work: Coroutine[Any, Any, T], asked: int) -> T:
         if self.refused and name != "inspect":
             work.close()
             raise StoreUnavailable(self.refused)
@@ -169,6 +170,9 @@ class MeteredStore:
         outcome = "OK"
         try:
             answer = await work
+            if flaw := flaw_of(name, answer, asked):
+                log.error("the storage plugin %s", flaw)
+                raise StoreUnknown(f"the storage plugin {flaw}")
         except StoreError as refused:
             outcome = refused.code
             if isinstance(refused, StoreUnavailable) and name not in ASIDE:
@@ -179,8 +183,12 @@ class MeteredStore:
                     log.warning("the store %s, and asked again until it is back: %s", what, why)
                 self.down = why
             raise
-        except Exception as broken:
-            # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else.
+        except (Exception, asyncio.CancelledError) as broken:
+            # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else. Nor must a
+            # cancellation that nobody asked of us: of a task of the plugin's own.
+            task = asyncio.current_task()
+            if isinstance(broken, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
             outcome = "UNKNOWN"
             log.exception("the storage plugin raised what its contract does not allow, in %s", name)
             raise StoreUnknown(f"{type(broken).__name__}: {broken}") from broken
@@ -212,13 +220,13 @@ class MeteredStore:
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
         try:
-            answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts)))
+            answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts), len(puts)))
         except StoreUnknown:
             self._unknown(topic, puts)
             raise
         finally:
             self._used(topic.uid)
-        answers = self._checked(topic, answers, len(puts))
+        self._removed(topic, answers)
         if self.journal is not None:
             self.journal.put(topic, puts, answers)
         if NOT_FOUND in answers.status.tobytes():
@@ -237,13 +245,13 @@ class MeteredStore:
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         """Likewise."""
         try:
-            answers = await self._measured("settle", self.store.settle(topic, now_ms, settles))
+            answers = await self._measured("settle", self.store.settle(topic, now_ms, settles), len(settles))
         except StoreUnknown:
             self._unknown(topic, settles)
             raise
         finally:
             self._used(topic.uid)
-        answers = self._checked(topic, answers, len(settles))
+        self._removed(topic, answers)
         self._ended(topic, settles, answers)
         if self.journal is not None:
             self.journal.settled(topic, settles, answers)
@@ -251,13 +259,15 @@ class MeteredStore:
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         try:
-            answers = await self._timed(self.call("mutate", self.store.mutate(topic, now_ms, mutations)))
+            answers = await self._timed(
+                self.call("mutate", self.store.mutate(topic, now_ms, mutations), len(mutations))
+            )
         except StoreUnknown:
             self._unknown(topic, mutations)
             raise
         finally:
             self._used(topic.uid)
-        answers = self._checked(topic, answers, len(mutations))
+        self._removed(topic, answers)
         if self.journal is not None:
             self.journal.mutated(topic, mutations, answers)
         return answers
@@ -266,14 +276,10 @@ class MeteredStore:
         if self.journal is not None and len(asked):
             self.journal.unknown(topic, asked)
 
-    def _checked(self, topic: Topic, answers: Answers, asked: int) -> Answers:
-        """An answer to each of so many, or nobody can say what happened. What answered EXPIRED was removed by that."""
-        if len(answers) != asked:
-            log.error("the storage plugin gave %d answers for %d messages", len(answers), asked)
-            raise StoreUnknown(f"the storage plugin gave {len(answers)} answers for {asked} messages")
+    def _removed(self, topic: Topic, answers: Answers) -> None:
+        """Counts the messages that these answers say were removed because they had expired."""
         by_puts = sum(gone.expired for gone in answers.displaced.values()) if answers.displaced else 0
         self.expired(topic, answers.status.tobytes().count(EXPIRED) + by_puts)
-        return answers
 
     def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:
         """Counts the leases that these settles ended, each once."""
@@ -301,7 +307,7 @@ class MeteredStore:
     ) -> Leased:
         started_ms = self._monotonic_ms()
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
-        leased = await self._timed(self.call("lease_due", call))
+        leased = await self._timed(self.call("lease_due", call, len(grants)))
         if len(leased.rows):
             self._used(topic.uid)
             name = self._metrics.topic(topic.name)
