@@ -229,6 +229,12 @@ class Field:
     default: Any
     limit: Range | Text | Form | None
 
+    def column(self, values: Sequence[Any]) -> Any:
+        """Return a column of `values`; None where it may be left out and says nothing."""
+        if self.optional and not any(values):
+            return None
+        return Ragged.of(list(values)) if self.dtype is None else np.fromiter(values, self.dtype, len(values))
+
 
 _DTYPES: dict[Any, type[np.generic]] = {
     Int64: np.int64,
@@ -281,6 +287,16 @@ class ColumnBatch:
     @classmethod
     def _zeros(cls, count: int) -> Self:
         return cls(*[_blank(field, count) for field in cls.columns])
+
+    @classmethod
+    def of(cls, source: ColumnBatch, **given: Any) -> Self:
+        """Return a batch about the messages of another one: columns that are not `given` are those of that name there.
+        A column that is missing there is blank here, unless it is optional."""
+        values = []
+        for field in cls.columns:
+            value = given[field.name] if field.name in given else getattr(source, field.name, None)
+            values.append(_blank(field, len(source)) if value is None and not field.optional else value)
+        return cls(*values)
 
     def take(self, at: npt.NDArray[np.integer | np.bool_]) -> Self:
         """Return the messages at these indexes, in that order, or those where a mask says True."""

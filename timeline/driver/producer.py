@@ -16,7 +16,7 @@ from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.message import Message, Payload, about, carried, move_flag
 from timeline.driver.mutations import MutationCalls
-from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, ProduceStream, cuts_of, put_sizes
+from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, cuts_of, put_sizes
 from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When
@@ -203,14 +203,9 @@ class Producer(MutationCalls):
             ]
             batch.ids = type(batch.ids).of(made)
         return {
-            "ids": batch.ids,
+            **{field.name: getattr(batch, field.name, None) for field in PUT_COLUMNS},
             "birth": self._context.ids.numbers(count) if batch.births is None else batch.births,
-            "time_ms": batch.time_ms,
             "flags": batch.flags | np.uint8(flag) if flag else batch.flags,
-            "payloads": batch.payloads,
-            "expires_ms": batch.expires_ms,
-            "tags": batch.tags,
-            "headers": batch.headers,
         }
 
     async def produce_iter(

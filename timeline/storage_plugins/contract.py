@@ -23,7 +23,7 @@ import numpy as np
 
 from timeline.columns import Bools, ColumnBatch, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
 from timeline.errors import TimelineError
-from timeline.model import MAX_TIME_MS, Answers, Operation, Rows, State, Topic
+from timeline.model import MAX_TIME_MS, ROW_DTYPES, Answers, Operation, Rows, State, Topic
 
 if TYPE_CHECKING:
     from timeline.storage_plugins.versions import Versions
@@ -127,6 +127,10 @@ class Puts(ColumnBatch):
     def never_deliverable(self, now_ms: int) -> Bools:
         """Which have an expiry that is not after their due and after `now_ms`: INVALID, unless they are repeats."""
         return (self.expires_ms > 0) & (self.expires_ms <= np.maximum(self.due_ms, now_ms))
+
+
+PUT_NUMBERS = tuple(field.name for field in Puts.columns if field.name in ROW_DTYPES and not field.optional)
+"""The numeric columns of `Puts` that are stored as they are, under the names that they have in `Rows`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,19 +211,7 @@ class TopicCopy:
         if not len(rows):
             return
         assert rows.payloads is not None and rows.headers is not None
-        puts = Puts(
-            ids=rows.ids,
-            birth=rows.birth,
-            due_ms=dues_of(rows),
-            expires_ms=rows.expires_ms,
-            groups=rows.groups,
-            tags=rows.tags,
-            payload_sum=rows.payload_sum,
-            payloads=rows.payloads,
-            headers=rows.headers,
-            move=np.zeros(len(rows), dtype=np.bool_),
-            replace=np.zeros(len(rows), dtype=np.bool_),
-        )
+        puts = Puts.of(rows, due_ms=dues_of(rows), payload_bytes=None)
         now_ms = self._now_ms()
         if dead and (expires_ms := rows.expires_ms[rows.expires_ms > 0]).size:
             now_ms = min(now_ms, int(expires_ms.min()) - 1)  # a dead letter outlives its expiry, a put does not

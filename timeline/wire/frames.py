@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 
 import numpy as np
 
-from timeline.columns import Bools, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
+from timeline.columns import Bools, ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
 from timeline.model import (
     MAX_BATCH,
     MAX_BUCKETS,
@@ -121,7 +121,7 @@ SettleOperations: TypeAlias = Annotated[
 
 
 @dataclass(slots=True)
-class Produce:
+class Produce(ColumnBatch):
     """Up the Produce stream: n messages to put. `request` numbers the frame within its stream; answers may come in any
     order. `time_ms`: the due, or from now where the flag says IN. `expires_ms` 0: none. `headers` are encoded
     (`model.encode_headers`). `timeout_ms`: what the caller will wait; the broker drops what it did not start by then
@@ -152,7 +152,7 @@ class Produced:
 
 
 @dataclass(slots=True)
-class Mutate:
+class Mutate(ColumnBatch):
     """MOVE, CANCEL, REVIVE or PURGE by ids. `op`: operation ids, kept when a call is repeated. `if_version` 0: any.
     `timeout_ms`: as of `Produce`."""
 
@@ -209,7 +209,7 @@ class TagMutated:
 
 
 @dataclass(slots=True)
-class Hello:
+class Hello(ColumnBatch):
     """First frame up a Consume stream. `session`: random, one for the life of a consumer object; its tokens stay valid
     across reconnects. `ids birth version`: the leases it has in hand. `lease_ms` 0: the topic's. Credit is what the
     consumer has room for besides what it has in hand, `room_…` what it has room for once nothing is (0: the credit)."""
@@ -241,7 +241,7 @@ class Credit:
 
 
 @dataclass(slots=True)
-class Settle:
+class Settle(ColumnBatch):
     """n settles, up a Consume stream, of messages of the stream's topic held by the stream's consumer. `operation`:
     EXTEND, ACK, RELEASE or BURY. `time_ms`: EXTEND, more lease from now; RELEASE, see SettleFlag. `op`: operation ids.
     `reasons`: BURY, RELEASE. The credit of what they end rides along, and counts by `credit_counts`."""
@@ -275,7 +275,7 @@ class Welcome:
 
 
 @dataclass(slots=True)
-class Deliver:
+class Deliver(ColumnBatch):
     """n messages, down a Consume stream. `due_ms`: when each came due; `lease_until_ms`: when its lease ends; both on
     the broker's clock, as are `leased_ms` (when the store call that leased them returned) and `pushed_ms` (when this
     frame was made), so that a consumer knows each lease's remaining time and lateness can be taken apart.

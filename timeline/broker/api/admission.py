@@ -86,17 +86,12 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         late &= relative | ((frame.flags & PutFlag.IN) == 0)
         refusals.where(late, BEYOND_EXPIRY)
     refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
-    headers = frame.headers
-    puts = Puts(
-        ids=frame.ids,
-        birth=frame.birth,
+    puts = Puts.of(
+        frame,
         due_ms=due_ms,
         expires_ms=expires_ms,
         groups=Ragged.repeat(frame.group.encode(), count),
-        tags=frame.tags if frame.tags is not None else Ragged.repeat(b"", count),
-        payload_sum=payload_sums(frame.payloads, headers),
-        payloads=frame.payloads,
-        headers=headers if headers is not None else Ragged.repeat(b"", count),
+        payload_sum=payload_sums(frame.payloads, frame.headers),
         move=(frame.flags & PutFlag.MOVE) != 0,
         replace=(frame.flags & PutFlag.REPLACE) != 0,
     )
@@ -111,14 +106,11 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
         refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
-    mutations = Mutations(
-        operation=frame.operation,
-        ids=frame.ids,
+    mutations = Mutations.of(
+        frame,
         groups=Ragged.repeat(frame.group.encode(), count),
         due_ms=due_ms,
-        if_version=frame.if_version,
         leased=(frame.flags & MutateFlag.LEASED) != 0,
-        op=frame.op,
     )
     admitted = refusals.admitted
     return refusals, mutations if admitted is None else mutations.take(admitted)
@@ -128,7 +120,6 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     """Judges a Settle of consumer `holder` at time `now`."""
     count = len(frame.birth)
     refusals = Refusals(count, validate_settle(frame))
-    reasons = frame.reasons if frame.reasons is not None else Ragged.repeat(b"", count)
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
     time_ms, operations = frame.time_ms, frame.operation.tobytes()
     if Operation.EXTEND in operations or Operation.RELEASE in operations:  # the others have no time
@@ -138,17 +129,7 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
         refusals.where(extend & ((time_ms < 1) | (time_ms > most_ms)), longer)
         time_ms = _absolute(time_ms, (frame.flags & SettleFlag.AT) == 0, now)
         refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
-    settles = Settles(
-        ids=frame.ids,
-        birth=frame.birth,
-        version=frame.version,
-        holders=Ragged.repeat(holder, count),
-        operation=frame.operation,
-        time_ms=time_ms,
-        op=frame.op,
-        unseen=unseen,
-        reasons=reasons,
-    )
+    settles = Settles.of(frame, holders=Ragged.repeat(holder, count), time_ms=time_ms, unseen=unseen)
     admitted = refusals.admitted
     return refusals, settles if admitted is None else settles.take(admitted)
 

@@ -81,18 +81,12 @@ class LeasedBatch(ColumnBatch):
         """The frame that brings it to its consumer; `max_deliveries` is the topic's."""
         rows = self.rows
         assert rows.payloads is not None and rows.headers is not None
-        return Deliver(
+        return Deliver.of(
+            rows,
             leased_ms=self.leased_ms,
             pushed_ms=pushed_ms,
-            ids=rows.ids,
-            birth=rows.birth,
-            version=rows.version,
             due_ms=self.was_due_ms,
-            scheduled_ms=rows.scheduled_ms,
             lease_until_ms=rows.due_ms,
-            deliveries=rows.deliveries,
-            payload_sum=rows.payload_sum,
-            payloads=rows.payloads,
             headers=rows.headers if rows.headers.nbytes else None,
             tags=rows.tags if rows.tags.nbytes else None,
             max_deliveries=max_deliveries,
@@ -107,13 +101,9 @@ class LeasedBatch(ColumnBatch):
     ) -> Settles:
         """The same settle for each row, in its holder's name."""
         rows, count = self.rows, len(self)
-        return Settles(
-            ids=rows.ids,
-            birth=rows.birth,
-            version=rows.version,
-            holders=rows.holders,
+        return Settles.of(
+            rows,
             operation=np.full(count, operation, dtype=np.uint8),
-            time_ms=np.zeros(count, dtype=np.int64),
             op=np.fromiter((random_bits(64) | 1 for _ in range(count)), dtype=np.uint64, count=count),
             unseen=np.full(count, unseen, dtype=np.bool_),
             reasons=Ragged.repeat(reason, count),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Bools, Int64, Ragged
+from timeline.columns import Bools, Int64
 from timeline.driver.produce.request_batch import Columns, RequestBatch
 from timeline.driver.produce.request_queue import RequestQueue, refusal_of
 from timeline.driver.tasks import cancel, end, keep
@@ -46,29 +46,22 @@ OVERHEAD_BYTES = 48
 CAREFUL_FRAMES = 16
 
 
+PUT_COLUMNS = tuple(field for field in Produce.columns if field.kind != "whole")
+
+
 def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
-    """Columns of single puts; an entry is (id, birth, time_ms, flags, payload, expires_ms, tag, headers)."""
-    count = len(entries)
-    ids, births, times, flags, payloads, expires, tags, headers = zip(*entries, strict=True)
-    columns: Columns = {
-        "ids": Ragged.of(list(ids)),
-        "birth": np.fromiter(births, np.uint64, count),
-        "time_ms": np.fromiter(times, np.int64, count),
-        "flags": np.fromiter(flags, np.uint8, count),
-        "payloads": Ragged.of(list(payloads)),
-        "expires_ms": np.fromiter(expires, np.int64, count) if any(expires) else None,
-        "tags": Ragged.of(list(tags)) if any(tags) else None,
-        "headers": Ragged.of(list(headers)) if any(headers) else None,
-    }
+    """Columns of single puts; an entry has a value for each of PUT_COLUMNS."""
+    values = zip(*entries, strict=True)
+    columns: Columns = {field.name: field.column(each) for field, each in zip(PUT_COLUMNS, values, strict=True)}
     return columns, Operation.PUT, int(put_sizes(columns).sum())
 
 
 def put_sizes(columns: Columns) -> Int64:
     """Bytes that each message takes in a frame, about."""
-    sizes = columns["payloads"].sizes + columns["ids"].sizes + OVERHEAD_BYTES
-    for name in ("tags", "headers"):
-        if columns[name] is not None:
-            sizes = sizes + columns[name].sizes
+    sizes = columns["payloads"].sizes + OVERHEAD_BYTES
+    for field in PUT_COLUMNS:
+        if field.kind == "strings" and field.name != "payloads" and columns[field.name] is not None:
+            sizes = sizes + columns[field.name].sizes
     whole: Int64 = sizes
     return whole
 

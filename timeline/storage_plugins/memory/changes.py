@@ -16,7 +16,7 @@ from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.model import Answers, Operation, Status, TopicSettings
 from timeline.storage_plugins.asks import fill, mutation_ask, put_ask, removal, settle_ask
-from timeline.storage_plugins.contract import Mutations, Puts, Settles, Swept, TagMutation, TagStep
+from timeline.storage_plugins.contract import PUT_NUMBERS, Mutations, Puts, Settles, Swept, TagMutation, TagStep
 from timeline.storage_plugins.memory.agenda import Agenda, slots_of
 from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, WORDS, TopicRows, records_of
 from timeline.storage_plugins.memory.walks import Walks
@@ -129,14 +129,12 @@ def _put_all(rows: TopicRows, now_ms: int, puts: Puts) -> bool:
         return False
     words = np.zeros((count, WORDS), dtype=np.int64)
     records = records_of(words)
-    records["birth"] = puts.birth
+    for name in PUT_NUMBERS:
+        records[name] = getattr(puts, name)
     records["version"] = 1
-    records["due_ms"] = puts.due_ms
     records["scheduled_ms"] = puts.due_ms
     records["put_ms"] = now_ms
     records["asked_ms"] = now_ms
-    records["expires_ms"] = puts.expires_ms
-    records["payload_sum"] = puts.payload_sum
     records["payload_bytes"] = puts.sizes
     records["headers_bytes"] = puts.headers.sizes
     records["group"] = rows.groups.numbers(puts.groups)

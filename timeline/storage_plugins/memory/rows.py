@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32
-from timeline.model import Rows, buckets_of
+from timeline.model import ROW_DTYPES, Rows, buckets_of
 from timeline.storage_plugins.memory.agenda import Agenda, Objects, pack
 from timeline.storage_plugins.memory.growing import GrowingColumn, Index, Names, grow_objects, objects, same
 
@@ -23,31 +23,9 @@ EMPTY, FREE, HELD, DEAD, KEPT = range(5)
 letter, a settled id that is remembered."""
 LIVING = (FREE, HELD)
 
-RECORD = np.dtype(
-    [
-        ("birth", np.uint64),
-        ("version", np.int64),
-        ("due_ms", np.int64),
-        ("scheduled_ms", np.int64),
-        ("put_ms", np.int64),
-        ("asked_ms", np.int64),
-        ("last_op", np.uint64),
-        ("expires_ms", np.int64),
-        ("payload_sum", np.uint64),
-        ("died_ms", np.int64),
-        ("deliveries", np.uint32),
-        ("payload_bytes", np.uint32),
-        ("headers_bytes", np.uint32),
-        ("holder", np.uint32),
-        ("group", np.uint32),
-        ("tag", np.uint32),
-    ]
-)
+_FIELDS = [*ROW_DTYPES.items(), *((name, np.uint32) for name in ("headers_bytes", "holder", "group", "tag"))]
+RECORD = np.dtype(sorted(_FIELDS, key=lambda field: -np.dtype(field[1]).itemsize), align=True)
 WORDS = RECORD.itemsize // 8
-_NUMBERS = (
-    *("birth", "version", "due_ms", "scheduled_ms", "put_ms", "asked_ms", "last_op", "expires_ms", "payload_sum"),
-    *("deliveries", "payload_bytes"),
-)
 _FIRST_CAPACITY = 16
 """Ten thousand topics with a message each are no rarity."""
 _SHRINK_ABOVE = 65_536
@@ -264,15 +242,13 @@ class TopicRows:
     def rows(self, slots: Indexes, words: Int64, payload: bool) -> Rows:
         """Gathered rows as the model's columns."""
         records, count = records_of(words), len(slots)
-        numbers: dict[str, Any] = {name: np.ascontiguousarray(records[name]) for name in _NUMBERS}
-        died_ms = np.ascontiguousarray(records["died_ms"])
+        numbers: dict[str, Any] = {name: np.ascontiguousarray(records[name]) for name in ROW_DTYPES}
         return Rows(
             ids=Ragged.of(self.ids[slots].tolist()),
-            died_ms=died_ms,
             groups=self.groups.column(records["group"]),
             holders=self.holders.column(records["holder"]),
             tags=self.tags.column(records["tag"]),
-            dead=_sparse(self.reasons, slots) if died_ms.any() else same(b"", count),
+            dead=_sparse(self.reasons, slots) if numbers["died_ms"].any() else same(b"", count),
             payloads=Ragged.of(self.payloads[slots].tolist()) if payload else None,
             headers=_sparse(self.headers, slots) if payload else None,
             **numbers,
