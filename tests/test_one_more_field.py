@@ -48,10 +48,6 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ),
         ("payload, expires_ms, tag, headers)", "payload, expires_ms, tag, headers, message.priority)"),
     ],
-    "timeline/driver/blocking/producer.py": [
-        _KEYWORD,
-        ("                tag=tag,\n", "                tag=tag,\n                priority=priority,\n"),
-    ],
     "timeline/driver/delivery.py": [
         (
             "    @property\n    def tag(self)",
