@@ -13,10 +13,10 @@ from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.bench.figures import Report
-from timeline.bench.scenarios import at_rest
+from timeline.bench.figures import BenchReport
+from timeline.bench.scenarios import cluster
 from timeline.cli.app import run
-from timeline.cli.tools.scenario import ended_in_order
+from timeline.cli.tools.bench import ended_in_order
 
 SCENARIOS = (
     "cycle",
@@ -79,7 +79,7 @@ LITTLE = ["--messages", "4000", "--burst", "2000", "--rate", "200", "--seconds",
 def test_two_brokers_are_measured_together(
     servers: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_rest, "SETTLED_S", 0.0)
+    monkeypatch.setattr(cluster, "SETTLED_S", 0.0)
     where = ["--store", servers.url(RedisServer), "--sync", f"{servers.url(EtcdServer)}/bench"]
     assert run(["bench", "cluster", *where, *LITTLE, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -140,7 +140,7 @@ def test_a_store_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_sigterm_ends_a_measurement_in_order() -> None:
     ended: list[str] = []
 
-    async def measure() -> Report:
+    async def measure() -> BenchReport:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from timeline.bench.figures import Report, Target, latencies, machine, worst
+from timeline.bench.figures import BenchReport, Target, latencies, machine, worst
 from timeline.bench.processes import stalled_s
 from timeline.bench.profile import Hot, Profile, hottest
 from timeline.bench.scenarios import payload
 from timeline.bench.scenarios.lateness import LATE_ASKED, told_causes
 from timeline.broker.fairness.limits import Limits
-from timeline.cli.tools.scenario import tell
+from timeline.cli.tools.bench import tell
 from timeline.driver.late import Cause, LateDelivery, LateReport
 from timeline.storage_plugins.sqlite import writer
 
@@ -77,8 +77,8 @@ def test_no_call_meets_the_removal_of_the_payload_before() -> None:
 
 def test_a_report_for_machines() -> None:
     target = Target("rate_per_s", 10, least=True)
-    peer = Report("peer", {}, {"rate_per_s": 2.0})
-    report = Report("cycle", {"messages": 5}, {"rate_per_s": 12.34567}, (target,), beside=[peer])
+    peer = BenchReport("peer", {}, {"rate_per_s": 2.0})
+    report = BenchReport("cycle", {"messages": 5}, {"rate_per_s": 12.34567}, (target,), beside=[peer])
     told = json.loads(json.dumps(report.as_json()))
     assert told["figures"] == {"rate_per_s": 12.3457}
     assert told["targets"] == [{"figure": "rate_per_s", "bound": 10, "least": True, "held": True}]
@@ -109,17 +109,17 @@ def test_a_process_that_could_not_be_sampled_is_named(tmp_path: Path) -> None:
 
 def test_a_report_keeps_passwords_to_itself() -> None:
     asked = {"store": "mysql://timeline:secret@db:3306/t?pool=4", "messages": 5}
-    told = Report("cycle", asked, {}).as_json()
+    told = BenchReport("cycle", asked, {}).as_json()
     assert told["settings"] == {"store": "mysql://…@db:3306/t", "messages": 5}
     plain = {"store": "sqlite:///t.db?cache_mib=8"}
-    assert Report("cycle", plain, {}).as_json()["settings"] == plain
+    assert BenchReport("cycle", plain, {}).as_json()["settings"] == plain
 
 
 @pytest.mark.parametrize(("load", "rate", "said"), [(10.21, 5.0, True), (0.1, 5.0, False), (10.21, 50.0, False)])
 def test_a_target_missed_on_a_busy_machine_says_so(
     capsys: pytest.CaptureFixture[str], load: float, rate: float, said: bool
 ) -> None:
-    report = Report("cycle", {}, {"rate_per_s": rate}, (Target("rate_per_s", 10, least=True),))
+    report = BenchReport("cycle", {}, {"rate_per_s": rate}, (Target("rate_per_s", 10, least=True),))
     tell(report, {"cores": 2, "load_1min": load})
     told = capsys.readouterr().out
     assert ("MISSED on a machine that was busy: load 10.21 on 2 cores" in told) is said

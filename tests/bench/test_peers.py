@@ -15,11 +15,11 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.cycle import Cycle
+from timeline.bench.scenarios.cycle import CycleScenario
 
 pytestmark = pytest.mark.prove
 
-SMALL = Cycle(messages=200, batch=50, warm_up=50)
+SMALL = CycleScenario(messages=200, batch=50, warm_up=50)
 
 
 @pytest.mark.servers

@@ -9,28 +9,28 @@ from pathlib import Path
 import pytest
 
 from tests.services import require_service
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.peers.bare import run_bare
 from timeline.bench.peers.bare_push import run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
-from timeline.bench.scenarios.burst import Burst, run_burst
-from timeline.bench.scenarios.cancel_tag import CancelTag, run_cancel_tag
-from timeline.bench.scenarios.cycle import APIS, Cycle, run_cycle
-from timeline.bench.scenarios.lateness import Lateness, run_lateness
-from timeline.bench.scenarios.loop import LOOPS, Loop, run_loop
-from timeline.bench.scenarios.memory import Memory, run_memory
-from timeline.bench.scenarios.payload import OPERATIONS, Payload, run_payload
-from timeline.bench.scenarios.produce import Produce, run_produce
-from timeline.bench.scenarios.restart import Restart, run_restart
-from timeline.bench.scenarios.scale import OF, Scale, run_scale
+from timeline.bench.scenarios.burst import BurstScenario
+from timeline.bench.scenarios.cancel_tag import CancelTagScenario
+from timeline.bench.scenarios.cycle import APIS, CycleScenario
+from timeline.bench.scenarios.lateness import LatenessScenario
+from timeline.bench.scenarios.loop import LOOPS, LoopScenario
+from timeline.bench.scenarios.memory import MemoryScenario
+from timeline.bench.scenarios.payload import OPERATIONS, PayloadScenario
+from timeline.bench.scenarios.produce import ProduceScenario
+from timeline.bench.scenarios.restart import RestartScenario
+from timeline.bench.scenarios.scale import OF, ScaleScenario
 
 pytestmark = pytest.mark.processes
 
 LATENESS = {f"lateness_{short}_ms" for short in ("min", "p50", "p99", "p99_9", "max")}
 
 
-def _well(report: Report, *figures: str) -> None:
+def _well(report: BenchReport, *figures: str) -> None:
     assert report.wrong == []
     assert set(figures) <= set(report.figures)
     assert {target.figure for target in report.targets} <= set(report.figures)
@@ -39,22 +39,22 @@ def _well(report: Report, *figures: str) -> None:
 
 @pytest.mark.parametrize("api", [APIS[0], *(pytest.param(api, marks=pytest.mark.prove) for api in APIS[1:])])
 async def test_cycle(store: str, api: str, tmp_path: Path) -> None:
-    asked = Cycle(store, api, messages=2_500, batch=400, pending=700, warm_up=300)
-    _well(await run_cycle(asked, tmp_path), "rate_per_s", "broker_cpu_us_per_message", "client_cpu_us_per_message")
+    asked = CycleScenario(store, api, messages=2_500, batch=400, pending=700, warm_up=300)
+    _well(await asked.run(tmp_path), "rate_per_s", "broker_cpu_us_per_message", "client_cpu_us_per_message")
 
 
 async def test_a_cycle_smaller_than_a_batch(tmp_path: Path) -> None:
-    _well(await run_cycle(Cycle(messages=1, batch=5_000, warm_up=0), tmp_path), "rate_per_s")
+    _well(await CycleScenario(messages=1, batch=5_000, warm_up=0).run(tmp_path), "rate_per_s")
 
 
 @pytest.mark.prove
 async def test_bare(store: str) -> None:
-    _well(await run_bare(Cycle(store, messages=2_500, batch=400, pending=500, warm_up=300)), "rate_per_s")
+    _well(await run_bare(CycleScenario(store, messages=2_500, batch=400, pending=500, warm_up=300)), "rate_per_s")
 
 
 @pytest.mark.prove
 async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
-    report = await run_bare_push(Lateness(seconds=0.2, runs=2), tmp_path)
+    report = await run_bare_push(LatenessScenario(seconds=0.2, runs=2), tmp_path)
     _well(report, *LATENESS, "pusher_cpu_us_per_message")
     assert 0 < report.figures["lateness_min_ms"] <= report.figures["lateness_p50_ms"]
 
@@ -63,7 +63,7 @@ async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
 @pytest.mark.prove
 async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
     require_service("beanstalkd")
-    report = await run_beanstalkd(Cycle(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
+    report = await run_beanstalkd(CycleScenario(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
     _well(report, "rate_per_s")
     assert report.notes == [KINDS[kind]]
 
@@ -73,12 +73,12 @@ async def test_beanstalkd_with_few_on_their_way(tmp_path: Path) -> None:
     """What is to be deleted waits behind the reserves that were sent before: these must not wait for more than there
     may be."""
     require_service("beanstalkd")
-    asked = Cycle(messages=2_000, batch=10, warm_up=0)
+    asked = CycleScenario(messages=2_000, batch=10, warm_up=0)
     _well(await run_beanstalkd(asked, "memory", tmp_path), "rate_per_s")
 
 
 async def test_produce(store: str, tmp_path: Path) -> None:
-    _well(await run_produce(Produce(store, messages=1_500, tasks=50), tmp_path), "rate_per_s", "answer_p99_ms")
+    _well(await ProduceScenario(store, messages=1_500, tasks=50).run(tmp_path), "rate_per_s", "answer_p99_ms")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ async def test_produce(store: str, tmp_path: Path) -> None:
     ],
 )
 async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: Path) -> None:
-    small = Lateness(store, rate=500, seconds=0.4, runs=1, pending=300, lead_ms=200)
+    small = LatenessScenario(store, rate=500, seconds=0.4, runs=1, pending=300, lead_ms=200)
     asked = replace(small, in_zero=in_zero, lease_ahead=lease_ahead)
-    report = await run_lateness(asked, tmp_path)
+    report = await asked.run(tmp_path)
     _well(report, *LATENESS)
     assert report.figures["messages"] == 200
     assert report.figures["lateness_min_ms"] >= 0
@@ -105,8 +105,8 @@ async def test_lateness(store: str, in_zero: bool, lease_ahead: str, tmp_path: P
 
 @pytest.mark.prove
 async def test_what_was_late_is_explained_by_the_broker(tmp_path: Path) -> None:
-    put_too_late = Lateness("memory://", rate=500, seconds=0.4, runs=1, lead_ms=-10_000)
-    report = await run_lateness(put_too_late, tmp_path)
+    put_too_late = LatenessScenario("memory://", rate=500, seconds=0.4, runs=1, lead_ms=-10_000)
+    report = await put_too_late.run(tmp_path)
     assert report.figures["lateness_min_ms"] >= 9_000
     said = "200 of 200 in all runs were more than 50 ms late, as the broker explains it: PRODUCED_LATE 200"
     assert report.notes[1:] == [said]
@@ -114,48 +114,48 @@ async def test_what_was_late_is_explained_by_the_broker(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 async def test_burst(store: str, tmp_path: Path) -> None:
-    report = await run_burst(Burst(store, messages=3_000, credit=1_000), tmp_path)
+    report = await BurstScenario(store, messages=3_000, credit=1_000).run(tmp_path)
     _well(report, "drained_s", "first_late_ms", *LATENESS)
     assert report.figures["lateness_min_ms"] >= 0
 
 
 async def test_loop(store: str, tmp_path: Path) -> None:
-    report = await run_loop(Loop(store, messages=250, many=500), tmp_path)
+    report = await LoopScenario(store, messages=250, many=500).run(tmp_path)
     _well(report, *(f"{name}_per_s" for name in LOOPS), *(f"{name}_broker_cpu_us_per_message" for name in LOOPS))
 
 
 @pytest.mark.prove
 async def test_payload(store: str, tmp_path: Path) -> None:
-    report = await run_payload(Payload(store, large_bytes=300_000, messages=2), tmp_path)
+    report = await PayloadScenario(store, large_bytes=300_000, messages=2).run(tmp_path)
     _well(report, *(f"{what}_ratio" for what in OPERATIONS))
 
 
 @pytest.mark.prove
 async def test_cancel_tag(store: str, tmp_path: Path) -> None:
-    asked = CancelTag(store, pending=3_000, tagged=1_000, rate=200, seconds=0.5)
-    _well(await run_cancel_tag(asked, tmp_path), "rate_per_s", "p99_before_ms", "p99_during_ms")
+    asked = CancelTagScenario(store, pending=3_000, tagged=1_000, rate=200, seconds=0.5)
+    _well(await asked.run(tmp_path), "rate_per_s", "p99_before_ms", "p99_during_ms")
 
 
 @pytest.mark.prove
 async def test_restart(tmp_path: Path) -> None:
-    report = await run_restart(Restart(f"sqlite:///{tmp_path / 'bench.db'}", pending=500, restarts=2), tmp_path)
+    report = await RestartScenario(f"sqlite:///{tmp_path / 'bench.db'}", pending=500, restarts=2).run(tmp_path)
     _well(report, "first_delivery_s", "listening_s")
 
 
 async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None:
     with pytest.raises(CannotMeasure, match="keeps nothing"):
-        await run_restart(Restart("memory://"), tmp_path)
+        await RestartScenario("memory://").run(tmp_path)
 
 
 @pytest.mark.parametrize("of", OF)
 @pytest.mark.prove
 async def test_scale(store: str, of: str, tmp_path: Path) -> None:
-    asked = Scale(of, 5, store, rate=300, seconds=0.4, rest_seconds=0.2)
-    report = await run_scale(asked, tmp_path)
+    asked = ScaleScenario(store, of, 5, rate=300, seconds=0.4, rest_seconds=0.2)
+    report = await asked.run(tmp_path)
     _well(report, "broker_cpu_us_per_message", *LATENESS)
     assert report.figures["broker_cpu_us_per_message"] > 0
 
 
 @pytest.mark.prove
 async def test_memory(store: str, tmp_path: Path) -> None:
-    _well(await run_memory(Memory(store, pending=2_000), tmp_path), "broker_resident_mib")
+    _well(await MemoryScenario(store, pending=2_000).run(tmp_path), "broker_resident_mib")

@@ -18,23 +18,22 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import Server
 from tests.servers.redis import RedisServer
 from timeline.bench import load
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.load import create_in
 from timeline.bench.peers.bare import run_bare
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios import upkeep
-from timeline.bench.scenarios.burst import Burst, run_burst
-from timeline.bench.scenarios.cancel_tag import CancelTag, run_cancel_tag
-from timeline.bench.scenarios.cycle import Cycle, run_cycle
-from timeline.bench.scenarios.lateness import Lateness, run_lateness
-from timeline.bench.scenarios.loop import Loop, run_loop
-from timeline.bench.scenarios.restart import Restart, run_restart
+from timeline.bench.scenarios.burst import BurstScenario
+from timeline.bench.scenarios.cancel_tag import CancelTagScenario
+from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.lateness import LatenessScenario
+from timeline.bench.scenarios.loop import LoopScenario
+from timeline.bench.scenarios.restart import RestartScenario
 from timeline.bench.suite import compare
 from timeline.storage_plugins import open_store
 
 OTHERS = "somebody's"
 
-Run = Callable[[str, Path], Awaitable[Report]]
+Run = Callable[[str, Path], Awaitable[BenchReport]]
 
 
 async def names_in(url: str) -> list[str]:
@@ -60,32 +59,32 @@ async def used(url: str) -> AsyncIterator[None]:
         await store.close()
 
 
-async def _cycle(url: str, folder: Path) -> Report:
-    asked = Cycle(url, messages=1_000, batch=200, pending=300, warm_up=200)
-    report = await run_cycle(asked, folder)
+async def _cycle(url: str, folder: Path) -> BenchReport:
+    asked = CycleScenario(url, messages=1_000, batch=200, pending=300, warm_up=200)
+    report = await asked.run(folder)
     report.beside.append(await run_bare(asked))
     compare(report)
     return report
 
 
-async def _lateness(url: str, folder: Path) -> Report:
-    return await run_lateness(Lateness(url, rate=200, seconds=0.4, runs=1, pending=300, in_zero=True), folder)
+async def _lateness(url: str, folder: Path) -> BenchReport:
+    return await LatenessScenario(url, rate=200, seconds=0.4, runs=1, pending=300, in_zero=True).run(folder)
 
 
-async def _burst(url: str, folder: Path) -> Report:
-    return await run_burst(Burst(url, messages=1_000, credit=500), folder)
+async def _burst(url: str, folder: Path) -> BenchReport:
+    return await BurstScenario(url, messages=1_000, credit=500).run(folder)
 
 
-async def _loop(url: str, folder: Path) -> Report:
-    return await run_loop(Loop(url, messages=100, many=300), folder)
+async def _loop(url: str, folder: Path) -> BenchReport:
+    return await LoopScenario(url, messages=100, many=300).run(folder)
 
 
-async def _cancel_tag(url: str, folder: Path) -> Report:
-    return await run_cancel_tag(CancelTag(url, pending=600, tagged=200, rate=100, seconds=0.3), folder)
+async def _cancel_tag(url: str, folder: Path) -> BenchReport:
+    return await CancelTagScenario(url, pending=600, tagged=200, rate=100, seconds=0.3).run(folder)
 
 
-async def _restart(url: str, folder: Path) -> Report:
-    return await run_restart(Restart(url, pending=300, restarts=1), folder)
+async def _restart(url: str, folder: Path) -> BenchReport:
+    return await RestartScenario(url, pending=300, restarts=1).run(folder)
 
 
 SCENARIOS = [
@@ -123,7 +122,7 @@ async def test_a_scenario_on_a_store_that_others_use(
 async def test_what_an_interrupted_measurement_has_put_is_dropped(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'bench.db'}"
     running: asyncio.Task[Any] = asyncio.ensure_future(
-        run_cycle(Cycle(url, messages=100, pending=30_000), tmp_path, lambda _: running.cancel())
+        CycleScenario(url, messages=100, pending=30_000).run(tmp_path, lambda _: running.cancel())
     )
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -131,17 +130,17 @@ async def test_what_an_interrupted_measurement_has_put_is_dropped(tmp_path: Path
 
 
 TARGETS = {
-    Cycle("redis://host"): {"rate_per_s": 60_000},
-    Cycle("sqlite:///file"): {"rate_per_s": 40_000},
-    Cycle("sqlite:///file", pending=1_000_000): {"rate_per_s": 20_000},
-    Cycle("postgresql://host/db"): {"rate_per_s": 15_000},
-    Cycle("postgresql://host/db", api="handlers"): {"rate_per_s": 15_000},
-    Cycle("cassandra://host/k"): {"rate_per_s": 4_000},
-    Cycle("mysql://host/db"): {},
-    Burst("postgresql://host/db"): {"drained_s": 4, "first_late_ms": 5, "lateness_min_ms": 0},
-    Burst("redis://host"): {"first_late_ms": 5, "lateness_min_ms": 0},
-    CancelTag("postgresql://host/db"): {"rate_per_s": 20_000, "p99_ratio": 2},
-    CancelTag("redis://host"): {"p99_ratio": 2},
+    CycleScenario("redis://host"): {"rate_per_s": 60_000},
+    CycleScenario("sqlite:///file"): {"rate_per_s": 40_000},
+    CycleScenario("sqlite:///file", pending=1_000_000): {"rate_per_s": 20_000},
+    CycleScenario("postgresql://host/db"): {"rate_per_s": 15_000},
+    CycleScenario("postgresql://host/db", api="handlers"): {"rate_per_s": 15_000},
+    CycleScenario("cassandra://host/k"): {"rate_per_s": 4_000},
+    CycleScenario("mysql://host/db"): {},
+    BurstScenario("postgresql://host/db"): {"drained_s": 4, "first_late_ms": 5, "lateness_min_ms": 0},
+    BurstScenario("redis://host"): {"first_late_ms": 5, "lateness_min_ms": 0},
+    CancelTagScenario("postgresql://host/db"): {"rate_per_s": 20_000, "p99_ratio": 2},
+    CancelTagScenario("redis://host"): {"p99_ratio": 2},
 }
 
 
@@ -163,8 +162,8 @@ def test_targets_are_those_of_the_kind_of_store(asked: Any) -> None:
 )
 def test_the_ratio_to_what_ran_beside_it(store: str, beside: str, wanted: float | None) -> None:
     settings = {"store": store, "api": "batch", "pending": 0}
-    other = Report(beside, settings, {"rate_per_s": 100.0})
-    report = Report("cycle", settings, {"rate_per_s": 150.0}, beside=[other])
+    other = BenchReport(beside, settings, {"rate_per_s": 100.0})
+    report = BenchReport("cycle", settings, {"rate_per_s": 150.0}, beside=[other])
     compare(report)
     name = f"times_{beside.replace(' ', '_')}"
     assert report.figures[name] == 1.5
@@ -177,7 +176,7 @@ async def test_a_fill_is_over_when_the_server_has_tidied_up(
     servers: Running, kind: type[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = servers.url(kind)
-    monkeypatch.setattr(load, "FROM_MESSAGES", 500)
+    monkeypatch.setattr(load, "UPKEPT_FROM_MESSAGES", 500)
     await load.fill_store(url, "filled", 500, 20)
     if kind is PostgresqlServer:
         connection = await asyncpg.connect(url)
@@ -187,7 +186,7 @@ async def test_a_fill_is_over_when_the_server_has_tidied_up(
         finally:
             await connection.close()
     else:
-        monkeypatch.setattr(upkeep, "BUSY", ("redis_git_sha1", "loading", "async_loading", "aof_enabled"))
+        monkeypatch.setattr(load, "BUSY", ("redis_git_sha1", "loading", "async_loading", "aof_enabled"))
         with pytest.raises(CannotMeasure, match="upkeep after the fill never came"):
-            monkeypatch.setattr(upkeep, "PATIENCE_S", 0.2)
-            await upkeep.upkept(url)
+            monkeypatch.setattr(load, "UPKEEP_S", 0.2)
+            await load.upkept(url)

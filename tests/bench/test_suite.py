@@ -8,27 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.plots import Curves, cost_by_number, draw, lateness_by_pending, rate_by_batch
-from timeline.bench.scenarios.cycle import Cycle
-from timeline.bench.suite import FULL, QUICK, SQLITE, Entry, compare, compare_pending, entries, run_entry
+from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.suite import FULL, QUICK, SQLITE, SuiteEntry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
 from timeline.cli.tools.bench import run_suite
 
 
-def late(pending: int, p99_ms: float, in_zero: bool = False) -> Report:
+def late(pending: int, p99_ms: float, in_zero: bool = False) -> BenchReport:
     settings = {"in_zero": in_zero, "lease_ahead": "auto", "pending": pending}
-    return Report("lateness", settings, {"lateness_p50_ms": 1.0, "lateness_p99_ms": p99_ms, "lateness_p99_9_ms": 9.0})
+    return BenchReport(
+        "lateness", settings, {"lateness_p50_ms": 1.0, "lateness_p99_ms": p99_ms, "lateness_p99_9_ms": 9.0}
+    )
 
 
 def test_the_suite_holds_every_scenario_at_both_sizes() -> None:
-    kinds = {"Cycle", "Produce", "Lateness", "Loop", "Burst", "Payload", "CancelTag", "Restart", "Memory"}
-    assert {type(entry.asked).__name__ for entry in FULL} == kinds
+    kinds = {"cycle", "produce", "lateness", "loop", "burst", "payload", "cancel-tag", "restart", "memory"}
+    assert {entry.asked.name for entry in FULL} == kinds
     assert [type(entry.asked) for entry in FULL] == [type(entry.asked) for entry in QUICK]
     assert len({entry.title for entry in FULL}) == len(FULL)
     assert {entry.asked.pending for entry in FULL if entry.title.startswith("lateness")} == {0, 10**6, 10**7}
     assert any(entry.peer for entry in FULL)
-    assert {"Cycle", "Lateness"} == {type(entry.asked).__name__ for entry in FULL if entry.bare}
+    assert {"cycle", "lateness"} == {entry.asked.name for entry in FULL if entry.bare}
 
 
 def test_lateness_with_others_pending_is_held_against_that_with_none() -> None:
@@ -47,8 +49,8 @@ def test_lateness_with_others_pending_is_held_against_that_with_none() -> None:
 )
 def test_a_cycle_in_memory_is_to_be_six_times_as_fast_as_its_peer(change: dict[str, object], held: bool | None) -> None:
     settings = {"api": "batch", "store": "memory://", "pending": 0, "messages": 1} | change
-    report = Report("cycle", settings, {"rate_per_s": 60.0})
-    report.beside = [Report(f"beanstalkd {kind}", {}, {"rate_per_s": 10.0}) for kind in ("memory", "binlog")]
+    report = BenchReport("cycle", settings, {"rate_per_s": 60.0})
+    report.beside = [BenchReport(f"beanstalkd {kind}", {}, {"rate_per_s": 10.0}) for kind in ("memory", "binlog")]
     compare(report)
     assert report.figures["times_beanstalkd_memory"] == 6.0
     told = {target.figure: target.held(report.figures[target.figure]) for target in report.targets}
@@ -67,7 +69,7 @@ def test_plots_are_not_begun_without_what_draws_them(
 @pytest.mark.processes
 @pytest.mark.prove
 async def test_an_entry_runs_with_what_is_to_stand_beside_it(tmp_path: Path) -> None:
-    entry = Entry(Cycle(store=SQLITE, messages=2_000, batch=500), bare=True)
+    entry = SuiteEntry(CycleScenario(store=SQLITE, messages=2_000, batch=500), bare=True)
     report = await run_entry(entry, tmp_path)
     assert report.scenario == "cycle, SQLite"
     assert report.figures["times_bare_store"] > 0

@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
     """One scenario's outcome. `settings`: what it was asked to do, enough to repeat it. `figures`: numbers, their unit
     in the name. `targets`: what some of them are held against. `wrong`: what was incorrect (a message lost, doubled or
     early); empty when all was right. `beside`: peers and bare stores measured in the same invocation, by name.
@@ -43,7 +43,7 @@ class Report:
     figures: dict[str, float]
     targets: tuple[Target, ...] = ()
     wrong: list[str] = field(default_factory=list)
-    beside: list[Report] = field(default_factory=list)
+    beside: list[BenchReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     store: dict[str, Any] = field(default_factory=dict)
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from timeline.bench.load import ID_BYTES
+import timeline
+from timeline.bench.figures import latencies
+from timeline.bench.load import ID_BYTES, ids_of
+from timeline.bench.processes import CannotMeasure
 from timeline.columns import Ragged
+from timeline.driver.delivery import DeliveryBatch
+from timeline.errors import TimelineError
 
 STALLED_S = 60.0
 """When nothing has been put, delivered or settled for so long, nothing more comes: what is missing is lost."""
 
 
 class Ledger:
-    """Ids on their way. At most `window` of them, so that putting never runs far ahead of settling; `total` in all."""
+    """Ids on their way. At most `window` of them, so that putting never runs far ahead of settling; `total` in all.
+    `late_ms`: how late what `take` got was handed out."""
 
     def __init__(self, total: int, window: int) -> None:
         self.total, self.window = total, window
         self.put = self.delivered = self.settled = 0
         self.wrong: list[str] = []
+        self.late_ms: list[npt.NDArray[np.float64]] = []
+        self._acking: set[asyncio.Task[None]] = set()
         self.finished = asyncio.Event()
         self._waiting: set[bytes] = set()
         self._room = asyncio.Event()
@@ -67,6 +76,38 @@ class Ledger:
         """So many acks have failed: nothing more comes of them."""
         self.wrong.append(f"acks failed: {error}")
         self.settle(count, count)
+
+    async def put_batch(self, producer: timeline.Producer, batch: timeline.Batch, given: Any = None) -> None:
+        """Note a batch, and put it (`given`: in another form)."""
+        await self.admit(ids_of(batch))
+        (await producer.produce_many(batch if given is None else given, timeout="60s")).raise_failed()
+
+    async def take(self, consumer: timeline.Consumer, now: Callable[[], float]) -> None:
+        """Take batches and acknowledge each without waiting for the answer before the next."""
+        async for batch in consumer.batches():
+            late_ms = now() - batch.due_ms.astype(np.float64)
+            self.late_ms.append(late_ms)
+            if late_ms.min() < 0:
+                self.early(-float(late_ms.min()))
+            self.met_with(batch.ids, batch.payloads)
+            task = asyncio.create_task(self.ack(batch))
+            self._acking.add(task)
+            task.add_done_callback(self._acking.discard)
+
+    async def ack(self, batch: DeliveryBatch) -> None:
+        """Acknowledge a batch, and note the answer."""
+        try:
+            receipts = await batch.ack(timeout="60s")
+        except TimelineError as error:
+            self.unsettled(len(batch), error)
+        else:
+            self.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
+
+    def lateness(self, name: str = "lateness") -> dict[str, float]:
+        """Return percentiles of how late what `take` got was. Raises CannotMeasure where that is nothing."""
+        if not self.late_ms:
+            raise CannotMeasure("nothing was delivered")
+        return latencies(np.concatenate(self.late_ms), name)
 
     async def through(self, *work: Awaitable[Any], stalled_s: float = STALLED_S) -> None:
         """Lets `work` go on until all is settled, or nothing more comes for `stalled_s`, which is noted as wrong; ends

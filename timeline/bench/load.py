@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import timeline
 from timeline.bench.figures import median
-from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.upkeep import FROM_MESSAGES, upkept
+from timeline.bench.processes import CannotMeasure, within
+from timeline.bench.topic import scheme
 from timeline.clock import Clock
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.driver.producer import Producer
+from timeline.errors import TimelineError
 from timeline.model import Status, Topic, TopicSettings, payload_sums
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Puts, Store
+
+if TYPE_CHECKING:
+    from timeline.storage_plugins.redis.connection import Address
+    from timeline.storage_plugins.redis.server import Server
 
 ID_BYTES = 16
 TAG = "campaign"
@@ -28,6 +33,12 @@ PENDING_FROM_MS = 3_600_000
 FILL_BATCH = 10_000
 FILL_TASKS = 3
 COMMITS = 30
+STEADY_LEAD_MS = 3_000
+TICK_S = 0.02
+UPKEPT_FROM_MESSAGES = 100_000
+UPKEEP_S = 1_800.0
+LOOK_S = 0.5
+BUSY = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "rdb_bgsave_in_progress")
 
 Told = Callable[[int], object]
 """Called with how many messages were put since it was called last."""
@@ -63,6 +74,47 @@ def batch_at(count: int, at: Any, size_bytes: int, tags: str | None = None) -> t
     """A batch of fresh messages due `at` (milliseconds, one for all or one each)."""
     ids = random_ids(count)
     return timeline.Batch(payloads=payloads_for(ids, size_bytes), at=at, ids=ids, tags=tags)
+
+
+def ids_of(batch: timeline.Batch) -> list[bytes]:
+    """Return the ids of a batch that `batch_at` made."""
+    assert batch.ids is not None
+    return batch.ids.tolist()
+
+
+def batch_sizes(count: int, most: int) -> Iterator[int]:
+    """Return the sizes of batches of `most` that come to `count`; several tasks may share them."""
+    return (min(most, count - start) for start in range(0, count, most))
+
+
+async def put_steadily(
+    producers: Sequence[Producer],
+    count: int,
+    rate_per_s: float,
+    start_ms: float,
+    clock: Clock,
+    size_bytes: int,
+    noted: Callable[[list[bytes]], Awaitable[None]] | None = None,
+) -> None:
+    """Put `count` messages from `start_ms` on, each by a call of its own STEADY_LEAD_MS ahead of a due time fixed
+    beforehand, by the producers in turn. `noted`: told of each id first."""
+    calls: set[asyncio.Task[Any]] = set()
+    done = 0
+    while done < count:
+        due = min(count, int((clock.now() + STEADY_LEAD_MS - start_ms) * rate_per_s / 1_000) + 1)
+        for number in range(done, due):
+            due_ms = int(start_ms + number * 1_000 / rate_per_s)
+            batch = batch_at(1, due_ms, size_bytes)
+            if noted is not None:
+                await noted(ids_of(batch))
+            # By the call for one, which the driver gathers.
+            put = producers[number % len(producers)].produce(batch.payloads[0], at=due_ms, id=ids_of(batch)[0].decode())
+            call = asyncio.create_task(put)
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+        done = max(done, due)
+        await asyncio.sleep(TICK_S)
+    await asyncio.gather(*calls)
 
 
 async def fill(
@@ -123,7 +175,7 @@ async def fill_store(
         await fill_open(store, topic, count, size_bytes, told, tagged)
     finally:
         await store.close()
-    if count >= FROM_MESSAGES:
+    if count >= UPKEPT_FROM_MESSAGES:
         await upkept(url)
 
 
@@ -176,3 +228,52 @@ async def _put(store: Store, topic: Topic, batch: timeline.Batch, now_ms: int) -
     answers = await store.put(topic, now_ms, puts_of(batch, now_ms))
     if (answers.status != Status.OK.code).any():
         raise CannotMeasure("the store refused some of the pending messages")
+
+
+async def upkept(url: str) -> None:
+    """Wait for what a server does after millions of rows were put at once: a figure with many pending is of a timeline
+    that has grown over weeks, not of one filled a moment ago. Redis rewrites its append-only file, PostgreSQL vacuums
+    and analyses the tables, as each of them would sooner or later. Raises CannotMeasure."""
+    upkeep = {"postgresql": _vacuum, "redis": _rewrite, "rediss": _rewrite}.get(scheme(url))
+    if upkeep is not None:
+        async with within(UPKEEP_S, "the end of the server's upkeep after the fill"):
+            await upkeep(url)
+
+
+async def _vacuum(url: str) -> None:
+    import asyncpg
+
+    from timeline.storage_plugins.postgresql.location import Location
+
+    location = Location.of(url)
+    try:
+        connection = await asyncpg.connect(location.dsn)
+        try:
+            for table in ("message", "payload"):
+                await connection.execute(f"VACUUM (ANALYZE) {location.schema}.{table}")
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError) as trouble:
+        raise CannotMeasure(f"the tables cannot be vacuumed: {trouble}") from trouble
+
+
+async def _rewrite(url: str) -> None:
+    from timeline.storage_plugins.redis.location import Location
+    from timeline.storage_plugins.redis.server import Server
+
+    server = Server(Location.of(url))
+    try:
+        await server.connect()
+        for address in server.masters:
+            while await _busy(server, address):
+                await asyncio.sleep(LOOK_S)
+    except TimelineError as trouble:
+        raise CannotMeasure(trouble.reason) from trouble
+    finally:
+        await server.close()
+
+
+async def _busy(server: Server, address: Address) -> bool:
+    """Whether it rewrites its file, is about to, or writes a snapshot."""
+    told = bytes(await server.ask(address, "INFO", "persistence"))
+    return any(f"{name}:1".encode() in told for name in BUSY)

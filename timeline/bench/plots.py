@@ -11,9 +11,9 @@ from typing import Any
 from timeline.bench.figures import machine
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.cycle import Cycle, run_cycle
-from timeline.bench.scenarios.lateness import Lateness, run_lateness
-from timeline.bench.scenarios.scale import CONSUMERS, PENDING, TOPICS, Scale, run_scale
+from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.lateness import LatenessScenario
+from timeline.bench.scenarios.scale import CONSUMERS, PENDING, TOPICS, ScaleScenario
 from timeline.bench.suite import SQLITE, fresh
 
 WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -44,8 +44,10 @@ async def lateness_by_pending(
     """Lateness on SQLite at 1,000 messages a second while ever more others wait."""
     drawn = Curves("Lateness at 1,000/s, SQLite", "messages pending", "ms late", none=1_000.0)
     for count in pending:
-        asked = Lateness(store=fresh(SQLITE, folder, f"pending-{count}"), seconds=seconds, runs=1, pending=count)
-        report = await run_lateness(asked, folder, told)
+        asked = LatenessScenario(
+            store=fresh(SQLITE, folder, f"pending-{count}"), seconds=seconds, runs=1, pending=count
+        )
+        report = await asked.run(folder, told)
         _check(report.wrong)
         for figure, name in SHOWN.items():
             drawn.add(name, count, report.figures[figure])
@@ -61,8 +63,8 @@ async def rate_by_batch(folder: Path, messages: int, batches: Sequence[int] = BA
             # Few in a batch take longer each; the same time for each point is enough.
             share = min(1.0, batch / 1_000) * (1.0 if store != SQLITE else 0.3)
             count = max(10 * batch, int(messages * share))
-            asked = Cycle(store=fresh(store, folder, f"batch-{batch}"), batch=batch, messages=count)
-            report = await run_cycle(asked, folder)
+            asked = CycleScenario(store=fresh(store, folder, f"batch-{batch}"), batch=batch, messages=count)
+            report = await asked.run(folder)
             _check(report.wrong)
             drawn.add(name, batch, report.figures["rate_per_s"])
             _remove(folder, f"batch-{batch}")
@@ -78,8 +80,8 @@ async def cost_by_number(
         for number in numbers:
             store = fresh(SQLITE, folder, f"{of}-{number}")
             rest_s = min(5.0, seconds)
-            asked = Scale(of=of, number=number, store=store, rate=300.0, seconds=seconds, rest_seconds=rest_s)
-            report = await run_scale(asked, folder, told)
+            asked = ScaleScenario(of=of, number=number, store=store, rate=300.0, seconds=seconds, rest_seconds=rest_s)
+            report = await asked.run(folder, told)
             _check(report.wrong)
             drawn.add(of, number, report.figures["broker_cpu_us_per_message"])
             _remove(folder, f"{of}-{number}")

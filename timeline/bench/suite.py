@@ -6,30 +6,30 @@ scenarios so small that they are over in some minutes, for a first look.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from timeline.bench.figures import Report, Target
+from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import Told
 from timeline.bench.peers.bare import run_bare
 from timeline.bench.peers.bare_push import run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
-from timeline.bench.scenarios.burst import Burst, run_burst
-from timeline.bench.scenarios.cancel_tag import CancelTag, run_cancel_tag
-from timeline.bench.scenarios.cluster import Cluster, run_cluster
-from timeline.bench.scenarios.cycle import Cycle, run_cycle
-from timeline.bench.scenarios.lateness import Lateness, run_lateness
-from timeline.bench.scenarios.loop import Loop, run_loop
-from timeline.bench.scenarios.memory import Memory, run_memory
-from timeline.bench.scenarios.payload import Payload, run_payload
-from timeline.bench.scenarios.produce import Produce, run_produce
-from timeline.bench.scenarios.restart import Restart, run_restart
-from timeline.bench.scenarios.scale import Scale, run_scale
+from timeline.bench.peers.databases import run_peer
+from timeline.bench.profile import Profile
+from timeline.bench.scenario import Scenario
+from timeline.bench.scenarios.burst import BurstScenario
+from timeline.bench.scenarios.cancel_tag import CancelTagScenario
+from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.lateness import LatenessScenario
+from timeline.bench.scenarios.loop import LoopScenario
+from timeline.bench.scenarios.memory import MemoryScenario
+from timeline.bench.scenarios.payload import PayloadScenario
+from timeline.bench.scenarios.produce import ProduceScenario
+from timeline.bench.scenarios.restart import RestartScenario
 from timeline.bench.topic import scheme
 
 SQLITE = "sqlite://"
+BEANSTALKD = "beanstalkd"
 MILLION = 1_000_000
 COMPARED = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms")
 TIMES_OF_NONE = 1.25
@@ -50,52 +50,52 @@ def fresh(store: str, folder: Path, name: str = "bench") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SuiteEntry:
     """One scenario of the suite: its settings, and what runs beside it."""
 
-    asked: Any
+    asked: Scenario
     bare: bool = False
-    peer: bool = False
+    peer: str = ""
 
     @property
     def title(self) -> str:
         """What it is, in a few words."""
-        asked, words = self.asked, [type(self.asked).__name__.lower()]
+        asked, words = self.asked, [self.asked.name.replace("-", "")]
         words.append("memory" if asked.store.startswith("memory") else "SQLite")
-        if isinstance(asked, Cycle) and asked.api != "batch":
+        if isinstance(asked, CycleScenario) and asked.api != "batch":
             words.append(asked.api)
-        if isinstance(asked, Lateness):
+        if isinstance(asked, LatenessScenario):
             words += ["in_=0"] * asked.in_zero + ["no lease ahead"] * (asked.lease_ahead == "off")
         if pending := getattr(asked, "pending", 0):
             words.append(f"{pending:,} pending")
         return ", ".join(words)
 
 
-def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[Entry, ...]:
+def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[SuiteEntry, ...]:
     """The suite at a size: `millions` of messages pending at most, `messages` in a cycle."""
     most = int(millions * MILLION)
-    lateness = Lateness(seconds=seconds, runs=runs)
+    lateness = LatenessScenario(seconds=seconds, runs=runs)
     return (
-        Entry(Cycle(messages=messages), bare=True, peer=True),
-        Entry(Cycle(api="object", messages=messages // 2)),
-        Entry(Cycle(api="handlers", messages=messages // 5)),
-        Entry(Cycle(store=SQLITE, messages=messages // 2), bare=True),
-        Entry(Cycle(store=SQLITE, messages=messages // 5, pending=most // 10), bare=True),
-        Entry(Produce(messages=messages // 5)),
-        Entry(Produce(store=SQLITE, messages=messages // 5)),
-        Entry(lateness, bare=True),
-        Entry(replace(lateness, pending=most // 10)),
-        Entry(replace(lateness, pending=most)),
-        Entry(replace(lateness, in_zero=True)),
-        Entry(replace(lateness, lease_ahead="off")),
-        Entry(Loop(messages=messages // 300, many=messages // 30)),
-        Entry(Loop("memory://", messages=messages // 300, many=messages // 30)),
-        Entry(Burst()),
-        Entry(Burst(store=SQLITE)),
-        Entry(Payload()),
-        Entry(CancelTag(pending=most, tagged=most // 10)),
-        Entry(Restart(pending=most)),
-        Entry(Memory(pending=max(1, most // 10))),
+        SuiteEntry(CycleScenario(messages=messages), bare=True, peer=BEANSTALKD),
+        SuiteEntry(CycleScenario(api="object", messages=messages // 2)),
+        SuiteEntry(CycleScenario(api="handlers", messages=messages // 5)),
+        SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 2), bare=True),
+        SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 5, pending=most // 10), bare=True),
+        SuiteEntry(ProduceScenario(messages=messages // 5)),
+        SuiteEntry(ProduceScenario(store=SQLITE, messages=messages // 5)),
+        SuiteEntry(lateness, bare=True),
+        SuiteEntry(replace(lateness, pending=most // 10)),
+        SuiteEntry(replace(lateness, pending=most)),
+        SuiteEntry(replace(lateness, in_zero=True)),
+        SuiteEntry(replace(lateness, lease_ahead="off")),
+        SuiteEntry(LoopScenario(messages=messages // 300, many=messages // 30)),
+        SuiteEntry(LoopScenario("memory://", messages=messages // 300, many=messages // 30)),
+        SuiteEntry(BurstScenario()),
+        SuiteEntry(BurstScenario(store=SQLITE)),
+        SuiteEntry(PayloadScenario()),
+        SuiteEntry(CancelTagScenario(pending=most, tagged=most // 10)),
+        SuiteEntry(RestartScenario(pending=most)),
+        SuiteEntry(MemoryScenario(pending=max(1, most // 10))),
     )
 
 
@@ -103,38 +103,49 @@ FULL = entries(10, 60.0, 3, MILLION)
 QUICK = entries(0.1, 5.0, 1, 200_000)
 
 
-async def run_entry(entry: Entry, folder: Path, told: Told | None = None) -> Report:
-    """Measures one of them, with what is to stand beside it. Raises CannotMeasure."""
-    asked = replace(entry.asked, store=fresh(entry.asked.store, folder))
-    report: Report = await RUN[type(asked)](asked, folder, told)
-    if entry.bare and isinstance(asked, Lateness):
+async def measure(
+    asked: Scenario,
+    folder: Path,
+    told: Told | None = None,
+    *,
+    bare: bool = False,
+    peer: str = "",
+    journal: bool = False,
+    profiled: bool = False,
+) -> BenchReport:
+    """Measure a scenario, and what is to stand beside it: `bare`, the store or gRPC alone; a `peer`; `journal`, what
+    the event journal costs. Raises CannotMeasure."""
+    given, profile = asked.store, Profile(folder) if profiled else None
+    asked = replace(asked, store=fresh(given, folder))
+    report = await asked.run(folder, told, profile)
+    if bare and isinstance(asked, LatenessScenario):
         report.beside.append(await run_bare_push(asked, folder))
-    elif entry.bare:
-        report.beside.append(await run_bare(replace(asked, store=fresh(entry.asked.store, folder, "bare")), told))
-    if entry.peer:
-        report.beside += [await run_beanstalkd(asked, kind, folder) for kind in KINDS]
+    elif isinstance(asked, CycleScenario):
+        if bare:
+            report.beside.append(await run_bare(replace(asked, store=fresh(given, folder, "bare")), told))
+        if journal:
+            from timeline.bench.scenarios.journal import run_journalled
+
+            journalled = replace(asked, store=fresh(given, folder, "journalled"))
+            report.beside.append(await run_journalled(journalled, folder))
+        if peer == BEANSTALKD:
+            report.beside += [await run_beanstalkd(asked, kind, folder) for kind in KINDS]
+        elif peer:
+            report.beside.append(await run_peer(asked, peer, folder))
     compare(report)
+    if profile is not None:
+        report.notes += profile.lines()
+    return report
+
+
+async def run_entry(entry: SuiteEntry, folder: Path, told: Told | None = None) -> BenchReport:
+    """Measure an entry of the suite. Raises CannotMeasure."""
+    report = await measure(entry.asked, folder, told, bare=entry.bare, peer=entry.peer)
     report.scenario = entry.title
     return report
 
 
-RUN: dict[type, Callable[..., Any]] = {
-    Cycle: run_cycle,
-    Produce: lambda asked, folder, _: run_produce(asked, folder),
-    Lateness: run_lateness,
-    Loop: lambda asked, folder, _: run_loop(asked, folder),
-    Burst: lambda asked, folder, _: run_burst(asked, folder),
-    Payload: lambda asked, folder, _: run_payload(asked, folder),
-    CancelTag: run_cancel_tag,
-    Restart: run_restart,
-    Cluster: lambda asked, folder, _: run_cluster(asked, folder),
-    Memory: run_memory,
-    Scale: run_scale,
-}
-"""A scenario's settings → what runs it, given settings, a folder, and who is told of pending messages."""
-
-
-def compare(report: Report) -> None:
+def compare(report: BenchReport) -> None:
     """Adds how many times as fast, or as late, it was as each of what ran beside it, and what of that is a target."""
     for other in report.beside:
         if "rate_per_s" not in other.figures:
@@ -150,7 +161,7 @@ def compare(report: Report) -> None:
             report.targets = (*report.targets, Target(name, wanted, least=True))
 
 
-def compare_pending(reports: list[Report]) -> None:
+def compare_pending(reports: list[BenchReport]) -> None:
     """Adds to each lateness with others pending how many times as late it was as the one with none."""
     plain = {"in_zero": False, "lease_ahead": "auto"}
     steady = [one for one in reports if plain.items() <= one.settings.items()]

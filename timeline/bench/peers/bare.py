@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 import numpy as np
 
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import Told, batch_at, create_in, fill_open, puts_of, random_numbers
-from timeline.bench.processes import cpu_s
-from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle
+from timeline.bench.load import Told, batch_at, batch_sizes, create_in, fill_open, puts_of, random_numbers
+from timeline.bench.scenario import Stopwatch, cpu_s_of_self
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.columns import Ragged
@@ -26,7 +25,7 @@ HOLDER = b"bare"
 LEASE_MS = 30_000
 
 
-async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
+async def run_bare(asked: CycleScenario, told: Told | None = None) -> BenchReport:
     """The cycle's statements on a store opened in this process. Raises what the store raises."""
     async with own_topic(asked.store, "bare") as own, opened(asked.store) as store:
         topic = await create_in(store, own.name, buckets=asked.buckets)
@@ -34,16 +33,10 @@ async def run_bare(asked: Cycle, told: Told | None = None) -> Report:
             await fill_open(store, topic, asked.pending, asked.payload_bytes, told)
         if asked.warm_up:
             await _turn(store, topic, asked, min(asked.warm_up, asked.messages))
-        clock = Clock()
-        cpu_before_s, start_ms = cpu_s(os.getpid()), clock.monotonic_ms()
+        watch = Stopwatch(cpu=cpu_s_of_self)
         ledger = await _turn(store, topic, asked, asked.messages)
-        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
-        figures = {
-            "rate_per_s": asked.messages / elapsed_s,
-            "elapsed_s": elapsed_s,
-            "cpu_us_per_message": (cpu_s(os.getpid()) - cpu_before_s) * 1e6 / asked.messages,
-        }
-        return Report("bare store", asdict(asked), figures, wrong=ledger.verdict(), store=own.store)
+        figures = watch.figures(asked.messages)
+        return BenchReport("bare store", asdict(asked), figures, wrong=ledger.verdict(), store=own.store)
 
 
 @asynccontextmanager
@@ -56,17 +49,14 @@ async def opened(url: str) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def _turn(store: Store, topic: Topic, asked: Cycle, messages: int) -> Ledger:
+async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int) -> Ledger:
     """So many messages through put, lease and ack: puts go on while what is there is leased and acknowledged."""
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
     stored = asyncio.Semaphore(0)
     clock = Clock()
 
     async def put() -> None:
-        left = messages
-        while left:
-            size = min(asked.batch, left)
-            left -= size
+        for size in batch_sizes(messages, asked.batch):
             now_ms = clock.now_ms()
             puts = puts_of(batch_at(size, now_ms, asked.payload_bytes), now_ms)
             await ledger.admit(puts.ids.tolist())

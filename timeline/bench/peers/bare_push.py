@@ -18,9 +18,10 @@ from pathlib import Path
 import grpc.aio
 
 from timeline.bench.feeder import meant_of, payload_of
-from timeline.bench.figures import Report, latencies, worst
+from timeline.bench.figures import BenchReport, latencies, worst
 from timeline.bench.processes import Measured, within
-from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, Lateness, observed
+from timeline.bench.scenario import observed
+from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, LatenessScenario
 from timeline.broker.server.loop import new_loop
 from timeline.clock import Clock
 
@@ -30,20 +31,19 @@ AROUND = b"." * 150
 BARE_PUSH = "bare push"
 
 
-async def run_bare_push(asked: Lateness, folder: Path) -> Report:
+async def run_bare_push(asked: LatenessScenario, folder: Path) -> BenchReport:
     """As many runs as of the lateness beside it, the one with the worst p99 shown. Raises CannotMeasure."""
-    count = max(1, int(asked.rate * asked.seconds))
     child = await Measured.start("bare-push", folder, sys.executable, "-m", "timeline.bench.peers.bare_push")
     runs: list[dict[str, float]] = []
     try:
         async with observed() as clock, grpc.aio.insecure_channel(await child.line()) as channel:
             for _ in range(asked.runs):
                 used_s = child.cpu_s()
-                run = latencies(await _run(channel, clock, count, asked.rate))
-                runs.append({**run, "pusher_cpu_us_per_message": (child.cpu_s() - used_s) * 1e6 / count})
+                run = latencies(await _run(channel, clock, asked.count, asked.rate))
+                runs.append({**run, "pusher_cpu_us_per_message": (child.cpu_s() - used_s) * 1e6 / asked.count})
     finally:
         await child.end()
-    return Report(BARE_PUSH, asdict(asked), {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))})
+    return BenchReport(BARE_PUSH, asdict(asked), {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))})
 
 
 async def _run(channel: grpc.aio.Channel, clock: Clock, count: int, rate_per_s: float) -> list[float]:

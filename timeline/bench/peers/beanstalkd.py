@@ -16,11 +16,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import ID_BYTES, batch_at
+from timeline.bench.load import ID_BYTES, batch_at, batch_sizes, ids_of
 from timeline.bench.processes import CannotMeasure, Measured, free_port
-from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle, cpu_s_of_self
+from timeline.bench.scenario import Stopwatch, cpu_s_of_self
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
 from timeline.clock import Clock
 
 KINDS = {
@@ -165,40 +166,30 @@ class _Worker(_Connection):
             self._ledger.settle(deleted)
 
 
-async def run_beanstalkd(asked: Cycle, kind: str, folder: Path) -> Report:
+async def run_beanstalkd(asked: CycleScenario, kind: str, folder: Path) -> BenchReport:
     """The cycle's work done by beanstalkd, started as `kind` of KINDS. Raises CannotMeasure."""
     if kind == "fsync":  # a sync each is so slow that fewer say as much
         asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
     async with running(kind, folder) as (child, port):
         if asked.warm_up:
             await _turn(asked, port, min(asked.warm_up, asked.messages))
-        clock = Clock()
-        own_cpu_s, server_cpu_s, start_ms = cpu_s_of_self(), child.cpu_s(), clock.monotonic_ms()
+        watch = Stopwatch(server_cpu=child.cpu_s, client_cpu=cpu_s_of_self)
         ledger = await _turn(asked, port, asked.messages)
-        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
-        figures = {
-            "rate_per_s": asked.messages / elapsed_s,
-            "elapsed_s": elapsed_s,
-            "server_cpu_us_per_message": (child.cpu_s() - server_cpu_s) * 1e6 / asked.messages,
-            "client_cpu_us_per_message": (cpu_s_of_self() - own_cpu_s) * 1e6 / asked.messages,
-        }
-    return Report(f"beanstalkd {kind}", asdict(asked), figures, wrong=ledger.verdict(), notes=[KINDS[kind]])
+        figures = watch.figures(asked.messages)
+    return BenchReport(f"beanstalkd {kind}", asdict(asked), figures, wrong=ledger.verdict(), notes=[KINDS[kind]])
 
 
-async def _turn(asked: Cycle, port: int, messages: int) -> Ledger:
+async def _turn(asked: CycleScenario, port: int, messages: int) -> Ledger:
     loop = asyncio.get_running_loop()
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
     putting, putter = await loop.create_connection(_Putter, "127.0.0.1", port)
     working, worker = await loop.create_connection(lambda: _Worker(ledger, asked.payload_bytes), "127.0.0.1", port)
 
     async def put() -> None:
-        left, clock = messages, Clock()
-        while left:
-            size = min(asked.batch, left)
-            left -= size
+        clock = Clock()
+        for size in batch_sizes(messages, asked.batch):
             batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
-            assert batch.ids is not None
-            await ledger.admit(batch.ids.tolist())
+            await ledger.admit(ids_of(batch))
             await putter.put(batch.payloads.tolist())
 
     try:

@@ -18,11 +18,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from timeline.bench.figures import Report
+from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import batch_at
+from timeline.bench.load import batch_at, batch_sizes, ids_of
 from timeline.bench.processes import CannotMeasure, Measured
-from timeline.bench.scenarios.cycle import WINDOW_BATCHES, Cycle
+from timeline.bench.scenario import Stopwatch
+from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
 from timeline.bench.topic import NAME_BYTES, scheme
 from timeline.clock import Clock
 
@@ -40,7 +41,7 @@ def telling() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerSystem:
     """`module`: what its processes run. `store`: the kind of server that it needs. `packages`: what must be installed.
     `less`: what it does not do."""
 
@@ -51,7 +52,7 @@ class Peer:
 
 
 PEERS = {
-    "celery": Peer(
+    "celery": PeerSystem(
         "timeline.bench.peers.celery_tasks",
         "redis",
         ("celery", "redis"),
@@ -59,7 +60,7 @@ PEERS = {
         "hour it may run twice), move, cancel in the store (a revoke is told to the workers that run then), refuse a "
         "second task under an id; keeps what Redis keeps",
     ),
-    "pgqueuer": Peer(
+    "pgqueuer": PeerSystem(
         "timeline.bench.peers.pgqueuer_jobs",
         "postgresql",
         ("pgqueuer", "asyncpg"),
@@ -69,7 +70,7 @@ PEERS = {
 }
 
 
-async def run_peer(asked: Cycle, name: str, folder: Path) -> Report:
+async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport:
     """The cycle's work done by the peer of this name, on the server of `asked.store`. Raises CannotMeasure."""
     peer = PEERS[name]
     if scheme(asked.store) != peer.store:
@@ -80,21 +81,14 @@ async def run_peer(asked: Cycle, name: str, folder: Path) -> Report:
     async with _running(name, peer, asked.store, folder) as (putter, worker):
         if asked.warm_up:
             await _turn(asked, putter, worker, min(asked.warm_up, asked.messages))
-        clock = Clock()
-        before_s, start_ms = (putter.cpu_s(), worker.cpu_s()), clock.monotonic_ms()
+        watch = Stopwatch(putter_cpu=putter.cpu_s, worker_cpu=worker.cpu_s)
         ledger = await _turn(asked, putter, worker, asked.messages)
-        elapsed_s = (clock.monotonic_ms() - start_ms) / 1000
-        figures = {
-            "rate_per_s": asked.messages / elapsed_s,
-            "elapsed_s": elapsed_s,
-            "putter_cpu_us_per_message": (putter.cpu_s() - before_s[0]) * 1e6 / asked.messages,
-            "worker_cpu_us_per_message": (worker.cpu_s() - before_s[1]) * 1e6 / asked.messages,
-        }
-    return Report(name, asdict(asked), figures, wrong=ledger.verdict(), notes=[peer.less])
+        figures = watch.figures(asked.messages)
+    return BenchReport(name, asdict(asked), figures, wrong=ledger.verdict(), notes=[peer.less])
 
 
 @asynccontextmanager
-async def _running(name: str, peer: Peer, url: str, folder: Path) -> AsyncIterator[tuple[Measured, Measured]]:
+async def _running(name: str, peer: PeerSystem, url: str, folder: Path) -> AsyncIterator[tuple[Measured, Measured]]:
     """Its two processes: what puts (and makes and removes what it needs in the database), and what works off."""
     own = f"bench_{name}_{os.urandom(NAME_BYTES).hex()}"
     settings = json.dumps({"url": url.partition("?")[0], "name": own})  # by standard input: a URL may have a password
@@ -118,17 +112,14 @@ async def _running(name: str, peer: Peer, url: str, folder: Path) -> AsyncIterat
         await putter.end()
 
 
-async def _turn(asked: Cycle, putter: Measured, worker: Measured, messages: int) -> Ledger:
+async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messages: int) -> Ledger:
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
 
     async def put() -> None:
-        left, clock = messages, Clock()
-        while left:
-            size = min(asked.batch, left)
-            left -= size
+        clock = Clock()
+        for size in batch_sizes(messages, asked.batch):
             batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
-            assert batch.ids is not None
-            await ledger.admit(batch.ids.tolist())
+            await ledger.admit(ids_of(batch))
             await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
             await putter.line()
 

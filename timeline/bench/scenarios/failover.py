@@ -12,16 +12,16 @@ import os
 import signal
 import zlib
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import timeline
-from timeline.bench.figures import Report, Target, latencies
-from timeline.bench.load import batch_at
+from timeline.bench.figures import BenchReport, Target, latencies
+from timeline.bench.load import STEADY_LEAD_MS, Told, put_steadily
 from timeline.bench.processes import CannotMeasure, within
-from timeline.bench.scenarios.cluster import Cluster, joined, start_brokers
-from timeline.bench.scenarios.lateness import observed
+from timeline.bench.profile import Profile
+from timeline.bench.scenario import Scenario, observed, setting
+from timeline.bench.scenarios.cluster import ClusterScenario, joined, start_brokers
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.driver.delivery import DeliveryBatch
@@ -30,25 +30,72 @@ from timeline.errors import TimelineError
 
 BUCKETS = 64
 LEASE = "10s"
-LEAD_MS = 3_000
-TICK_S = 0.02
 SETTLED_S = 60.0
 AGAIN_S = 6.0
 """The membership's time to live of 5 s, and one more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failover:
-    """What to run: `brokers` on `store` that meet at `sync`; `rate` messages a second, for `before_s` until one of the
-    brokers is killed, and for `after_s` from then on."""
+class FailoverScenario(Scenario):
+    """A broker of several is killed -9 under load: how long until its buckets are delivered again.
 
-    store: str
-    sync: str
-    brokers: int = 3
-    rate: float = 1_000.0
-    before_s: float = 8.0
-    after_s: float = 12.0
+    \b
+    Example:
+      timeline bench failover --brokers 3
+    """
+
+    name = "failover"
+    store: str = ""
+    sync: str = ""
+    brokers: int = setting(3, least=2, most=64)
+    rate: float = setting(1_000.0, "Messages a second.")
+    before_s: float = setting(8.0, "Until one is killed.")
+    after_s: float = setting(12.0, "From then on.")
     payload_bytes: int = 100
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return (Target("delivered_again_s", AGAIN_S),)
+
+    async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
+        """Kill the last of the brokers, and wait until everything is delivered."""
+        if self.brokers < 2:
+            raise CannotMeasure("one broker alone has nobody to take its buckets over: 2 or more")
+        cluster = ClusterScenario(self.store, self.sync, self.brokers)
+        async with own_topic(self.store, self.name) as own, observed() as clock, AsyncExitStack() as stack:
+            started = await start_brokers(cluster, folder, stack)
+            places = [address for _, address in started]
+
+            async def client(*addresses: str) -> timeline.Timeline:
+                return await stack.enter_async_context(timeline.Timeline(list(addresses), "60s", clock=clock))
+
+            clients = [await client(place) for place in places]
+            await joined(clients)
+            await clients[0].create_topic(own.name, buckets=BUCKETS, lease=LEASE)
+            seen = _Seen(int(self.rate * (self.before_s + self.after_s)), clock)
+            takes = [asyncio.create_task(_take(one, own.name, seen, number)) for number, one in enumerate(clients)]
+            stack.push_async_callback(end, *takes)
+            start_ms = clock.now() + STEADY_LEAD_MS
+            producer = (await client(*places)).producer(own.name)
+            putting = asyncio.create_task(
+                put_steadily([producer], seen.count, self.rate, start_ms, clock, self.payload_bytes)
+            )
+            stack.push_async_callback(end, putting)
+            killed = len(started) - 1
+            await asyncio.sleep((start_ms - clock.now()) / 1_000 + self.before_s)
+            killed_ms = clock.now()
+            os.kill(started[killed][0], signal.SIGKILL)
+            await putting
+            wrong = []
+            try:
+                async with within(SETTLED_S, "the last of the deliveries"):
+                    await seen.whole.wait()
+            except CannotMeasure:
+                wrong.append(f"{seen.count - len(seen.rows)} of {seen.count} messages were never delivered")
+            figures = seen.figures(killed, killed_ms)
+            if min(at_ms - due_ms for _, due_ms, at_ms, _ in seen.rows) < 0:
+                wrong.append("a message was handed out before its due")
+            return self.report(own, figures, wrong)
 
 
 class _Seen:
@@ -98,45 +145,6 @@ class _Seen:
         }
 
 
-async def run_failover(asked: Failover, folder: Path) -> Report:
-    """Raises CannotMeasure."""
-    if asked.brokers < 2:
-        raise CannotMeasure("one broker alone has nobody to take its buckets over: 2 or more")
-    cluster = Cluster(asked.store, asked.sync, asked.brokers)
-    async with own_topic(asked.store, "failover") as own, observed() as clock, AsyncExitStack() as stack:
-        started = await start_brokers(cluster, folder, stack)
-        places = [address for _, address in started]
-
-        async def client(*addresses: str) -> timeline.Timeline:
-            return await stack.enter_async_context(timeline.Timeline(list(addresses), "60s", clock=clock))
-
-        clients = [await client(place) for place in places]
-        await joined(clients)
-        await clients[0].create_topic(own.name, buckets=BUCKETS, lease=LEASE)
-        seen = _Seen(int(asked.rate * (asked.before_s + asked.after_s)), clock)
-        takes = [asyncio.create_task(_take(one, own.name, seen, number)) for number, one in enumerate(clients)]
-        stack.push_async_callback(end, *takes)
-        start_ms = clock.now() + LEAD_MS
-        putting = asyncio.create_task(_put(await client(*places), own.name, asked, seen.count, start_ms, clock))
-        stack.push_async_callback(end, putting)
-        killed = len(started) - 1
-        await asyncio.sleep((start_ms - clock.now()) / 1_000 + asked.before_s)
-        killed_ms = clock.now()
-        os.kill(started[killed][0], signal.SIGKILL)
-        await putting
-        wrong = []
-        try:
-            async with within(SETTLED_S, "the last of the deliveries"):
-                await seen.whole.wait()
-        except CannotMeasure:
-            wrong.append(f"{seen.count - len(seen.rows)} of {seen.count} messages were never delivered")
-        figures = seen.figures(killed, killed_ms)
-        if min(at_ms - due_ms for _, due_ms, at_ms, _ in seen.rows) < 0:
-            wrong.append("a message was handed out before its due")
-        targets = (Target("delivered_again_s", AGAIN_S),)
-        return Report("failover", asdict(asked), figures, targets, wrong, store=own.store)
-
-
 async def _take(client: timeline.Timeline, topic: str, seen: _Seen, broker: int) -> None:
     async with client.consumer(topic, credit=2_000) as consumer:
         async for batch in consumer.batches():
@@ -145,24 +153,3 @@ async def _take(client: timeline.Timeline, topic: str, seen: _Seen, broker: int)
                 seen.refused += len((await batch.ack(timeout="60s")).failed)
             except TimelineError:
                 seen.refused += len(batch)
-
-
-async def _put(
-    client: timeline.Timeline, topic: str, asked: Failover, count: int, start_ms: float, clock: Clock
-) -> None:
-    """Single messages, their dues fixed beforehand."""
-    producer = client.producer(topic)
-    calls: set[asyncio.Task[Any]] = set()
-    done = 0
-    while done < count:
-        due = min(count, int((clock.now() + LEAD_MS - start_ms) * asked.rate / 1_000) + 1)
-        for number in range(done, due):
-            due_ms = int(start_ms + number * 1_000 / asked.rate)
-            batch = batch_at(1, due_ms, asked.payload_bytes)
-            assert batch.ids is not None
-            call = asyncio.create_task(producer.produce(batch.payloads[0], at=due_ms, id=batch.ids[0].decode()))
-            calls.add(call)
-            call.add_done_callback(calls.discard)
-        done = max(done, due)
-        await asyncio.sleep(TICK_S)
-    await asyncio.gather(*calls)

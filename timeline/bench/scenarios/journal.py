@@ -12,14 +12,14 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from timeline.bench.figures import Report
-from timeline.bench.scenarios.cycle import Cycle, run_cycle
+from timeline.bench.figures import BenchReport
+from timeline.bench.scenarios.cycle import CycleScenario
 
 SCENARIO = "cycle journalled"
 PAIRS = 5
 
 
-async def run_journalled(asked: Cycle, folder: Path) -> Report:
+async def run_journalled(asked: CycleScenario, folder: Path) -> BenchReport:
     """The same cycle by a broker that keeps a journal, in `PAIRS` pairs with one that keeps none; figures are of the
     last, with the events in its journal, how many it dropped (of all), and what the journal costs of the rate and of
     the broker's processor time, in percent. Raises CannotMeasure."""
@@ -30,7 +30,7 @@ async def run_journalled(asked: Cycle, folder: Path) -> Report:
         place = folder / f"journal-{number}"
         with_one = replace(asked, journal=f"file://{place}")
         order = (asked, with_one) if number % 2 else (with_one, asked)
-        found = {one.journal: await run_cycle(one, folder) for one in order}
+        found = {one.journal: await one.run(folder) for one in order}
         plain, report = found[""], found[with_one.journal]
         rates.append(report.figures["rate_per_s"] / plain.figures["rate_per_s"])
         times.append(report.figures["broker_cpu_us_per_message"] / plain.figures["broker_cpu_us_per_message"])

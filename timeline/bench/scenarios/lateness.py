@@ -9,53 +9,58 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import timeline
 from timeline.bench.feeder import NOW, meant_of
-from timeline.bench.figures import Report, Target, latencies, worst
-from timeline.bench.load import Told, commit_ms, fill, fill_store
-from timeline.bench.processes import CannotMeasure, Measured, broker, disk_stalled_s
+from timeline.bench.figures import BenchReport, Target, latencies, worst
+from timeline.bench.load import Told, commit_ms
+from timeline.bench.processes import CannotMeasure, Measured, disk_stalled_s
 from timeline.bench.profile import Profile
-from timeline.bench.topic import own_topic, scheme
+from timeline.bench.scenario import Scenario, Stage, Stopwatch, setting, staged
+from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.driver.late import LateReport
+from timeline.driver.times import duration_ms
 
 BEGIN_MS = 250
 """From telling the feeder to begin until its first put."""
 PATIENCE_S = 60.0
 CREDIT = 10_000
-OBSERVE_EVERY_S = 0.25
 LATE_ASKED = 10_000
 """As many late deliveries as a broker remembers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
-    """What to run. `in_zero`: put with `in_=0` instead of `lead_ms` ahead. `lease_ahead`: "auto", "off", or how long,
-    as in "1s". It and `buckets` are the topic's."""
+class LatenessScenario(Scenario):
+    """From due until handed to the consumer's code, at a steady rate.
 
+    \b
+    Example:
+      timeline bench lateness --pending 1000000 --seconds 60 --runs 3
+    """
+
+    name = "lateness"
     store: str = "sqlite://"
-    rate: float = 1_000.0
-    seconds: float = 60.0
-    runs: int = 3
-    pending: int = 0
-    in_zero: bool = False
-    lease_ahead: str = "auto"
+    rate: float = setting(1_000.0, "Messages a second.")
+    seconds: float = setting(60.0, "Of each run.", least=0.01)
+    runs: int = setting(3, "The worst one counts.")
+    pending: int = setting(0, "Others that wait meanwhile.", least=0)
+    in_zero: bool = setting(False, "Put with in_=0, instead of two seconds ahead.")
+    lease_ahead: str = setting("auto", takes="auto|off|DURATION")
     lead_ms: int = 2_000
     payload_bytes: int = 100
-    buckets: int = 64
+    buckets: int = setting(64, "Of the topic.", most=4096)
 
     @property
     def waits_for_commits(self) -> bool:
         """Whether the store's commits lie between due and delivery: nothing is leased ahead of its time."""
         return self.in_zero or self.lease_ahead == "off"
 
-    def targets(self, one_commit_ms: float) -> tuple[Target, ...]:
+    def targets_by(self, one_commit_ms: float) -> tuple[Target, ...]:
         """What `targets.md` asks of it. `one_commit_ms`: the store's."""
         never = Target("lateness_min_ms", 0.0, least=True)
         if self.waits_for_commits:
@@ -63,66 +68,49 @@ class Lateness:
         bounds = {"lateness_p50_ms": 1.0, "lateness_p99_ms": 3.0, "lateness_p99_9_ms": 10.0}
         return (*(Target(name, bound) for name, bound in bounds.items()), never)
 
+    def check(self) -> None:
+        if self.lease_ahead not in ("auto", "off"):
+            duration_ms(self.lease_ahead, "--lease-ahead")
 
-@asynccontextmanager
-async def observed() -> AsyncIterator[Clock]:
-    """A clock that is kept with the machine's, as a broker keeps its own."""
-    clock = Clock()
+    async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
+        """So many runs on one broker."""
+        runs: list[dict[str, float]] = []
+        wrong: list[str] = []
+        one_commit_ms = 0.0
+        if self.waits_for_commits:
+            async with own_topic(self.store, "commits") as commits:
+                one_commit_ms = await commit_ms(self.store, commits.name)
+        async with staged(
+            self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes, buckets=self.buckets,
+            lease_ahead=0 if self.lease_ahead == "off" else self.lease_ahead,
+        ) as stage:  # fmt: skip
+            if profile is not None:
+                await stage.stack.enter_async_context(
+                    profile.of({"broker": stage.child.pid, "consumer": profile.own_pid})
+                )
+            for _ in range(self.runs):
+                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
+                stalled_s, began_ms = disk_stalled_s(), stage.clock.monotonic_ms()
+                run, trouble = await measured_run(stage, self, folder)
+                run["broker_cpu_us_per_message"] = watch.figures(self.count)["broker_cpu_us_per_message"]
+                if stalled_s is not None and (stalled_now_s := disk_stalled_s()) is not None:
+                    took_ms = stage.clock.monotonic_ms() - began_ms
+                    run["disk_stalled_percent"] = (stalled_now_s - stalled_s) * 1e5 / took_ms
+                runs.append(run)
+                wrong += trouble
+            notes = await _why_late(stage.client, stage.topic, self.count * len(runs))
+        figures = {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))}
+        figures["lateness_min_ms"] = min(run["lateness_min_ms"] for run in runs)
+        if self.waits_for_commits:
+            figures["store_commit_ms"] = one_commit_ms
+        p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
+        notes.insert(0, f"p99 of each run: {p99s} ms")
+        return self.report(stage.own, figures, wrong, targets=self.targets_by(one_commit_ms), notes=notes)
 
-    async def observe() -> None:
-        while True:
-            await asyncio.sleep(OBSERVE_EVERY_S)
-            clock.observe()
-
-    task = asyncio.ensure_future(observe())
-    try:
-        yield clock
-    finally:
-        task.cancel()
-
-
-async def run_lateness(
-    asked: Lateness, folder: Path, told: Told | None = None, profile: Profile | None = None
-) -> Report:
-    """So many runs on one broker. Raises CannotMeasure."""
-    in_memory = scheme(asked.store) == "memory"
-    one_commit_ms = 0.0
-    runs: list[dict[str, float]] = []
-    wrong: list[str] = []
-    async with AsyncExitStack() as stack:
-        own = await stack.enter_async_context(own_topic(asked.store, "lateness"))
-        if asked.waits_for_commits:
-            one_commit_ms = await commit_ms(asked.store, f"{own.name}-commits")
-        if asked.pending and not in_memory:
-            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told, buckets=asked.buckets)
-        child, address = await stack.enter_async_context(broker(folder, asked.store))
-        clock = await stack.enter_async_context(observed())
-        async with timeline.Timeline(address, "30s", clock=clock) as client:
-            await client.create_topic(own.name, buckets=asked.buckets)
-            await client.update_topic(own.name, lease_ahead=0 if asked.lease_ahead == "off" else asked.lease_ahead)
-            if asked.pending and in_memory:
-                await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)
-        if profile is not None:
-            await stack.enter_async_context(profile.of({"broker": child.pid, "consumer": profile.own_pid}))
-        for _ in range(asked.runs):
-            async with timeline.Timeline(address, "30s", clock=clock) as client:
-                count = max(1, int(asked.rate * asked.seconds))
-                used_s, stalled_s, began_ms = child.cpu_s(), disk_stalled_s(), clock.monotonic_ms()
-                run, trouble = await measured_run(client, clock, asked, own.name, address, folder, count)
-            run["broker_cpu_us_per_message"] = (child.cpu_s() - used_s) * 1e6 / count
-            if stalled_s is not None and (stalled_now_s := disk_stalled_s()) is not None:
-                run["disk_stalled_percent"] = (stalled_now_s - stalled_s) * 1e5 / (clock.monotonic_ms() - began_ms)
-            runs.append(run)
-            wrong += trouble
-        async with timeline.Timeline(address, "30s", clock=clock) as client:
-            notes = await _why_late(client, own.name, sum(int(run["messages"]) for run in runs))
-    figures = {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))}
-    figures["lateness_min_ms"] = min(run["lateness_min_ms"] for run in runs)
-    if asked.waits_for_commits:
-        figures["store_commit_ms"] = one_commit_ms
-    p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
-    notes.insert(0, f"p99 of each run: {p99s} ms")
-    return Report("lateness", asdict(asked), figures, asked.targets(one_commit_ms), wrong, notes=notes, store=own.store)
+    @property
+    def count(self) -> int:
+        """How many messages a run has."""
+        return max(1, int(self.rate * self.seconds))
 
 
 async def _why_late(client: timeline.Timeline, topic: str, count: int) -> list[str]:
@@ -190,11 +178,11 @@ class Arrivals:
         return {**figures, "messages": float(self.count), "feeder_behind_ms": fed["behind_ms"]}, wrong
 
 
-async def start_feeder(folder: Path, address: str, topic: str, count: int, asked: Lateness) -> Measured:
+async def start_feeder(stage: Stage, folder: Path, asked: LatenessScenario) -> Measured:
     """The process that puts, connected and waiting for the time to begin."""
     lead = NOW if asked.in_zero else str(asked.lead_ms)
-    command = (sys.executable, "-m", "timeline.bench.feeder", address, topic, str(count), str(asked.rate), lead)
-    feeder = await Measured.start("feeder", folder, *command)
+    what = (stage.address, stage.topic, str(asked.count), str(asked.rate), lead)
+    feeder = await Measured.start("feeder", folder, sys.executable, "-m", "timeline.bench.feeder", *what)
     try:
         await feeder.line()
     except BaseException:
@@ -204,23 +192,16 @@ async def start_feeder(folder: Path, address: str, topic: str, count: int, asked
 
 
 async def measured_run(
-    client: timeline.Timeline,
-    clock: Clock,
-    asked: Lateness,
-    topic: str,
-    address: str,
-    folder: Path,
-    count: int,
-    begun: asyncio.Event | None = None,
+    stage: Stage, asked: LatenessScenario, folder: Path, begun: asyncio.Event | None = None
 ) -> tuple[dict[str, float], list[str]]:
-    """One run of `count` messages: its figures and what was wrong. `begun` is set with the first delivery."""
-    feeder = await start_feeder(folder, address, topic, count, asked)
+    """One run: its figures and what was wrong. `begun` is set with the first delivery."""
+    feeder = await start_feeder(stage, folder, asked)
     ahead_ms = 0 if asked.in_zero else asked.lead_ms
-    arrivals = Arrivals(clock, count)
-    consumer = client.consumer(topic, credit=CREDIT)
+    arrivals = Arrivals(stage.clock, asked.count)
+    consumer = stage.client.consumer(stage.topic, credit=CREDIT)
     try:
-        await feeder.tell(str(clock.now_ms() + BEGIN_MS + ahead_ms))
-        async with asyncio.timeout(ahead_ms / 1000 + count / asked.rate + PATIENCE_S):
+        await feeder.tell(str(stage.clock.now_ms() + BEGIN_MS + ahead_ms))
+        async with asyncio.timeout(ahead_ms / 1000 + asked.count / asked.rate + PATIENCE_S):
             async for d in consumer:
                 arrivals.take(d)
                 d.ack_soon()
@@ -230,7 +211,7 @@ async def measured_run(
                     break
         fed = json.loads(await feeder.line())
     except TimeoutError:
-        raise CannotMeasure(f"{arrivals.missing} of {count} messages never came: {feeder.last_words()}") from None
+        raise CannotMeasure(f"{arrivals.missing} of {asked.count} messages never came: {feeder.last_words()}") from None
     finally:
         await consumer.aclose()
         await feeder.end()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import timeline
-from timeline.bench.figures import Report
-from timeline.bench.load import FILL_BATCH, batch_at
-from timeline.bench.processes import CannotMeasure, Measured, broker, cpu_s, within
-from timeline.bench.topic import own_topic
+from timeline.bench.figures import BenchReport
+from timeline.bench.load import FILL_BATCH, Told, batch_at
+from timeline.bench.processes import CannotMeasure, Measured, within
+from timeline.bench.profile import Profile
+from timeline.bench.scenario import Scenario, Stopwatch, setting, staged
 from timeline.clock import Clock
 
 OVERDUE_MS = 1_000
@@ -26,13 +27,39 @@ CHUNK_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """What to run: loops that wait for each answer take `messages` of a backlog, the others `many`."""
+class LoopScenario(Scenario):
+    """Loops over a backlog: one ack after the other, handlers, `timeline consume`, and `ack_soon`.
 
+    \b
+    Example:
+      timeline bench loop --store memory://
+    """
+
+    name = "loop"
     store: str = "sqlite://"
-    messages: int = 3_000
-    many: int = 30_000
+    messages: int = setting(3_000, "Of loops that wait for each answer.")
+    many: int = setting(30_000, "Of the others: consume and ack_soon.")
     payload_bytes: int = 100
+
+    async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
+        """Each loop over a backlog of its own, one after the other."""
+        figures: dict[str, float] = {}
+        wrong: list[str] = []
+        async with staged(self, folder) as stage:
+            for name, (take, many) in LOOPS.items():
+                count = self.many if many else self.messages
+                backlog = _Backlog(stage.client, stage.address, f"{stage.topic}-{name}", count, folder)
+                await backlog.fill(self.payload_bytes)
+                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
+                async with within(PATIENCE_S, f"the end of the {name} loop"):
+                    await take(backlog)
+                figures[f"{name}_per_s"] = count / (backlog.clock.monotonic_ms() - backlog.began_ms) * 1e3
+                used = watch.figures(count)["broker_cpu_us_per_message"]
+                figures[f"{name}_broker_cpu_us_per_message"] = used
+                left = int((await stage.client.forecast(backlog.topic, window="1h", step="1h")).counts.sum())
+                if left or backlog.taken != count or backlog.doubled:
+                    wrong.append(f"{name}: {backlog.taken} of {count} came, {backlog.doubled} twice, {left} are left")
+        return self.report(stage.own, figures, wrong)
 
 
 class _Backlog:
@@ -44,6 +71,14 @@ class _Backlog:
         self.began_ms = 0.0
         self.taken = 0
         self._ids: set[str] = set()
+
+    async def fill(self, size_bytes: int) -> None:
+        """Make the topic, and put the messages."""
+        await self.client.create_topic(self.topic)
+        producer = self.client.producer(self.topic)
+        for start in range(0, self.count, FILL_BATCH):
+            batch = batch_at(min(FILL_BATCH, self.count - start), self.clock.now_ms() - OVERDUE_MS, size_bytes)
+            (await producer.produce_many(batch, timeout="60s")).raise_failed()
 
     def take(self, id: str) -> bool:
         """One was taken; whether all are."""
@@ -124,35 +159,3 @@ LOOPS: dict[str, tuple[Take, bool]] = {
     "ack_soon": (_ack_soon, True),
 }
 """A loop and whether it waits for no answer, so that it takes `many`; by the name in the figures."""
-
-
-async def run_loop(asked: Loop, folder: Path) -> Report:
-    """Each loop over a backlog of its own, one after the other."""
-    figures: dict[str, float] = {}
-    wrong: list[str] = []
-    async with (
-        own_topic(asked.store, "loop") as own,
-        broker(folder, asked.store) as (child, address),
-        timeline.connect(address, timeout="60s") as client,
-    ):
-        for name, (take, many) in LOOPS.items():
-            count = asked.many if many else asked.messages
-            backlog = _Backlog(client, address, f"{own.name}-{name}", count, folder)
-            await _fill(backlog, asked.payload_bytes)
-            used_s = cpu_s(child.pid)
-            async with within(PATIENCE_S, f"the end of the {name} loop"):
-                await take(backlog)
-            figures[f"{name}_per_s"] = count / (backlog.clock.monotonic_ms() - backlog.began_ms) * 1e3
-            figures[f"{name}_broker_cpu_us_per_message"] = (cpu_s(child.pid) - used_s) * 1e6 / count
-            left = int((await client.forecast(backlog.topic, window="1h", step="1h")).counts.sum())
-            if left or backlog.taken != count or backlog.doubled:
-                wrong.append(f"{name}: {backlog.taken} of {count} came, {backlog.doubled} twice, {left} are left")
-    return Report("loop", asdict(asked), figures, (), wrong, store=own.store)
-
-
-async def _fill(backlog: _Backlog, size_bytes: int) -> None:
-    await backlog.client.create_topic(backlog.topic)
-    producer = backlog.client.producer(backlog.topic)
-    for start in range(0, backlog.count, FILL_BATCH):
-        batch = batch_at(min(FILL_BATCH, backlog.count - start), backlog.clock.now_ms() - OVERDUE_MS, size_bytes)
-        (await producer.produce_many(batch, timeout="60s")).raise_failed()

@@ -10,16 +10,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import timeline
-from timeline.bench.figures import Report, latencies
-from timeline.bench.load import Told, fill, fill_store
-from timeline.bench.processes import CannotMeasure, Measured, broker, within
-from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, Arrivals, Lateness, observed, start_feeder
-from timeline.bench.topic import own_topic, scheme
+from timeline.bench.figures import BenchReport, latencies
+from timeline.bench.load import Told
+from timeline.bench.processes import CannotMeasure, Measured, within
+from timeline.bench.profile import Profile
+from timeline.bench.scenario import Scenario, Stopwatch, setting, staged
+from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, Arrivals, LatenessScenario, start_feeder
 
 PENDING, TOPICS, EMPTY, CONSUMERS = OF = ("pending", "topics", "empty", "consumers")
 CREDIT = 100
@@ -31,17 +32,24 @@ SETTLED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """What to run. `of`: what there are `number` of. "pending": other messages that wait; "topics": each with a
-    consumer, one of them in use; "empty": topics, all but the one in use without messages and consumers, of which some
-    are dropped in the end; "consumers": of the one topic, dealt its messages in turn."""
+class ScaleScenario(Scenario):
+    """What a message costs beside many pending messages, topics (with a consumer each, or empty) or consumers.
 
-    of: str = TOPICS
-    number: int = 1
+    \b
+    Example:
+      timeline bench scale --of consumers --number 1000
+    """
+
+    # "pending": other messages that wait; "topics": each with a consumer, one of them in use; "empty": topics, all but
+    # the one in use without messages and consumers, of which some are dropped in the end; "consumers": of the one
+    # topic, dealt its messages in turn.
+    name = "scale"
     store: str = "sqlite://"
-    rate: float = 300.0
-    seconds: float = 20.0
-    rest_seconds: float = 5.0
+    of: str = setting(TOPICS, "What there are many of.", choices=OF)
+    number: int = setting(1_000, "How many.")
+    rate: float = setting(300.0, "Messages a second.")
+    seconds: float = setting(20.0, "Of that.", least=0.01)
+    rest_seconds: float = setting(5.0, "To watch the broker at rest.", least=0)
     payload_bytes: int = 100
 
     @property
@@ -49,47 +57,37 @@ class Scale:
         """How many other messages wait."""
         return self.number if self.of == PENDING else 0
 
-
-async def run_scale(asked: Scale, folder: Path, told: Told | None = None) -> Report:
-    """One run on a broker of its own. Raises CannotMeasure."""
-    in_memory = scheme(asked.store) == "memory"
-    async with AsyncExitStack() as stack:
-        own = await stack.enter_async_context(own_topic(asked.store, "scale"))
-        if asked.pending and not in_memory:
-            await fill_store(asked.store, own.name, asked.pending, asked.payload_bytes, told)
-        child, address = await stack.enter_async_context(broker(folder, asked.store))
-        clock = await stack.enter_async_context(observed())
-        client = await stack.enter_async_context(timeline.Timeline(address, "30s", clock=clock))
-        names = [own.name, *(f"{own.name}-{at}" for at in range(1, asked.number) if asked.of == TOPICS)]
-        for name in names:
-            await client.create_topic(name)
-        empty = await _create_empty(client, own.name, asked.number - 1 if asked.of == EMPTY else 0)
-        if asked.pending and in_memory:
-            await fill(client.producer(own.name), asked.pending, asked.payload_bytes, told)
-        count = max(1, int(asked.rate * asked.seconds))
-        arrivals = Arrivals(clock, count)
-        topics = names * (asked.number if asked.of == CONSUMERS else 1)
-        working = await stack.enter_async_context(_consuming(client, topics, arrivals))
-        rest_s = await _at_rest(child, asked.rest_seconds)
-        steady = Lateness(store=asked.store, rate=asked.rate, seconds=asked.seconds)
-        feeder = await start_feeder(folder, address, own.name, count, steady)
-        try:
-            used_s = child.cpu_s()
-            await feeder.tell(str(clock.now_ms() + BEGIN_MS + steady.lead_ms))
-            patience_s = steady.lead_ms / 1000 + asked.seconds + PATIENCE_S
-            if not await arrivals.wait(patience_s, working):
-                words = feeder.last_words()
-                raise CannotMeasure(f"{arrivals.missing} of {count} messages never came: {words}")
-            used_s = child.cpu_s() - used_s
-            figures, wrong = arrivals.judged(json.loads(await feeder.line()), in_zero=False)
-        finally:
-            await feeder.end()
-        figures["broker_resident_mib"] = child.resident_bytes() / 2**20
-        if empty:
-            figures |= latencies(await _dropped(client, empty[:DROPPED]), "drop")
-    figures["broker_cpu_us_per_message"] = used_s * 1e6 / count
-    figures["broker_at_rest_ms_per_s"] = rest_s * 1e3
-    return Report("scale", asdict(asked), figures, wrong=wrong, store=own.store)
+    async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
+        """One run on a broker of its own."""
+        steady = LatenessScenario(self.store, rate=self.rate, seconds=self.seconds)
+        async with staged(self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes) as stage:
+            client, name = stage.client, stage.topic
+            others = [f"{name}-{at}" for at in range(1, self.number) if self.of == TOPICS]
+            for other in others:
+                await client.create_topic(other)
+            empty = await _create_empty(client, name, self.number - 1 if self.of == EMPTY else 0)
+            arrivals = Arrivals(stage.clock, steady.count)
+            topics = [name, *others] * (self.number if self.of == CONSUMERS else 1)
+            working = await stage.stack.enter_async_context(_consuming(client, topics, arrivals))
+            rest_s = await _at_rest(stage.child, self.rest_seconds)
+            feeder = await start_feeder(stage, folder, steady)
+            try:
+                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
+                await feeder.tell(str(stage.clock.now_ms() + BEGIN_MS + steady.lead_ms))
+                patience_s = steady.lead_ms / 1000 + self.seconds + PATIENCE_S
+                if not await arrivals.wait(patience_s, working):
+                    words = feeder.last_words()
+                    raise CannotMeasure(f"{arrivals.missing} of {steady.count} messages never came: {words}")
+                cost_us = watch.figures(steady.count)["broker_cpu_us_per_message"]
+                figures, wrong = arrivals.judged(json.loads(await feeder.line()), in_zero=False)
+            finally:
+                await feeder.end()
+            figures["broker_resident_mib"] = stage.child.resident_bytes() / 2**20
+            if empty:
+                figures |= latencies(await _dropped(client, empty[:DROPPED]), "drop")
+        figures["broker_cpu_us_per_message"] = cost_us
+        figures["broker_at_rest_ms_per_s"] = rest_s * 1e3
+        return self.report(stage.own, figures, wrong)
 
 
 @asynccontextmanager

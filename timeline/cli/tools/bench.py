@@ -1,22 +1,23 @@
-"""`timeline bench`: how fast this machine's Timeline is, and how late."""
+"""`timeline bench`: how fast this machine's Timeline is, and how late. Each scenario is a command: the fields that it
+declares as settings are the options, its docstring is the help."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
+import signal
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from timeline.bench.figures import Report, machine
-from timeline.bench.peers.bare import run_bare
-from timeline.bench.peers.bare_push import run_bare_push
-from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
-from timeline.bench.peers.databases import PEERS, run_peer
+from timeline.bench.figures import BenchReport, machine
+from timeline.bench.peers.databases import PEERS
 from timeline.bench.plots import (
     BESIDE,
     WAITING,
@@ -27,49 +28,152 @@ from timeline.bench.plots import (
     rate_by_batch,
 )
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.profile import Profile
-from timeline.bench.scenarios.burst import Burst
-from timeline.bench.scenarios.cancel_tag import CancelTag
-from timeline.bench.scenarios.cycle import APIS, Cycle, run_cycle
-from timeline.bench.scenarios.lateness import Lateness, run_lateness
-from timeline.bench.scenarios.loop import Loop
-from timeline.bench.scenarios.memory import Memory
-from timeline.bench.scenarios.payload import Payload
-from timeline.bench.scenarios.produce import Produce
-from timeline.bench.scenarios.restart import Restart
-from timeline.bench.scenarios.scale import OF, PENDING, TOPICS, Scale
-from timeline.bench.suite import FULL, QUICK, Entry, compare, compare_pending, fresh, run_entry
+from timeline.bench.scenario import MOST, Scenario
+from timeline.bench.scenarios.burst import BurstScenario
+from timeline.bench.scenarios.cancel_tag import CancelTagScenario
+from timeline.bench.scenarios.cluster import ClusterScenario
+from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.failover import FailoverScenario
+from timeline.bench.scenarios.lateness import LatenessScenario
+from timeline.bench.scenarios.loop import LoopScenario
+from timeline.bench.scenarios.memory import MemoryScenario
+from timeline.bench.scenarios.payload import PayloadScenario
+from timeline.bench.scenarios.produce import ProduceScenario
+from timeline.bench.scenarios.restart import RestartScenario
+from timeline.bench.scenarios.scale import PENDING, ScaleScenario
+from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
-from timeline.cli.options.values import DURATION
-from timeline.cli.terminal.output import print_json
+from timeline.cli.options.values import DURATION, Url
+from timeline.cli.terminal.output import print_json, print_table
 from timeline.cli.terminal.progress import Progress
-from timeline.cli.tools.bench_cluster import BROKERS, cluster, failover
-from timeline.cli.tools.scenario import (
-    FOLDER,
-    MOST,
-    NONE_OR_SOME,
-    SOME,
-    Finite,
-    buckets_option,
-    conducted,
-    ended_in_order,
-    folder_option,
-    json_option,
-    measured,
-    plainly,
-    profile_option,
-    signature,
-    store_option,
-    tell,
+from timeline.demo.processes import CannotPlay, DemoProcesses
+from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
+
+FOLDER = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
+BROKERS = click.IntRange(1, 64)
+TOGETHER = (ClusterScenario, FailoverScenario)
+"""What takes several brokers, which get servers of their own where none are given."""
+
+
+class Finite(click.FloatRange):
+    """Numbers of a range; NaN, which no comparison keeps out, and infinity are none."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        number = float(super().convert(value, parameter, context))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", parameter, context)
+        return number
+
+
+json_option = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for machines.")
+folder_option = click.Option(["--folder"], type=FOLDER, help="Where files go.  [a temporary one]")
+profile_option = click.Option(
+    ["--profile", "profiled"], is_flag=True, help="Sample broker and client with py-spy; slows them a little."
 )
-from timeline.driver.times import duration_ms
+BESIDE_IT = {
+    CycleScenario: (
+        click.Option(["--bare"], is_flag=True, help="Beside it, the store's own statements without broker or wire."),
+        click.Option(["--peer"], type=click.Choice([BEANSTALKD, *PEERS]), help="Beside it, the same work by this one."),
+        click.Option(
+            ["--journal"],
+            is_flag=True,
+            help="Beside it, what the event journal costs: five pairs, with and without.",
+        ),
+        profile_option,
+    ),
+    LatenessScenario: (
+        click.Option(
+            ["--bare"], is_flag=True, help="Beside it, gRPC alone: frames pushed at each due, and nothing else."
+        ),
+        profile_option,
+    ),
+}
+"""What may be measured beside a scenario."""
 
 
-@click.group(cls=Suggesting, invoke_without_command=True)
+def command_of(kind: type[Scenario]) -> click.Command:
+    """Return the command that runs a scenario."""
+    beside = BESIDE_IT.get(kind, ())
+
+    def run(as_json: bool, folder: Path | None, **given: Any) -> int:
+        more = {option.name: given.pop(option.name) for option in beside if option.name}
+        asked = kind(**given)
+        asked.check()
+
+        async def work(place: Path) -> BenchReport:
+            async with _with_servers(asked, place) as ready:
+                with Progress("pending", getattr(asked, "pending", 0)) as progress:
+                    return await measure(ready, place, progress.add, **more)
+
+        return conducted(as_json, folder, work)
+
+    if kind in TOGETHER:
+        store = [
+            click.Option(
+                ["--store"], default="", type=Url(), help="One that brokers share.  [a Redis for the measurement]"
+            ),
+            click.Option(["--sync"], default="", type=Url(), help="Where they meet.  [an etcd for the measurement]"),
+        ]
+    else:
+        about = "sqlite:// alone is a fresh file."
+        default = kind().store
+        store = [click.Option(["--store"], default=default, show_default=True, type=Url(), metavar="URL", help=about)]
+    options = [_option_of(field) for field in dataclasses.fields(kind) if field.metadata]
+    parameters: list[click.Parameter] = [*store, *options, *beside, json_option, folder_option]
+    return click.Command(kind.name, callback=run, params=parameters, help=kind.__doc__)
+
+
+def _option_of(field: dataclasses.Field[Any]) -> click.Option:
+    """Return the option that a setting of a scenario is."""
+    flag = f"--{field.name.replace('_', '-')}"
+    of = field.metadata
+    more: dict[str, Any] = {"default": field.default, "help": of["help"] or None, "show_default": True}
+    if isinstance(field.default, bool):
+        return click.Option([flag], is_flag=True, **more | {"show_default": False})
+    if of["takes"]:
+        return click.Option([flag], type=DURATION, metavar=of["takes"], **more)
+    if of["choices"]:
+        return click.Option([flag], type=click.Choice(of["choices"]), **more)
+    kind = Finite(of["least"]) if isinstance(field.default, float) else click.IntRange(of["least"], of["most"])
+    return click.Option([flag], type=kind, **more)
+
+
+@asynccontextmanager
+async def _with_servers(asked: Scenario, place: Path) -> AsyncIterator[Scenario]:
+    """The scenario, with a store and an etcd of its own where several brokers need them and none are given."""
+    if not isinstance(asked, TOGETHER):
+        yield asked
+        return
+    meet = not (isinstance(asked, ClusterScenario) and (asked.brokers == 1 or asked.workers))
+    processes = DemoProcesses(place)
+    try:
+        if absent := missing(*([ETCD] * (meet and not asked.sync) + [REDIS] * (not asked.store))):
+            raise CannotMeasure(absent)
+        try:
+            sync = asked.sync or (await start_etcd(processes) if meet else "")
+            store = asked.store or await start_redis(processes)
+        except CannotPlay as trouble:
+            raise CannotMeasure(trouble.reason) from trouble
+        yield dataclasses.replace(asked, store=store, sync=sync)
+    finally:
+        await processes.kill()
+
+
+class _Bench(Suggesting):
+    """The suite, and a command for each scenario."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for kind in (
+            BurstScenario, CancelTagScenario, ClusterScenario, CycleScenario, FailoverScenario, LatenessScenario,
+            LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario, RestartScenario, ScaleScenario,
+        ):  # fmt: skip
+            self.add_command(command_of(kind))
+
+
+@click.group(cls=_Bench, invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes instead of most of an hour.")
 @click.option("--brokers", type=BROKERS, help="So many brokers together instead: `bench cluster`, as it is.")
-@folder_option
-@json_option
 @click.pass_context
 def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool, brokers: int | None) -> int | None:
     """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
@@ -90,250 +194,111 @@ def bench(context: click.Context, as_json: bool, folder: Path | None, quick: boo
     if brokers is not None:
         if quick:
             raise click.UsageError("--quick is of all scenarios: for little of this one, timeline bench cluster --help")
+        cluster = bench.commands["cluster"]
         told: int = context.invoke(cluster, as_json=as_json, folder=folder, brokers=brokers)
         return told
     return run_suite(QUICK if quick else FULL, as_json, folder)
 
 
-def run_suite(suite: Sequence[Entry], as_json: bool, folder: Path | None) -> int:
+bench.params += [folder_option, json_option]
+
+
+def run_suite(suite: Sequence[SuiteEntry], as_json: bool, folder: Path | None) -> int:
     """All of a suite, one after the other; each is told as it ends."""
     on, reports = machine(), []
     for entry in suite:
-        with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
-            say(f"{entry.title} …", err=True)
-            with Progress("pending", getattr(entry.asked, "pending", 0)) as progress:
-                try:
-                    report = asyncio.run(ended_in_order(run_entry(entry, Path(made), progress.add)))
-                except CannotMeasure as trouble:
-                    raise Failed(REFUSED, f"{entry.title}: {trouble.reason}") from trouble
-        reports.append(report)
+        say(f"{entry.title} …", err=True)
+        with Progress("pending", getattr(entry.asked, "pending", 0)) as progress:
+            reports.append(_measured(folder, partial(run_entry, entry, told=progress.add), f"{entry.title}: "))
         compare_pending(reports)
         if not as_json:
-            tell(report, on)
+            tell(reports[-1], on)
     if as_json:
         print_json({"scenarios": [report.as_json() for report in reports], "machine": on})
     else:
         say("", signature(on))
+    return _code(*reports)
+
+
+def conducted(as_json: bool, folder: Path | None, run: Callable[[Path], Coroutine[Any, Any, BenchReport]]) -> int:
+    """Runs one scenario in a folder of its own and tells its report."""
+    on = machine()
+    report = _measured(folder, run)
+    if as_json:
+        print_json({**report.as_json(), "machine": on})
+    else:
+        tell(report, on)
+        say("", signature(on))
+    return _code(report)
+
+
+def _measured(
+    folder: Path | None, run: Callable[[Path], Coroutine[Any, Any, BenchReport]], about: str = ""
+) -> BenchReport:
+    with tempfile.TemporaryDirectory(prefix="timeline-bench-", dir=folder) as made:
+        try:
+            return asyncio.run(ended_in_order(run(Path(made))))
+        except CannotMeasure as trouble:
+            raise Failed(REFUSED, f"{about}{trouble.reason}") from trouble
+
+
+def _code(*reports: BenchReport) -> int:
     return SOME_FAILED if any(one.wrong for report in reports for one in (report, *report.beside)) else 0
 
 
-@bench.command()
-@store_option("memory://")
-@click.option("--api", type=click.Choice(APIS), default="batch", show_default=True, help="How the client works.")
-@click.option("--messages", type=SOME, default=500_000, show_default=True)
-@click.option("--batch", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Messages a put.")
-@click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
-@click.option("--payload-bytes", type=click.IntRange(16, MOST), default=100, show_default=True)
-@buckets_option
-@click.option("--bare", is_flag=True, help="Beside it, the store's own statements without broker or wire.")
-@click.option("--peer", type=click.Choice(["beanstalkd", *PEERS]), help="Beside it, the same work by this one.")
-@click.option("--journal", is_flag=True, help="Beside it, what the event journal costs: five pairs, with and without.")
-@profile_option
-@measured
-def cycle(
-    as_json: bool, folder: Path | None, bare: bool, peer: str | None, journal: bool, profiled: bool, store: str,
-    **settings: Any,
-) -> int:  # fmt: skip
-    """Put → due → leased → pushed → acked, every id and payload checked.
-
-    \b
-    Example:
-      timeline bench cycle --messages 1000000
-    """
-
-    async def run(place: Path) -> Report:
-        asked = Cycle(store=fresh(store, place), **settings)
-        profile = Profile(place) if profiled else None
-        with Progress("pending", asked.pending) as progress:
-            report = await run_cycle(asked, place, progress.add, profile)
-            if bare:
-                beside = replace(asked, store=fresh(store, place, "bare"))
-                report.beside.append(await run_bare(beside, progress.add))
-        if journal:
-            from timeline.bench.scenarios.journal import run_journalled
-
-            report.beside.append(await run_journalled(replace(asked, store=fresh(store, place, "journalled")), place))
-        if peer in PEERS:
-            report.beside.append(await run_peer(asked, peer, place))
-        elif peer is not None:
-            report.beside += [await run_beanstalkd(asked, kind, place) for kind in KINDS]
-        compare(report)
-        if profile is not None:
-            report.notes += profile.lines()
-        return report
-
-    return conducted(as_json, folder, run)
+async def ended_in_order(running: Coroutine[Any, Any, BenchReport]) -> BenchReport:
+    """Awaits it; SIGTERM interrupts it as Ctrl-C does, so that processes are ended and the topic is dropped."""
+    task = asyncio.ensure_future(running)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
-@bench.command()
-@store_option("memory://")
-@click.option("--messages", type=SOME, default=100_000, show_default=True)
-@click.option("--tasks", type=SOME, default=100, show_default=True, help="Tasks that put at once.")
-@measured
-def produce(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Single `await p.produce()` from many tasks.
-
-    \b
-    Example:
-      timeline bench produce --store sqlite://
-    """
-    return plainly(Produce, as_json, folder, store, settings)
-
-
-@bench.command()
-@store_option("sqlite://")
-@click.option("--rate", type=Finite(1), default=1_000.0, show_default=True, help="Messages a second.")
-@click.option("--seconds", type=Finite(0.01), default=60.0, show_default=True, help="Of each run.")
-@click.option("--runs", type=SOME, default=3, show_default=True, help="The worst one counts.")
-@click.option("--pending", type=NONE_OR_SOME, default=0, show_default=True, help="Others that wait meanwhile.")
-@click.option("--in-zero", is_flag=True, help="Put with in_=0, instead of two seconds ahead.")
-@click.option("--lease-ahead", type=DURATION, metavar="auto|off|DURATION", default="auto", show_default=True)
-@buckets_option
-@click.option("--bare", is_flag=True, help="Beside it, gRPC alone: frames pushed at each due, and nothing else.")
-@profile_option
-@measured
-def lateness(as_json: bool, folder: Path | None, bare: bool, profiled: bool, store: str, **settings: Any) -> int:
-    """From due until handed to the consumer's code, at a steady rate.
-
-    \b
-    Example:
-      timeline bench lateness --pending 1000000 --seconds 60 --runs 3
-    """
-
-    if settings["lease_ahead"] not in ("auto", "off"):
-        duration_ms(settings["lease_ahead"], "--lease-ahead")
-
-    async def run(place: Path) -> Report:
-        asked = Lateness(store=fresh(store, place), **settings)
-        with Progress("pending", asked.pending) as progress:
-            profile = Profile(place) if profiled else None
-            report = await run_lateness(asked, place, progress.add, profile)
-        if bare:
-            report.beside.append(await run_bare_push(asked, place))
-            compare(report)
-        if profile is not None:
-            report.notes += profile.lines()
-        return report
-
-    return conducted(as_json, folder, run)
+def tell(report: BenchReport, on: dict[str, Any]) -> None:
+    """A report as a table, its peers beside it. `on`: the machine it was measured on."""
+    told = {target.figure: target for target in report.targets}
+    rows = []
+    for one in (report, *report.beside):
+        for name, value in one.figures.items():
+            target = told.get(name) if one is report else None
+            verdict = "" if target is None else f"{target} {'held' if target.held(value) else 'MISSED'}"
+            rows.append((one.scenario, name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.3g}", verdict))
+    if report.store:
+        say(*store_lines(report))
+    print_table(("what", "figure", "value", "target"), rows, right=("value",), empty="nothing was measured")
+    if any(row[3].endswith("MISSED") for row in rows) and (busy := busy_line(on)):
+        say(busy)
+    for one in (report, *report.beside):
+        for note in one.notes:
+            say(f"{one.scenario}: {note}")
+        for wrong in one.wrong:
+            say(f"{one.scenario}: WRONG: {wrong}")
 
 
-@bench.command()
-@store_option("sqlite://")
-@click.option("--messages", type=SOME, default=3_000, show_default=True, help="Of loops that wait for each answer.")
-@click.option("--many", type=SOME, default=30_000, show_default=True, help="Of the others: consume and ack_soon.")
-@measured
-def loop(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Loops over a backlog: one ack after the other, handlers, `timeline consume`, and `ack_soon`.
-
-    \b
-    Example:
-      timeline bench loop --store memory://
-    """
-    return plainly(Loop, as_json, folder, store, settings)
+def store_lines(report: BenchReport) -> list[str]:
+    """What the figures were taken on: the store in words, what it declares, and what weakens that."""
+    told = report.store
+    kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
+    line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
+    return [line, *(f"store: {warning}" for warning in told["warnings"])]
 
 
-@bench.command()
-@store_option("memory://")
-@click.option("--messages", type=SOME, default=100_000, show_default=True)
-@click.option("--credit", type=click.IntRange(1, 1_000_000), default=20_000, show_default=True)
-@measured
-def burst(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Many messages due in one millisecond.
-
-    \b
-    Example:
-      timeline bench burst --store sqlite:// --messages 100000
-    """
-    return plainly(Burst, as_json, folder, store, settings)
+def busy_line(on: dict[str, Any]) -> str:
+    """What a missed target may come from, where others were at work when the measurement began; else empty."""
+    if on["load_1min"] < on["cores"] / 2:
+        return ""
+    return f"MISSED on a machine that was busy: load {on['load_1min']} on {on['cores']} cores before; repeat it at rest"
 
 
-@bench.command()
-@store_option("sqlite://")
-@click.option("--large-bytes", type=SOME, default=10 * 1024 * 1024, show_default=True)
-@click.option("--small-bytes", type=SOME, default=100, show_default=True)
-@click.option("--messages", type=SOME, default=20, show_default=True, help="Of each size.")
-@measured
-def payload(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Moves, extends, acks and cancels of large messages against small ones.
-
-    \b
-    Example:
-      timeline bench payload --large-bytes 10485760
-    """
-    return plainly(Payload, as_json, folder, store, settings)
-
-
-@bench.command()
-@store_option("sqlite://")
-@click.option("--pending", type=SOME, default=1_000_000, show_default=True, help="Tagged ones included.")
-@click.option("--tagged", type=SOME, default=100_000, show_default=True)
-@click.option("--seconds", type=Finite(0.1), default=5.0, show_default=True, help="Lateness of others.")
-@measured
-def cancel_tag(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """Cancel by tag, and how late others are meanwhile.
-
-    \b
-    Example:
-      timeline bench cancel-tag --pending 10000000 --tagged 1000000
-    """
-    if settings["tagged"] > settings["pending"]:
-        raise click.UsageError("--tagged is at most --pending: tagged messages are some of those that are pending")
-    return plainly(CancelTag, as_json, folder, store, settings)
-
-
-@bench.command()
-@store_option("sqlite://")
-@click.option("--pending", type=NONE_OR_SOME, default=1_000_000, show_default=True)
-@click.option("--restarts", type=SOME, default=3, show_default=True, help="The slowest one counts.")
-@measured
-def restart(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """From the broker's start until its first delivery.
-
-    \b
-    Example:
-      timeline bench restart --pending 10000000
-    """
-    return plainly(Restart, as_json, folder, store, settings)
-
-
-@bench.command()
-@store_option("memory://")
-@click.option("--pending", type=SOME, default=1_000_000, show_default=True)
-@measured
-def memory(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """What a pending message costs a broker in memory.
-
-    \b
-    Example:
-      timeline bench memory --pending 10000000
-    """
-    return plainly(Memory, as_json, folder, store, settings)
-
-
-@bench.command()
-@store_option("sqlite://")
-@click.option("--of", type=click.Choice(OF), default=TOPICS, show_default=True, help="What there are many of.")
-@click.option("--number", type=SOME, default=1_000, show_default=True, help="How many.")
-@click.option("--rate", type=Finite(1), default=300.0, show_default=True, help="Messages a second.")
-@click.option("--seconds", type=Finite(0.01), default=20.0, show_default=True, help="Of that.")
-@click.option("--rest-seconds", type=Finite(0), default=5.0, show_default=True, help="To watch the broker at rest.")
-@measured
-def scale(as_json: bool, folder: Path | None, store: str, **settings: Any) -> int:
-    """What a message costs beside many pending messages, topics (with a consumer each, or empty) or consumers.
-
-    \b
-    Example:
-      timeline bench scale --of consumers --number 1000
-    """
-    return plainly(Scale, as_json, folder, store, settings)
+def signature(on: dict[str, Any]) -> str:
+    """What the figures were taken on, in a line."""
+    return f"{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"
 
 
 @bench.command()
 @click.option("--into", type=FOLDER, default=".", show_default=True, help="Where the SVGs go.")
 @click.option("--seconds", type=Finite(0.1), default=30.0, show_default=True, help="Each lateness.")
-@click.option("--messages", type=SOME, default=500_000, show_default=True, help="Each cycle.")
-@click.option("--most", type=NONE_OR_SOME, default=10_000_000, show_default=True, help="Messages pending.")
+@click.option("--messages", type=click.IntRange(1, MOST), default=500_000, show_default=True, help="Each cycle.")
+@click.option("--most", type=click.IntRange(0, MOST), default=10_000_000, show_default=True, help="Messages pending.")
 def plot(into: Path, seconds: float, messages: int, most: int) -> int:
     """Draw lateness and cost against how much there is, and the cycle's rate against the size of a batch.
 
@@ -357,7 +322,3 @@ def plot(into: Path, seconds: float, messages: int, most: int) -> int:
             raise Failed(REFUSED, trouble.reason) from trouble
     say(f"cost-by-number.svg, lateness-by-pending.svg and rate-by-batch.svg are in {into}")
     return 0
-
-
-for command in (cluster, failover):
-    bench.add_command(command)
