@@ -13,7 +13,7 @@ import timeline
 from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.cli.look.findings import Finding, Verdict, of_broker, of_store, of_topics
+from timeline.cli.look.findings import Finding, Severity, of_broker, of_store, of_topics
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.queries import PingAnswer
@@ -194,26 +194,29 @@ def test_doctor_of_a_bad_configuration(call: Call, monkeypatch: pytest.MonkeyPat
 
 
 async def test_stores_that_serve_would_refuse_or_take(tmp_path: Path) -> None:
-    async def said(url: str) -> tuple[Verdict, str]:
+    async def said(url: str) -> tuple[Severity, str]:
         (found,) = [found for found in await of_store(url) if found.about == "store"]
-        return found.verdict, found.found
+        return found.severity, found.found
 
     file = tmp_path / "t.db"
     file.write_bytes(b"no database at all" * 100)
-    assert (await said(f"sqlite:///{file}"))[0] is Verdict.BAD
+    assert (await said(f"sqlite:///{file}"))[0] is Severity.BAD
     file.unlink()
-    assert (await said(f"sqlite:///{file}")) == (Verdict.GOOD, f"sqlite:///{file} is not there yet; serve will make it")
-    assert (await said(f"sqlite:///{tmp_path}/none/t.db"))[0] is Verdict.BAD
-    assert (await said("memory://"))[0] is Verdict.WARNING
+    assert (await said(f"sqlite:///{file}")) == (
+        Severity.GOOD,
+        f"sqlite:///{file} is not there yet; serve will make it",
+    )
+    assert (await said(f"sqlite:///{tmp_path}/none/t.db"))[0] is Severity.BAD
+    assert (await said("memory://"))[0] is Severity.WARNING
     verdict, found = await said("sqlit:///x")
-    assert verdict is Verdict.BAD and "did you mean sqlite://" in found
+    assert verdict is Severity.BAD and "did you mean sqlite://" in found
 
 
 async def test_a_store_whose_url_spells_its_file_out_is_looked_at_where_serve_puts_it(tmp_path: Path) -> None:
     (tmp_path / "my folder").mkdir()
     url = f"sqlite:///{tmp_path}/my%20folder/t.db"
     (there,) = await of_store(url)
-    assert there.verdict is Verdict.GOOD and "is not there yet" in there.found
+    assert there.severity is Severity.GOOD and "is not there yet" in there.found
     await (await open_store(url)).close()
     assert (tmp_path / "my folder" / "t.db").exists()
     assert "opened and checked" in (await of_store(url))[0].found
@@ -236,32 +239,32 @@ NEAR = PingAnswer("b1", "0", "b:9000", 0.5, 0.1, 0.25)
 LOAD = TopicLoad("t", 0, 5, 0, 1, 1, 0, 10, 0, 0)
 
 
-def verdicts(found: list[Finding]) -> dict[str, Verdict]:
-    return {one.about: one.verdict for one in found}
+def verdicts(found: list[Finding]) -> dict[str, Severity]:
+    return {one.about: one.severity for one in found}
 
 
 @pytest.mark.parametrize(
     ("change", "ping", "about", "verdict", "said"),
     [
-        ({}, {}, "clock", Verdict.GOOD, "ahead of"),
-        ({}, {"offset_ms": -70.0}, "clock", Verdict.WARNING, "70 ms behind"),
-        ({}, {"offset_ms": 70.0, "error_ms": 40.0}, "clock", Verdict.GOOD, "give or take 40 ms"),  # not sure
-        ({}, {"offset_ms": 900.0}, "clock", Verdict.BAD, "900 ms ahead"),
-        ({"trouble": "the store is down: disk full"}, {}, "broker", Verdict.BAD, "not ready: the store is down"),
-        ({"version": "9.9"}, {}, "broker", Verdict.WARNING, "timeline 9.9"),
-        ({"store_ms": 80.0}, {}, "store", Verdict.WARNING, "80 ms"),
-        ({"store": "memory://"}, {}, "store", Verdict.WARNING, "messages end with the broker"),
+        ({}, {}, "clock", Severity.GOOD, "ahead of"),
+        ({}, {"offset_ms": -70.0}, "clock", Severity.WARNING, "70 ms behind"),
+        ({}, {"offset_ms": 70.0, "error_ms": 40.0}, "clock", Severity.GOOD, "give or take 40 ms"),  # not sure
+        ({}, {"offset_ms": 900.0}, "clock", Severity.BAD, "900 ms ahead"),
+        ({"trouble": "the store is down: disk full"}, {}, "broker", Severity.BAD, "not ready: the store is down"),
+        ({"version": "9.9"}, {}, "broker", Severity.WARNING, "timeline 9.9"),
+        ({"store_ms": 80.0}, {}, "store", Severity.WARNING, "80 ms"),
+        ({"store": "memory://"}, {}, "store", Severity.WARNING, "messages end with the broker"),
     ],
 )
 def test_findings_of_a_broker(
-    change: dict[str, object], ping: dict[str, float], about: str, verdict: Verdict, said: str,
+    change: dict[str, object], ping: dict[str, float], about: str, verdict: Severity, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("timeline.cli.look.findings.__version__", "0")
     found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
     (one,) = [one for one in found if one.about == about]
-    assert one.verdict is verdict and said in one.found, one
-    assert bool(one.advice) is (verdict is not Verdict.GOOD)
+    assert one.severity is verdict and said in one.found, one
+    assert bool(one.advice) is (verdict is not Severity.GOOD)
 
 
 @pytest.mark.parametrize(
@@ -277,12 +280,12 @@ def test_findings_of_a_topic(load: dict[str, int], settings: dict[str, bool], sa
     standing = dataclasses.replace(WELL, topics=(dataclasses.replace(LOAD, **load),))
     found = of_topics(Standings((standing,), {}), {"t": TopicSettings(**settings)})  # type: ignore[arg-type]
     assert [one.found for one in found[1:]] == said
-    assert all(one.verdict is Verdict.WARNING and one.advice for one in found[1:])
+    assert all(one.severity is Severity.WARNING and one.advice for one in found[1:])
 
 
 @pytest.mark.parametrize("health", list(Health))
 def test_findings_of_a_consumer(health: Health) -> None:
     standing = dataclasses.replace(WELL, topics=(LOAD,), consumers=(ConsumerStatus("t", "worker-1", health, 1, 1, 0),))
     found = of_topics(Standings((standing,), {}), {"t": TopicSettings()})
-    assert verdicts(found).get("consumers") is (None if health is Health.HEALTHY else Verdict.WARNING)
+    assert verdicts(found).get("consumers") is (None if health is Health.HEALTHY else Severity.WARNING)
     assert all("worker-1 of t" in one.found for one in found if one.about == "consumers")

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from timeline.cli.look.forecast import Load, _axis, picture
+from timeline.cli.look.forecast import DueLoad, _axis, picture
 from timeline.cli.options.values import shown_bytes, zone_of
 from timeline.cli.terminal.chart import columns, nice_step_ms, widened
 from timeline.cli.terminal.progress import Progress
@@ -42,14 +42,14 @@ def test_few_counts_are_widened_and_many_added_up() -> None:
 
 def test_a_forecast_names_its_peak() -> None:
     edges_ms = [1_774_767_600_000 + at * 60_000 for at in range(61)]
-    load = Load(edges_ms, [0] * 30 + [120] + [60] * 29, 7, True)
+    load = DueLoad(edges_ms, [0] * 30 + [120] + [60] * 29, 7, True)
     text = "\n".join(line.plain for line in picture("t", load, 60_000, 100, zone_of("Europe/Berlin")))
     assert "t: 1,860 to come until 10:00, 7 due already" in text
     assert "peak        120 in the 1m from 2026-03-29 09:30:00+02:00  (2/s)" in text
     assert "a column is what comes due within 1m; ┬ stands at the time below it, Europe/Berlin" in text
     assert text.count("█") == 8 + 29 * 4
     assert "\n       60 │" in text  # half of the most
-    nothing = picture("t", Load(edges_ms, [0] * 60, 0, False), 60_000, 100, zone_of("UTC"))
+    nothing = picture("t", DueLoad(edges_ms, [0] * 60, 0, False), 60_000, 100, zone_of("UTC"))
     assert [line.plain for line in nothing] == ["t: about 0 to come until 08:00"]
 
 
@@ -67,7 +67,7 @@ def test_an_axis_has_round_times_each_under_its_mark(
 ) -> None:
     zone = zone_of("Europe/Berlin")
     start_ms = instant_ms(datetime.fromisoformat(start).replace(tzinfo=zone))
-    line, times = _axis(Load([start_ms, start_ms + window_ms], [1], 0, True), width, zone)
+    line, times = _axis(DueLoad([start_ms, start_ms + window_ms], [1], 0, True), width, zone)
     assert len(line) == width and times.strip().split("   ")[0] == first
     for at, mark in enumerate(line):
         if mark == "┬":
@@ -77,7 +77,7 @@ def test_an_axis_has_round_times_each_under_its_mark(
 
 
 def test_half_of_a_small_odd_number_is_not_named() -> None:
-    load = Load([1_774_767_600_000 + at * 60_000 for at in range(11)], [1] * 10, 0, True)
+    load = DueLoad([1_774_767_600_000 + at * 60_000 for at in range(11)], [1] * 10, 0, True)
     drawn = [line.plain for line in picture("t", load, 60_000, 80, zone_of("UTC"))]
     assert [line.split()[0] for line in drawn if "│" in line and not line.startswith("          │")] == ["1"]
 

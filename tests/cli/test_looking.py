@@ -14,8 +14,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.messages.follow import changes, follow
-from timeline.cli.messages.read import LIMIT
+from timeline.cli.messages.read import LIMIT, changes, follow_changes
 from timeline.driver.late import ADVICE, HAPPENED, LEARNT, Cause
 from timeline.model import State
 
@@ -148,7 +147,7 @@ async def test_follow_waits_for_what_may_work_later_and_ends_by_what_may_not() -
 
     told: list[str] = []
     with pytest.raises(timeline.NotFound):
-        await follow(look, 10, 0.0, lambda change, _: told.append(change))
+        await follow_changes(look, 10, 0.0, lambda change, _: told.append(change))
     assert told == ["new"] and looks == []
 
 

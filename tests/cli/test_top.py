@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment
-from timeline.cli.look.snapshot import Glance, TopicGlance, Watcher, added_up
+from timeline.cli.look.snapshot import Snapshot, TopicSnapshot, Watcher, added_up
 from timeline.cli.look.top_view import picture, seconds_ahead
 from timeline.cli.options.values import zone_of
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
@@ -27,8 +27,8 @@ BROKER = BrokerStanding(
     "b1:9000", "b1", "0.1.0", NOW_MS, NOW_MS - 60_000, "", "sqlite:///t.db", 1.5, (LOAD,),
     {"t": LatenessHistogram(BOUNDS, (98, 2, 0))}, (),
 )  # fmt: skip
-TOPIC = TopicGlance("departures", "delivers", 0, 1_234, NOW_MS + 4_520, 12.34, 2, 7, 93, 1.0, 10.0, math.inf)
-GLANCE = Glance(
+TOPIC = TopicSnapshot("departures", "delivers", 0, 1_234, NOW_MS + 4_520, 12.34, 2, 7, 93, 1.0, 10.0, math.inf)
+GLANCE = Snapshot(
     now_ms=NOW_MS,
     brokers=(BROKER,),
     unreachable={},
@@ -40,9 +40,9 @@ GLANCE = Glance(
 )
 
 
-def drawn(glance: Glance, width: int = 120, height: int | None = None, trouble: str = "") -> list[str]:
+def drawn(snapshot: Snapshot, width: int = 120, height: int | None = None, trouble: str = "") -> list[str]:
     screen = io.StringIO()
-    Console(file=screen, width=width, highlight=False).print(picture(glance, width, height, zone_of("UTC"), trouble))
+    Console(file=screen, width=width, highlight=False).print(picture(snapshot, width, height, zone_of("UTC"), trouble))
     return [line.rstrip() for line in screen.getvalue().splitlines()]
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import errno
+import io
 import json
 import logging
+import os
 import platform
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 from click.shell_completion import CompletionItem
 
 from timeline import __version__
-from timeline.cli.options import suggestions
-from timeline.cli.terminal.standard_output import Unwritten, told_apart
 from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wording import printable
 
@@ -55,6 +58,27 @@ COMMANDS = {
 """Command name → (module that has it, one line). A command's module is imported when it is used."""
 
 
+_ONLY_KIND = " 'timeline' is the only kind of topic there is"
+_PAUSE = " 'timeline topic pause NAME' pauses a topic that is there, 'topic resume' ends it"
+_CREATE, _UPDATE = "timeline topic create", "timeline topic update"
+INSTEAD = {
+    (_CREATE, "--kind"): _ONLY_KIND,
+    (_CREATE, "--paused"): _PAUSE,
+    (_UPDATE, "--paused"): _PAUSE,
+    (_UPDATE, "--buckets"): f" A topic's buckets are fixed when it is created: '{_CREATE} NAME --buckets N'",
+    (_UPDATE, "--kind"): f" A topic's kind is fixed when it is created, and{_ONLY_KIND}",
+}
+"""Command and option that one may expect of it → what there is instead: no other option of it would do."""
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return ` Did you mean …?` for the nearest of `known`, or nothing. Hyphens at the beginning would make any two
+    options alike."""
+    bare = {one.lstrip("-"): one for one in known}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.65)
+    return f" Did you mean {bare[near[0]]}?" if near else ""
+
+
 class Failed(Exception):
     """Ends a command with `code`, saying `reason` (empty: all is said already)."""
 
@@ -84,10 +108,7 @@ class Suggesting(click.Group):
         completing = context.resilient_parsing  # into the line that a person is typing nothing is said
         if self.get_command(context, name) is None and not name.startswith("-") and not completing:
             known = self.list_commands(context)
-            hint = (
-                suggestions.likeliest(name, [*known, "--help"], suggestions.COMMANDS)
-                or f" There are: {', '.join(known)}."
-            )
+            hint = nearest(name, [*known, "--help"]) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
 
@@ -207,6 +228,66 @@ def complain(text: str) -> None:
     say(f"timeline: {text}", err=True)
 
 
+class Unwritten(OSError):
+    """Standard output could not be written. An OSError alone does not say whether a disk is full that the command
+    works on, or the one that its report goes to, for which much may have been done already."""
+
+
+class _Named(io.FileIO):
+    """A file whose failures say that it was this one. That nobody reads any more (`| head`) is told as ever."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            written = super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as cannot:
+            raise Unwritten(cannot.errno, cannot.strerror) from cannot
+        if written is None:  # a pipe that does not wait, and is full
+            raise Unwritten(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return written
+
+
+@contextmanager
+def told_apart() -> Iterator[None]:
+    """Within it, standard output raises Unwritten where it cannot be written, at its end for what is left."""
+    plain = sys.stdout
+    if not _is_a_file(plain):  # what took its place is for whoever put it there
+        yield
+        return
+    sys.stdout = named = _named(plain)
+    try:
+        yield
+        named.flush()
+    except Unwritten:
+        # What is left in it goes nowhere: Python would try once more as it ends, and complain in words of its own.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, named.fileno())
+        os.close(null)
+        raise
+    finally:
+        if sys.stdout is named:  # else click has put one there that forgives a pipe that nobody reads
+            sys.stdout = plain
+
+
+def _is_a_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
+    """Whether it is as Python begins with it: text over bytes over a file, or, unbuffered, over the file itself."""
+    if type(stream) is not io.TextIOWrapper:
+        return False
+    return isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO)
+
+
+def _named(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same output, with a lowest layer that is ours: whoever goes past the others (`buffer`) meets it as well."""
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Named(stream.fileno(), "w", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering or stream.write_through,
+    )
+
+
 class _Printable(logging.Formatter):
     """Formats what the driver logs in a process that has set up no logging."""
 
@@ -278,12 +359,8 @@ def _usage(bad: click.ClickException) -> str:
     where = context.command_path if context is not None else "timeline"
     if isinstance(bad, click.NoSuchOption) and context is not None:
         known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-        group = isinstance(context.command, click.Group)
-        hint = suggestions.instead(where, bad.option_name)
-        hint = hint or suggestions.likeliest(
-            bad.option_name, [*known, "--help"], suggestions.OPTIONS, 0.7 if group else 0.5
-        )
-        if not hint and group:
+        hint = INSTEAD.get((where, bad.option_name), "") or nearest(bad.option_name, [*known, "--help"])
+        if not hint and isinstance(context.command, click.Group):
             hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
         said = f"there is no option {bad.option_name}.{hint}"
     else:

@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, awaited, complain, explain, say
+from timeline.cli.app import Suggesting, complain, explain, say
 from timeline.cli.look.snapshot import added_up
-from timeline.cli.options.client_options import check_topic, client_command, topic_names
-from timeline.cli.options.identity import connected
-from timeline.cli.options.values import DURATION, iso, shown_bytes
-from timeline.cli.terminal.output import confirm, print_fields, print_json, print_table
+from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
+from timeline.cli.options.values import DURATION, shown_bytes
+from timeline.cli.terminal.output import confirm, picked, print_fields, print_json, print_table
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
 from timeline.driver.queries import Counts
@@ -125,7 +124,7 @@ def _whole(option: str, text: str) -> int:
 )
 @settings_options
 @client_command
-def create(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
+async def create(tl: timeline.Timeline, options: ClientOptions, name: str, **given: str | None) -> None:
     """Create topic NAME. The same settings again are no error, other ones are.
 
     \b
@@ -133,14 +132,9 @@ def create(name: str, address: str, timeout: str, as_json: bool, **given: str | 
       timeline topic create departures --lease 30s --max-deliveries 5
     """
     settings = parse_settings(given)
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            stood = {each.uid for each in await tl.topics()}
-            made = await tl.create_topic(name, **settings)
-            _told(made, as_json, "there already:" if made.uid in stood else "created")
-
-    return awaited(work())
+    stood = {each.uid for each in await tl.topics()}
+    made = await tl.create_topic(name, **settings)
+    _told(made, options, "there already:" if made.uid in stood else "created")
 
 
 count_option = click.option(
@@ -174,14 +168,7 @@ class Messages:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return {
-            "waiting": self.waiting,
-            "available": self.available,
-            "leased": self.leased,
-            "dead": self.dead,
-            "exact": self.exact,
-            "counted": iso(self.counted_ms),
-        }
+        return picked(self, "waiting", "available", "leased", "dead", "exact", "counted")
 
     def cells(self) -> tuple[str, str, str, str]:
         """Waiting, available, leased and dead for a table."""
@@ -211,7 +198,7 @@ async def _messages(tl: timeline.Timeline, names: Sequence[str], counting: bool)
 @topic.command("list")
 @count_option
 @client_command
-def list_(counting: bool, address: str, timeout: str, as_json: bool) -> int:
+async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -> None:
     """All topics, with their messages as brokers counted them some seconds ago.
 
     \b
@@ -219,39 +206,34 @@ def list_(counting: bool, address: str, timeout: str, as_json: bool) -> int:
       timeline topic list
       timeline topic list --count --json
     """
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            topics = await tl.topics()
-            messages = await _messages(tl, [each.name for each in topics], counting)
-        if as_json:
-            for each, counted in zip(topics, messages, strict=True):
-                print_json(topic_json(each) | {"messages": counted.as_json()})
-            return
-        rows = [
-            (
-                each.name,
-                "paused" if each.settings.paused else "delivers",
-                *counted.cells()[: len(STATES) if counting else -1],
-                shown_duration(each.settings.lease_ms),
-                each.settings.buckets,
-                shown_time(each.created_ms),
-            )
-            for each, counted in zip(topics, messages, strict=True)
-        ]
-        states = STATES if counting else STATES[:-1]
-        empty = "there are no topics yet: 'timeline topic create NAME' makes one"
-        columns = ("NAME", "STATE", *states, "LEASE", "BUCKETS", "CREATED")
-        print_table(columns, rows, right=(*states, "BUCKETS"), empty=empty)
-
-    return awaited(work())
+    topics = await tl.topics()
+    messages = await _messages(tl, [each.name for each in topics], counting)
+    if options.as_json:
+        for each, counted in zip(topics, messages, strict=True):
+            print_json(topic_json(each) | {"messages": counted.as_json()})
+        return
+    states = STATES if counting else STATES[:-1]
+    rows = [
+        (
+            each.name,
+            "paused" if each.settings.paused else "delivers",
+            *counted.cells()[: len(states)],
+            shown_duration(each.settings.lease_ms),
+            each.settings.buckets,
+            shown_time(each.created_ms),
+        )
+        for each, counted in zip(topics, messages, strict=True)
+    ]
+    empty = "there are no topics yet: 'timeline topic create NAME' makes one"
+    columns = ("NAME", "STATE", *states, "LEASE", "BUCKETS", "CREATED")
+    print_table(columns, rows, right=(*states, "BUCKETS"), empty=empty)
 
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @count_option
 @client_command
-def show(name: str, counting: bool, address: str, timeout: str, as_json: bool) -> int:
+async def show(tl: timeline.Timeline, options: ClientOptions, name: str, counting: bool) -> None:
     """Topic NAME with its messages by state and its settings.
 
     Without --count: what waits and is available as brokers counted it some seconds ago, and what connected consumers
@@ -262,17 +244,12 @@ def show(name: str, counting: bool, address: str, timeout: str, as_json: bool) -
       timeline topic show departures
       timeline topic show departures --count
     """
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            each = await check_topic(tl, name)
-            (counted,) = await _messages(tl, [name], counting)
-        if as_json:
-            print_json(topic_json(each) | {"messages": counted.as_json()})
-            return
+    each = await check_topic(tl, name)
+    (counted,) = await _messages(tl, [name], counting)
+    if options.as_json:
+        print_json(topic_json(each) | {"messages": counted.as_json()})
+    else:
         print_fields({"name": each.name, **_counted(counted), **_settings(each)})
-
-    return awaited(work())
 
 
 def _counted(counted: Messages) -> dict[str, object]:
@@ -294,7 +271,7 @@ def _settings(each: Topic) -> dict[str, object]:
 @click.argument("name", shell_complete=topic_names)
 @settings_options
 @client_command
-def update(name: str, address: str, timeout: str, as_json: bool, **given: str | None) -> int:
+async def update(tl: timeline.Timeline, options: ClientOptions, name: str, **given: str | None) -> None:
     """Change settings of topic NAME while it delivers.
 
     \b
@@ -304,40 +281,40 @@ def update(name: str, address: str, timeout: str, as_json: bool, **given: str | 
     settings = parse_settings(given)
     if not settings:
         raise Invalid("give at least one setting to change, such as --lease 1m")
-    return _change(name, address, timeout, as_json, "updated", **settings)
+    _told(await tl.update_topic(name, **settings), options, "updated")
 
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @client_command
-def pause(name: str, address: str, timeout: str, as_json: bool) -> int:
+async def pause(tl: timeline.Timeline, options: ClientOptions, name: str) -> None:
     """Stop deliveries of topic NAME; messages can still be put.
 
     \b
     Example:
       timeline topic pause departures
     """
-    return _change(name, address, timeout, as_json, "paused", paused=True)
+    _told(await tl.update_topic(name, paused=True), options, "paused")
 
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @client_command
-def resume(name: str, address: str, timeout: str, as_json: bool) -> int:
+async def resume(tl: timeline.Timeline, options: ClientOptions, name: str) -> None:
     """Deliver messages of topic NAME again.
 
     \b
     Example:
       timeline topic resume departures
     """
-    return _change(name, address, timeout, as_json, "resumed", paused=False)
+    _told(await tl.update_topic(name, paused=False), options, "resumed")
 
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
-def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int:
+def drop(options: ClientOptions, name: str, yes: bool) -> int:
     """Remove topic NAME with all of its messages, for good.
 
     \b
@@ -345,30 +322,18 @@ def drop(name: str, yes: bool, address: str, timeout: str, as_json: bool) -> int
       timeline topic drop departures --yes
     """
 
-    async def look() -> None:
-        async with connected(address, timeout) as tl:
-            await check_topic(tl, name)
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            await tl.drop_topic(name)
-        if as_json:
-            print_json({"name": name, "dropped": True})
-        else:
-            say(f"dropped {name}")
+    async def look(tl: timeline.Timeline) -> None:
+        await check_topic(tl, name)
 
     if not yes:
-        awaited(look())
+        options.run(look)
         confirm(f"Remove topic {name} and all of its messages?")
-    return awaited(work())
-
-
-def _change(name: str, address: str, timeout: str, as_json: bool, done: str, **settings: Any) -> int:
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            _told(await tl.update_topic(name, **settings), as_json, done)
-
-    return awaited(work())
+    code = options.run(lambda tl: tl.drop_topic(name))
+    if options.as_json:
+        print_json({"name": name, "dropped": True})
+    else:
+        say(f"dropped {name}")
+    return code
 
 
 def topic_json(each: Topic) -> dict[str, Any]:
@@ -378,13 +343,13 @@ def topic_json(each: Topic) -> dict[str, Any]:
         "name": each.name,
         **dataclasses.asdict(each.settings),
         "revision": each.revision,
-        "created": iso(each.created_ms),
+        **picked(each, "created"),
         "uid": str(each.uid),
     }
 
 
-def _told(each: Topic, as_json: bool, done: str) -> None:
-    if as_json:
+def _told(each: Topic, options: ClientOptions, done: str) -> None:
+    if options.as_json:
         print_json(topic_json(each))
-        return
-    say(f"{done} {each.name}")
+    else:
+        say(f"{done} {each.name}")

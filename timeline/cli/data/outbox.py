@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain, say
-from timeline.cli.options.identity import address_option, connected, credential_options
+from timeline.cli.options.client_options import address_option, connected, credential_options
 from timeline.cli.options.values import DURATION, Url, iso
 from timeline.cli.terminal.output import confirm, print_json, print_table
 from timeline.cli.terminal.progress import Progress

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from timeline.cli.app import REFUSED, UNREACHABLE, Failed, debugs
-from timeline.cli.options.identity import address_option, credential_options, credentials
+from timeline.cli.options.client_options import address_option, credential_options, credentials
 from timeline.cli.terminal.progress import Progress
 from timeline.credentials import Credentials
 from timeline.errors import Invalid

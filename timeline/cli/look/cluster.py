@@ -11,22 +11,17 @@ from typing import Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 import timeline
-from timeline.cli.app import awaited
 from timeline.cli.look.snapshot import bound_ms
-from timeline.cli.look.top import keys
-from timeline.cli.look.top_view import LATE, QUIET, consumer_table, late_bound, more, store_warnings, table
-from timeline.cli.options.client_options import client_command
-from timeline.cli.options.identity import connected
-from timeline.cli.options.values import DURATION, iso
-from timeline.cli.terminal.output import console, print_json
+from timeline.cli.look.top_view import LATE, QUIET, consumer_table, late_bound, more, store_warnings, table, watch_live
+from timeline.cli.options.client_options import ClientOptions, client_command, connected
+from timeline.cli.options.values import every_option, iso
+from timeline.cli.terminal.output import console, picked, print_json
 from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings
 from timeline.driver.queries import PingAnswer
-from timeline.driver.times import duration_ms
 from timeline.errors import TimelineError
 from timeline.wording import shown_lateness
 
@@ -87,10 +82,7 @@ class ClusterLook:
                 for topic, buckets in self.topics.items()
             ],
             "consumers": [
-                {
-                    "id": one.id, "topic": one.topic, "broker": broker, "health": one.health.name.lower(),
-                    "in_flight": one.in_flight, "credit": one.credit,
-                }
+                {"id": one.id, "topic": one.topic, "broker": broker, **picked(one, "health", "in_flight", "credit")}
                 for broker, one in self.consumers
             ],
         }  # fmt: skip
@@ -105,9 +97,10 @@ def _broker_json(one: BrokerLine) -> dict[str, Any]:
     stands, late = one.stands, one.lateness
     bounds = {name: bound_ms(late, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
     return {
-        "broker": stands.broker, "address": stands.address, "version": stands.version,
-        "up_ms": stands.now_ms - stands.started_ms, "trouble": stands.trouble or None, "sync": stands.sync or None,
-        "store": stands.store or None, "store_ms": stands.store_ms or None,
+        **picked(stands, "broker", "address", "version"),
+        "up_ms": stands.now_ms - stands.started_ms,
+        **picked(stands, "trouble", "sync", "store"),
+        "store_ms": stands.store_ms or None,
         "store_warnings": list(stands.warnings),
         "clock_ms": None if one.clock_ms is None else round(one.clock_ms, 3),
         "clock_error_ms": round(one.clock_error_ms, 3),
@@ -120,9 +113,9 @@ def _broker_json(one: BrokerLine) -> dict[str, Any]:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Look again and again, until the key q.")
-@click.option("--every", default="1s", show_default=True, type=DURATION, help="How often, with --watch.")
+@every_option(help="How often, with --watch.")
 @client_command
-def cluster(watch: bool, every: str, address: str, timeout: str, as_json: bool) -> int:
+async def cluster(tl: timeline.Timeline, options: ClientOptions, watch: bool, every: int) -> None:
     """Show the cluster: each broker with its clock, load and lateness, which buckets of each topic it deals, and who is
     connected to it.
 
@@ -135,25 +128,18 @@ def cluster(watch: bool, every: str, address: str, timeout: str, as_json: bool) 
       timeline cluster --watch
       timeline cluster --json
     """
-    every_s = duration_ms(every, "--every", least_ms=1) / 1000
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            screen = console()
-            if watch and not as_json and screen.is_terminal:
-                await _live(tl, timeout, every_s)
-                return
-            while True:
-                look = await look_at(tl, timeout)
-                if as_json:
-                    print_json(look.as_json())
-                else:
-                    screen.print(picture(look), width=screen.width if screen.is_terminal else WIDTH_UNSEEN)
-                if not watch:
-                    return
-                await asyncio.sleep(every_s)
-
-    return awaited(work())
+    screen = console()
+    if watch and not options.as_json and screen.is_terminal:
+        return await watch_live(screen, every / 1000, lambda: look_at(tl, options.timeout), picture)
+    while True:
+        look = await look_at(tl, options.timeout)
+        if options.as_json:
+            print_json(look.as_json())
+        else:
+            screen.print(picture(look), width=screen.width if screen.is_terminal else WIDTH_UNSEEN)
+        if not watch:
+            return
+        await asyncio.sleep(every / 1000)
 
 
 async def look_at(tl: timeline.Timeline, timeout: str) -> ClusterLook:
@@ -196,23 +182,6 @@ def _lateness(stands: BrokerStanding) -> LatenessHistogram | None:
     for late in stands.lateness.values():
         whole = late if whole is None else whole.plus(late)
     return whole
-
-
-async def _live(tl: timeline.Timeline, timeout: str, every_s: float) -> None:
-    """Draws one picture after the other until somebody presses q. Brokers that go away are waited for."""
-    screen, ended, trouble = console(), asyncio.Event(), ""
-    look = await look_at(tl, timeout)
-    with keys(ended), Live(console=screen, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(picture(look, trouble), refresh=True)
-            try:
-                await asyncio.wait_for(ended.wait(), every_s)
-                return
-            except TimeoutError:
-                try:
-                    look, trouble = await look_at(tl, timeout), ""
-                except TimelineError as gone:
-                    trouble = f"how it stood; {gone.code}: {gone.reason or gone.advice}"
 
 
 def picture(look: ClusterLook, trouble: str = "") -> Group:

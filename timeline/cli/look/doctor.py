@@ -13,10 +13,9 @@ from rich.text import Text
 
 import timeline
 from timeline import config
-from timeline.cli.app import DONE, SOME_FAILED, awaited
+from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.look.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
-from timeline.cli.options.client_options import client_command, nobody_there
-from timeline.cli.options.identity import connected
+from timeline.cli.options.client_options import ClientOptions, client_command, connected, nobody_there
 from timeline.cli.run.serve import stranded
 from timeline.cli.terminal.output import console, print_json
 from timeline.driver.queries import PingAnswer
@@ -42,7 +41,7 @@ _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "b
 @click.command()
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="serve's settings; TIMELINE_CONFIG.")
 @client_command
-def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
+def doctor(options: ClientOptions, file: str | None) -> int:
     """Check versions, configuration, broker, clock, store, ports, topics and consumers; say what to do.
 
     A broker that answers at --address is asked how it stands. Where none does, the store that 'timeline serve' would
@@ -54,20 +53,19 @@ def doctor(file: str | None, address: str, timeout: str, as_json: bool) -> int:
       timeline doctor
       timeline doctor --address broker-1:9000 --json
     """
-
     source = click.get_current_context().get_parameter_source("address")
 
-    async def work() -> int:
+    async def work(tl: timeline.Timeline) -> int:
         worst = GOOD
-        _tell(_asked(address, source), as_json)
+        _tell(_asked(options.address, source), options.as_json)
         # It holds a client, which is to be closed here even when nobody reads on (`| head`).
-        async with aclosing(_look(address, timeout, file)) as findings:
+        async with aclosing(_look(tl, options, file)) as findings:
             async for finding in findings:
-                worst = max(worst, finding.verdict)
-                _tell(finding, as_json)
+                worst = max(worst, finding.severity)
+                _tell(finding, options.as_json)
         return SOME_FAILED if worst == BAD else DONE
 
-    return awaited(work())
+    return options.run(work)
 
 
 def _asked(address: str, source: ParameterSource | None) -> Finding:
@@ -82,14 +80,14 @@ def _tell(finding: Finding, as_json: bool) -> None:
     if as_json:
         print_json(finding.as_json())
         return
-    sign, style = _SIGNS[finding.verdict]
+    sign, style = _SIGNS[finding.severity]
     line = Text.assemble((sign, style), f" {finding.about:<15}", finding.found)
     console().print(line, soft_wrap=True)
     if finding.advice:
         console().print(Text(f"    → {finding.advice}", "cyan"), soft_wrap=True)
 
 
-async def _look(address: str, timeout: str, file: str | None) -> AsyncGenerator[Finding, None]:
+async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None) -> AsyncGenerator[Finding, None]:
     """One thing after the other: what is here, then what a broker says, or where none does, what one would need."""
     yield _versions()
     settings = None
@@ -101,30 +99,29 @@ async def _look(address: str, timeout: str, file: str | None) -> AsyncGenerator[
         yield Finding("configuration", GOOD, _shown(settings, file))
         if cut_off := stranded(settings):
             yield Finding("configuration", WARNING, cut_off)
-    async with connected(address, timeout) as tl:
-        try:
-            standings = await tl.standing()
-        except TimelineError as trouble:
-            found = await _no_broker(address, trouble)
-            nobody = found.found.startswith(NOBODY)
-            yield found
-        else:
-            for one in standings.brokers:
-                try:
-                    ping = await _ping(one.address, timeout)
-                except TimelineError as trouble:
-                    yield await _no_broker(one.address, trouble)  # it has gone since it said how it stands
-                    continue
-                for finding in of_broker(one, ping):
-                    yield finding
-            for gone, reason in standings.unreachable.items():
-                yield await _no_broker(gone, TimelineError(reason))
-            for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
+    try:
+        standings = await tl.standing()
+    except TimelineError as trouble:
+        found = await _no_broker(options.address, trouble)
+        nobody = found.found.startswith(NOBODY)
+        yield found
+    else:
+        for one in standings.brokers:
+            try:
+                ping = await _ping(one.address, options.timeout)
+            except TimelineError as trouble:
+                yield await _no_broker(one.address, trouble)  # it has gone since it said how it stands
+                continue
+            for finding in of_broker(one, ping):
                 yield finding
-            # Ports are of interest to whoever might start a broker here; beside one that answers, with --config.
-            for finding in [] if settings is None or file is None else await of_ports(settings, answered=True):
-                yield finding
-            return
+        for gone, reason in standings.unreachable.items():
+            yield await _no_broker(gone, TimelineError(reason))
+        for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
+            yield finding
+        # Ports are of interest to whoever might start a broker here; beside one that answers, with --config.
+        for finding in [] if settings is None or file is None else await of_ports(settings, answered=True):
+            yield finding
+        return
     if settings is not None:
         for finding in [*(await of_ports(settings, answered=False) if nobody else []), *await of_store(settings.store)]:
             yield finding

@@ -13,6 +13,7 @@ from typing import Any
 from timeline import __version__
 from timeline.broker.server.ports import check_free
 from timeline.cli.options.client_options import who_serves
+from timeline.cli.terminal.output import picked
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.config import ServeConfig
 from timeline.driver.brokers import BrokerStanding, Standings
@@ -28,7 +29,7 @@ DISK_LOW_BYTES = 1024**3
 DURABLE = "'timeline serve --store sqlite:///timeline.db' keeps them"
 
 
-class Verdict(IntEnum):
+class Severity(IntEnum):
     """How good something is."""
 
     GOOD = 0
@@ -36,7 +37,7 @@ class Verdict(IntEnum):
     BAD = 2
 
 
-GOOD, WARNING, BAD = Verdict
+GOOD, WARNING, BAD = Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,13 @@ class Finding:
     """One thing that was looked at. `advice`: what to do, empty where nothing is."""
 
     about: str
-    verdict: Verdict
+    severity: Severity
     found: str
     advice: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        verdict = self.verdict.name.lower()
-        return {"about": self.about, "verdict": verdict, "found": self.found, "advice": self.advice or None}
+        return picked(self, "about", "verdict=severity", "found", "advice")
 
 
 def of_broker(one: BrokerStanding, ping: PingAnswer) -> list[Finding]:
@@ -86,7 +86,7 @@ def _store_of(one: BrokerStanding) -> list[Finding]:
     """How the store does, and a finding for each setting that weakens it."""
     weak = [Finding("store", WARNING, f"{one.store}: {warning}") for warning in one.warnings]
     asked = _store_at_work(one)
-    return weak if weak and asked.verdict is GOOD else [asked, *weak]
+    return weak if weak and asked.severity is GOOD else [asked, *weak]
 
 
 def _store_at_work(one: BrokerStanding) -> Finding:

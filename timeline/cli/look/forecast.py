@@ -13,12 +13,10 @@ import numpy as np
 from rich.text import Text
 
 import timeline
-from timeline.cli.app import awaited
-from timeline.cli.options.client_options import client_command, topic_names
-from timeline.cli.options.identity import connected
-from timeline.cli.options.values import DURATION, iso, zone_of
+from timeline.cli.options.client_options import ClientOptions, client_command, topic_names
+from timeline.cli.options.values import DURATION, Milliseconds, iso, shown_zone_option
 from timeline.cli.terminal.chart import NICE_STEPS_MS, columns, nice_step_ms, widened
-from timeline.cli.terminal.output import console, print_json
+from timeline.cli.terminal.output import console, picked, print_json
 from timeline.driver.queries import MAX_STEPS
 from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
@@ -37,7 +35,7 @@ LEAST_MARK_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DueLoad:
     """What comes due per step, of one topic or of all. `edges_ms` is one longer than `counts`."""
 
     edges_ms: list[int]
@@ -52,13 +50,14 @@ class Load:
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@click.option("--window", default="1h", show_default=True, type=DURATION, help="How far to look ahead.")
+@click.option("--window", default="1h", show_default=True, type=Milliseconds(), help="How far to look ahead.")
 @click.option("--step", type=DURATION, help="How much a column covers.  [a round one that fits the terminal]")
-@click.option("--tz", metavar="ZONE", help="Show times in this zone.  [this machine's]")
+@shown_zone_option
 @client_command
-def forecast(
-    topic: str | None, window: str, step: str | None, tz: str | None, address: str, timeout: str, as_json: bool
-) -> int:
+async def forecast(
+    tl: timeline.Timeline, options: ClientOptions, topic: str | None, window: int, step: str | None,
+    zone: ZoneInfo | None,
+) -> None:  # fmt: skip
     """Draw how many messages come due in the time ahead, of TOPIC or of all topics.
 
     Counted at the broker's store, so it is what stands now: messages that are put, moved or cancelled later change it,
@@ -69,26 +68,19 @@ def forecast(
       timeline forecast departures --window 24h
       timeline forecast --window 10m --step 1s --json
     """
-    zone = zone_of(tz)
-    window_ms = duration_ms(window, "--window", least_ms=1)
     width = (shutil.get_terminal_size().columns if console().is_terminal else WIDTH_UNSEEN) - MARGIN
-    step_ms = nice_step_ms(window_ms, max(10, width)) if step is None else duration_ms(step, "--step", least_ms=1)
-    if -(-window_ms // step_ms) > MAX_STEPS:
+    step_ms = nice_step_ms(window, max(10, width)) if step is None else duration_ms(step, "--step", least_ms=1)
+    if -(-window // step_ms) > MAX_STEPS:
         raise Invalid(f"--window has more than {MAX_STEPS} steps of --step {step}: make the step longer")
-
-    async def work() -> None:
-        async with connected(address, timeout) as tl:
-            load = await load_ahead(tl, topic, window_ms, step_ms)
-        if as_json:
-            print_json(_json(topic, load, step_ms))
-        else:
-            for line in picture(topic or "all topics", load, step_ms, width, zone):
-                console().print(line, soft_wrap=True)
-
-    return awaited(work())
+    load = await load_ahead(tl, topic, window, step_ms)
+    if options.as_json:
+        print_json(_json(topic, load, step_ms))
+    else:
+        for line in picture(topic or "all topics", load, step_ms, width, zone):
+            console().print(line, soft_wrap=True)
 
 
-async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> Load:
+async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> DueLoad:
     """The load of `topic` (None: of all topics, added up)."""
     room = asyncio.Semaphore(AT_ONCE)
 
@@ -105,10 +97,10 @@ async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, s
     asked = await asyncio.gather(*map(ask, names))
     outlooks = [outlook for outlook in asked if outlook is not None]
     if not outlooks:
-        return Load([], [], 0, True)
+        return DueLoad([], [], 0, True)
     counts = np.sum([outlook.counts for outlook in outlooks], axis=0).tolist()
     overdue = sum(outlook.overdue for outlook in outlooks)
-    return Load(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
+    return DueLoad(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
 
 
 async def _to_forecast(tl: timeline.Timeline) -> list[str]:
@@ -125,7 +117,7 @@ async def _to_forecast(tl: timeline.Timeline) -> list[str]:
     return [name for name in names if name in stocked or name not in empty] or names[:1]
 
 
-def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:
+def picture(name: str, load: DueLoad, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:
     """The load drawn in columns, its peaks in words."""
     about = "" if load.exact else "about "
     head = Text.assemble((name, "bold"), f": {about}{load.total:,} to come")
@@ -156,7 +148,7 @@ def picture(name: str, load: Load, step_ms: int, width: int, zone: ZoneInfo | No
     return lines
 
 
-def _axis(load: Load, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
+def _axis(load: DueLoad, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
     """The line under the columns, with a mark at each round time, and the times, each beginning at its mark."""
     first_ms, last_ms = load.edges_ms[0], load.edges_ms[-1]
     window_ms = max(1, last_ms - first_ms)
@@ -186,7 +178,7 @@ def _form(every_ms: int, window_ms: int) -> str:
     return "%d %b" if window_ms < 300 * DAY_MS else "%Y-%m-%d"
 
 
-def _clock(at_ms: int, zone: ZoneInfo | None, load: Load) -> str:
+def _clock(at_ms: int, zone: ZoneInfo | None, load: DueLoad) -> str:
     """A time as short as the window allows."""
     when = as_datetime(at_ms).astimezone(zone)
     window_ms = load.edges_ms[-1] - load.edges_ms[0]
@@ -197,7 +189,7 @@ def _clock(at_ms: int, zone: ZoneInfo | None, load: Load) -> str:
     )
 
 
-def _peaks(load: Load, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
+def _peaks(load: DueLoad, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
     """The fullest steps, fullest first."""
     order = sorted(range(len(load.counts)), key=lambda at: (-load.counts[at], at))
     lines = []
@@ -210,16 +202,9 @@ def _peaks(load: Load, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
     return lines
 
 
-def _json(topic: str | None, load: Load, step_ms: int) -> dict[str, Any]:
+def _json(topic: str | None, load: DueLoad, step_ms: int) -> dict[str, Any]:
     steps = [
         {"start": iso(start_ms), "start_ms": start_ms, "end_ms": end_ms, "count": count}
         for start_ms, end_ms, count in zip(load.edges_ms, load.edges_ms[1:], load.counts, strict=False)
     ]
-    return {
-        "topic": topic,
-        "step_ms": step_ms,
-        "total": load.total,
-        "overdue": load.overdue,
-        "exact": load.exact,
-        "steps": steps,
-    }
+    return {"topic": topic, "step_ms": step_ms, **picked(load, "total", "overdue", "exact"), "steps": steps}

@@ -6,13 +6,14 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import timeline
 from timeline.cli.look.late import late_json
 from timeline.cli.options.values import iso
+from timeline.cli.terminal.output import picked
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import LateDelivery
 from timeline.driver.queries import Outlook
@@ -29,7 +30,7 @@ LATE_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class TopicGlance:
+class TopicSnapshot:
     """A topic over all brokers. `waiting`: None until the store has counted. `delivered_per_s`: None until there are
     two looks. Percentiles are None without deliveries, infinite past the last bound."""
 
@@ -48,13 +49,13 @@ class TopicGlance:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class Snapshot:
     """One look. `ahead[k]` messages come due in second k from now; `overdue` were due before."""
 
     now_ms: int
     brokers: tuple[BrokerStanding, ...]
     unreachable: Mapping[str, str]
-    topics: tuple[TopicGlance, ...]
+    topics: tuple[TopicSnapshot, ...]
     ahead: tuple[int, ...]
     overdue: int
     consumers: tuple[ConsumerStatus, ...]
@@ -66,9 +67,11 @@ class Glance:
             "now": iso(self.now_ms),
             "brokers": [
                 {
-                    "address": one.address, "broker": one.broker, "version": one.version,
-                    "up_ms": one.now_ms - one.started_ms, "trouble": one.trouble or None, "store": one.store or None,
-                    "store_ms": one.store_ms or None, "store_warnings": list(one.warnings),
+                    **picked(one, "address", "broker", "version"),
+                    "up_ms": one.now_ms - one.started_ms,
+                    **picked(one, "trouble", "store"),
+                    "store_ms": one.store_ms or None,
+                    "store_warnings": list(one.warnings),
                 }
                 for one in self.brokers
             ],
@@ -77,27 +80,18 @@ class Glance:
             "due_per_s_ahead": list(self.ahead),
             "overdue": self.overdue,
             "consumers": [
-                {
-                    "topic": one.topic, "id": one.id, "health": one.health.name.lower(), "in_flight": one.in_flight,
-                    "credit": one.credit, "credit_bytes": one.credit_bytes,
-                }
+                picked(one, "topic", "id", "health", "in_flight", "credit", "credit_bytes")
                 for one in self.consumers
             ],
             "late": [late_json(one) for one in self.late],
         }  # fmt: skip
 
 
-def _topic_json(one: TopicGlance) -> dict[str, Any]:
+def _topic_json(one: TopicSnapshot) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "state": one.state,
-        "due": one.due,
-        "waiting": one.waiting,
-        "next_due": iso(one.next_due_ms),
+        **picked(one, "name", "state", "due", "waiting", "next_due"),
         "delivered_per_s": None if one.delivered_per_s is None else round(one.delivered_per_s, 3),
-        "consumers": one.consumers,
-        "in_flight": one.in_flight,
-        "credit": one.credit,
+        **picked(one, "consumers", "in_flight", "credit"),
         "lateness_ms": {"p50": _finite(one.p50_ms), "p99": _finite(one.p99_ms), "max": _finite(one.max_ms)},
     }
 
@@ -115,7 +109,7 @@ class Watcher:
         self._looks: deque[Standings] = deque()
         self._rates: dict[str, float] | None = None
 
-    async def look(self, seconds_ahead: int) -> Glance:
+    async def look(self, seconds_ahead: int) -> Snapshot:
         """How it stands now, with the load of so many seconds ahead. Raises TimelineError."""
         tl = self._tl
         standings = await tl.standing(self._topic)
@@ -126,12 +120,12 @@ class Watcher:
         outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
         overdue = {name: outlook.overdue for name, outlook in zip(largest, outlooks, strict=True)}
         self._remember(standings)
-        return Glance(
+        return Snapshot(
             now_ms=max(one.now_ms for one in standings.brokers),
             brokers=standings.brokers,
             unreachable=standings.unreachable,
             topics=tuple(
-                self._topic_glance(record, loads.get(name), overdue.get(name))
+                self._topic_snapshot(record, loads.get(name), overdue.get(name))
                 for name, record in sorted(records.items())
             ),
             ahead=_together(outlooks, seconds_ahead),
@@ -148,12 +142,12 @@ class Watcher:
         while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
             self._looks.popleft()
 
-    def _topic_glance(self, record: Topic, load: TopicLoad | None, overdue: int | None) -> TopicGlance:
+    def _topic_snapshot(self, record: Topic, load: TopicLoad | None, overdue: int | None) -> TopicSnapshot:
         """`overdue`: as counted just now; None: take what the broker counted last."""
         load = load or TopicLoad(record.name, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         late = self._lateness(record.name)
         rate = record.settings.max_rate_per_s
-        return TopicGlance(
+        return TopicSnapshot(
             name=record.name,
             state="paused" if record.settings.paused else f"{rate:,}/s at most" if rate else "delivers",
             due=load.available if overdue is None else overdue,
@@ -212,20 +206,9 @@ def added_up(standings: Standings) -> dict[str, TopicLoad]:
             found[load.topic] = load
             continue
         counted = max(load, other, key=lambda one: one.counted_ms)
-        found[load.topic] = TopicLoad(
-            load.topic,
-            counted.available,
-            counted.waiting,
-            counted.next_due_ms,
-            counted.counted_ms,
-            load.consumers + other.consumers,
-            load.in_flight + other.in_flight,
-            load.credit + other.credit,
-            load.delivered + other.delivered,
-            load.redelivered + other.redelivered,
-            counted.buckets,
-            load.dealt + other.dealt,
-        )
+        summed = ("consumers", "in_flight", "credit", "delivered", "redelivered", "dealt")
+        sums = {name: getattr(load, name) + getattr(other, name) for name in summed}
+        found[load.topic] = replace(counted, **sums)
     return found
 
 

@@ -1,24 +1,36 @@
-"""A glance as a picture for a terminal, as wide and high as that is."""
+"""A snapshot of brokers as a picture for a terminal, as wide and high as that is; and a picture that is drawn again and
+again, until a key ends it."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+import os
+import sys
+import termios
+import tty
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
-from rich.console import Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from timeline.cli.look.snapshot import Glance, TopicGlance
+from timeline.cli.look.snapshot import Snapshot, TopicSnapshot
 from timeline.cli.terminal.chart import columns
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus
 from timeline.driver.late import LateDelivery
 from timeline.driver.times import as_datetime
+from timeline.errors import TimelineError
 from timeline.wire import Health
 from timeline.wording import shown_lateness
 
+T = TypeVar("T")
 CHART_HEIGHT = 5
+ENDING_KEYS = (b"q", b"Q", b"\x1b")
 MARGIN = 11
 QUIET = "grey58"
 ROWS_ASIDE = 6
@@ -39,21 +51,21 @@ def seconds_ahead(width: int) -> int:
     return max(10, min(300, width - MARGIN - 1))
 
 
-def picture(glance: Glance, width: int, height: int | None, zone: ZoneInfo | None, trouble: str = "") -> Group:
-    """The glance, for lines of `width`, cut to `height` of them (None: all of it, but for topics past TOPICS_ONCE).
+def picture(snapshot: Snapshot, width: int, height: int | None, zone: ZoneInfo | None, trouble: str = "") -> Group:
+    """The snapshot, for lines of `width`, cut to `height` of them (None: all of it, but for topics past TOPICS_ONCE).
     `trouble`: why it is not of this moment."""
-    parts: list[RenderableType] = [_head(glance, zone, trouble), *map(_broker, glance.brokers)]
-    parts += store_warnings(glance.brokers, no_wrap=True)
-    parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in glance.unreachable.items()]
-    parts += _ahead(glance, zone)
-    used = len(parts) + ROWS_ASIDE + (3 if glance.late else 1)
-    topics, consumers, late = _shares(height, used, (len(glance.topics), len(glance.consumers), len(glance.late)))
-    parts += [Text(""), _topics(_busiest(glance.topics, topics), glance.now_ms, width < NARROW)]
-    parts += more(len(glance.topics) - topics, "topic")
-    parts += [Text(""), consumer_table(glance.consumers[:consumers])]
-    parts += more(len(glance.consumers) - consumers, "consumer")
+    parts: list[RenderableType] = [_head(snapshot, zone, trouble), *map(_broker, snapshot.brokers)]
+    parts += store_warnings(snapshot.brokers, no_wrap=True)
+    parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in snapshot.unreachable.items()]
+    parts += _ahead(snapshot, zone)
+    used = len(parts) + ROWS_ASIDE + (3 if snapshot.late else 1)
+    topics, consumers, late = _shares(height, used, (len(snapshot.topics), len(snapshot.consumers), len(snapshot.late)))
+    parts += [Text(""), _topics(_busiest(snapshot.topics, topics), snapshot.now_ms, width < NARROW)]
+    parts += more(len(snapshot.topics) - topics, "topic")
+    parts += [Text(""), consumer_table(snapshot.consumers[:consumers])]
+    parts += more(len(snapshot.consumers) - consumers, "consumer")
     shown = late if height is not None else min(late, LATE_ONCE)
-    parts += [Text(""), _late(glance.late[:shown], zone)]
+    parts += [Text(""), _late(snapshot.late[:shown], zone)]
     if shown < late:
         parts.append(Text("… and more: 'timeline late' has all of them, with a count of their causes", QUIET))
     return Group(*parts)
@@ -74,8 +86,8 @@ def _shares(height: int | None, used: int, wanted: tuple[int, int, int]) -> list
     return given
 
 
-def _head(glance: Glance, zone: ZoneInfo | None, trouble: str) -> Text:
-    when = as_datetime(glance.now_ms).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
+def _head(snapshot: Snapshot, zone: ZoneInfo | None, trouble: str) -> Text:
+    when = as_datetime(snapshot.now_ms).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
     head = Text.assemble(("timeline top", "bold"), f"  {when}", no_wrap=True, overflow="ellipsis")
     if trouble:
         head.append(f"   {trouble}", "bold red")
@@ -109,24 +121,24 @@ def store_warnings(brokers: Sequence[BrokerStanding], no_wrap: bool = False) -> 
     ]
 
 
-def _ahead(glance: Glance, zone: ZoneInfo | None) -> list[RenderableType]:
+def _ahead(snapshot: Snapshot, zone: ZoneInfo | None) -> list[RenderableType]:
     """The coming load, a column a second."""
-    most = max(glance.ahead, default=0)
-    head = Text.assemble(("DUE PER SECOND", "bold"), f"  {sum(glance.ahead):,} in the next {len(glance.ahead)} s")
+    most = max(snapshot.ahead, default=0)
+    head = Text.assemble(("DUE PER SECOND", "bold"), f"  {sum(snapshot.ahead):,} in the next {len(snapshot.ahead)} s")
     if most:
-        at_ms = glance.now_ms + glance.ahead.index(most) * 1000
+        at_ms = snapshot.now_ms + snapshot.ahead.index(most) * 1000
         head.append(f", most {most:,} at {as_datetime(at_ms).astimezone(zone).strftime('%H:%M:%S')}")
-    if glance.overdue:
-        head.append(f"; {glance.overdue:,} due and not delivered", "bold yellow")
+    if snapshot.overdue:
+        head.append(f"; {snapshot.overdue:,} due and not delivered", "bold yellow")
     lines: list[RenderableType] = [Text(""), head]
-    for at, bars in enumerate(columns(glance.ahead, CHART_HEIGHT)):
+    for at, bars in enumerate(columns(snapshot.ahead, CHART_HEIGHT)):
         label = f"{most:,}" if at == 0 and most else ""
         style = ("bold yellow", "yellow", "green", "green", "green")[at]
         lines.append(Text.assemble((f"{label:>{MARGIN - 2}} │", QUIET), (bars, style), no_wrap=True, overflow="crop"))
-    marks = "".join("┴" if at and at % 10 == 0 else "─" for at in range(len(glance.ahead)))
+    marks = "".join("┴" if at and at % 10 == 0 else "─" for at in range(len(snapshot.ahead)))
     lines.append(Text(f"{'0':>{MARGIN - 2}} └{marks}", QUIET, no_wrap=True, overflow="crop"))
-    axis = [" "] * (len(glance.ahead) + 6)
-    for at in range(0, len(glance.ahead), 20 if len(glance.ahead) > 40 else 10):
+    axis = [" "] * (len(snapshot.ahead) + 6)
+    for at in range(0, len(snapshot.ahead), 20 if len(snapshot.ahead) > 40 else 10):
         said = f"+{at}s" if at else "now"
         start = max(0, at - len(said) // 2) if at else 0
         axis[start : start + len(said)] = said
@@ -150,7 +162,7 @@ def table(*heads: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
+def _topics(topics: Sequence[TopicSnapshot], now_ms: int, narrow: bool) -> Table:
     numbers = ["DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN HAND", "CREDIT", *LATE]
     if narrow:
         numbers = [head for head in numbers if head not in WIDE]
@@ -174,12 +186,12 @@ def _topics(topics: Sequence[TopicGlance], now_ms: int, narrow: bool) -> Table:
     return made
 
 
-def _busiest(topics: Sequence[TopicGlance], count: int) -> Sequence[TopicGlance]:
+def _busiest(topics: Sequence[TopicSnapshot], count: int) -> Sequence[TopicSnapshot]:
     """All topics as they are, by name; where there is not room for all, those that have most to do."""
     if count >= len(topics):
         return topics
 
-    def busy(one: TopicGlance) -> tuple[float, ...]:
+    def busy(one: TopicSnapshot) -> tuple[float, ...]:
         return one.due, one.delivered_per_s or 0.0, one.in_flight, one.waiting or 0
 
     return sorted(sorted(topics, key=busy, reverse=True)[:count], key=lambda one: one.name)
@@ -231,3 +243,48 @@ def _late(late: Sequence[LateDelivery], zone: ZoneInfo | None) -> RenderableType
 def more(count: int, what: str) -> list[RenderableType]:
     """A line that says how many there are besides."""
     return [Text(f"… and {count:,} {what}{'s' if count > 1 else ''} more", QUIET)] if count > 0 else []
+
+
+async def watch_live(
+    screen: Console, every_s: float, look: Callable[[], Awaitable[T]], draw: Callable[[T, str], RenderableType]
+) -> None:
+    """Draw one look after the other until somebody presses q. A broker that goes away is waited for: the last look
+    stays, drawn with what is wrong."""
+    ended, trouble = asyncio.Event(), ""
+    # The first look comes before the screen is cleared: what goes wrong with it is said in the ordinary way.
+    seen = await look()
+    with keys(ended), Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(draw(seen, trouble), refresh=True)
+            try:
+                await asyncio.wait_for(ended.wait(), every_s)
+                return
+            except TimeoutError:
+                try:
+                    seen, trouble = await look(), ""
+                except TimelineError as gone:
+                    trouble = f"how it stood; {gone.code}: {gone.reason or gone.advice}"
+
+
+@contextmanager
+def keys(ended: asyncio.Event) -> Iterator[None]:
+    """While inside, `ended` is set by the key q (or escape), without the return key."""
+    loop = asyncio.get_running_loop()
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def pressed() -> None:
+        keys = os.read(keyboard, 64)
+        if not keys or keys in ENDING_KEYS:
+            ended.set()
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

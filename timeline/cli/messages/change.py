@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import awaited, complain, say
-from timeline.cli.options.client_options import check_receipts, client_command, group_option, topic_names
-from timeline.cli.options.identity import connected, operator_option
+from timeline.cli.app import complain, say
+from timeline.cli.options.client_options import (
+    ClientOptions,
+    check_receipts,
+    client_command,
+    group_option,
+    operator_option,
+    topic_names,
+)
 from timeline.cli.options.values import DURATION, due_of, zone_of
 from timeline.cli.terminal.output import print_json
 from timeline.cli.terminal.progress import Progress
@@ -48,22 +55,10 @@ resume_option = click.option(
 @group_option
 @operator_option
 @client_command
-def move(
-    topic: str,
-    ids: tuple[str, ...],
-    to: str | None,
-    in_: str | None,
-    by: str | None,
-    tz: str | None,
-    tag: str | None,
-    if_version: int | None,
-    dry_run: bool,
-    resume: str | None,
-    group: str,
-    address: str,
-    timeout: str,
-    as_json: bool,
-) -> int:
+async def move(
+    tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, to: str | None, in_: str | None,
+    by: str | None, tz: str | None, **selected: Any,
+) -> int:  # fmt: skip
     """Move messages of TOPIC that no consumer has to another time.
 
     \b
@@ -72,39 +67,31 @@ def move(
       timeline move departures UA1545 DL863 --in 20m
       timeline move campaigns --tag spring --by 2h --dry-run
     """
-    _check_selection(ids, tag, if_version, dry_run, resume)
+    selection = _Selection(**selected).check()
     if by is not None:
-        if tag is None or to is not None or in_ is not None:
+        if selection.tag is None or to is not None or in_ is not None:
             raise Invalid("--by shifts all messages of a --tag, and goes without --to and --in")
         zone_of(tz)
         shift_ms(by, "--by")  # judged here, so that what is wrong with it names the option
         when: dict[str, Any] = {"by": by}
+    elif to is None and in_ is None:
+        raise Invalid(
+            "say where to: --to TIME or --in DURATION, for IDs and for a --tag; "
+            "or --by DURATION, which shifts each message of a --tag"
+        )
     else:
-        if to is None and in_ is None:
-            raise Invalid(
-                "say where to: --to TIME or --in DURATION, for IDs and for a --tag; "
-                "or --by DURATION, which shifts each message of a --tag"
-            )
-        due = due_of(to, in_, tz, ("--to", "--in"))
-        when = {"at": due.at} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
-
-    async def work() -> int:
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
-            if tag is not None:
-                total = None if dry_run else await _how_many(producer, tag)
-                by_tag = _ByTag(tag, "moved", dry_run, as_json, total)
-                return await by_tag.run(
-                    producer.move_tag(tag, dry_run=dry_run, progress=by_tag.chunk, resume=resume, **when)
-                )
-            if if_version is not None:
-                with speaking(MOVED):
-                    receipt = await producer.move(ids[0], if_version=if_version, **when)
-                return tell_receipts([receipt], as_json, "moved")
-            receipts = await producer.move_many(ids, **when)
-            await check_receipts(tl, topic, receipts)
-            return tell_receipts(receipts, as_json, "moved", MOVED)
-
-    return awaited(work())
+        when = due_of(to, in_, tz, ("--to", "--in")).asked()
+    async with tl.producer(topic, group=group) as producer:
+        if selection.tag is not None:
+            total = None if selection.dry_run else await _how_many(producer, selection.tag)
+            return await _ByTag(selection, "moved", options, total).run(producer.move_tag, **when)
+        if selection.if_version is not None:
+            with speaking(MOVED):
+                receipt = await producer.move(selection.ids[0], if_version=selection.if_version, **when)
+            return tell_receipts([receipt], options.as_json, "moved")
+        receipts = await producer.move_many(selection.ids, **when)
+        await check_receipts(tl, topic, receipts)
+        return tell_receipts(receipts, options.as_json, "moved", MOVED)
 
 
 @click.command()
@@ -118,18 +105,8 @@ def move(
 @group_option
 @operator_option
 @client_command
-def cancel(
-    topic: str,
-    ids: tuple[str, ...],
-    tag: str | None,
-    leased: bool,
-    if_version: int | None,
-    dry_run: bool,
-    resume: str | None,
-    group: str,
-    address: str,
-    timeout: str,
-    as_json: bool,
+async def cancel(
+    tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, leased: bool, **selected: Any
 ) -> int:
     """Take messages off TOPIC's timeline.
 
@@ -139,38 +116,40 @@ def cancel(
       timeline cancel campaigns --tag spring --dry-run
       timeline cancel campaigns --tag spring --leased
     """
-    _check_selection(ids, tag, if_version, dry_run, resume)
-
-    async def work() -> int:
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
-            if tag is not None:
-                by_tag = _ByTag(tag, "cancelled", dry_run, as_json)
-                return await by_tag.run(
-                    producer.cancel_tag(tag, leased=leased, dry_run=dry_run, progress=by_tag.chunk, resume=resume)
-                )
-            if if_version is not None:
-                with speaking(CANCELLED):
-                    receipt = await producer.cancel(ids[0], leased=leased, if_version=if_version)
-                return tell_receipts([receipt], as_json, "cancelled")
-            receipts = await producer.cancel_many(ids, leased=leased)
-            await check_receipts(tl, topic, receipts)
-            return tell_receipts(receipts, as_json, "cancelled", CANCELLED)
-
-    return awaited(work())
+    selection = _Selection(**selected).check()
+    async with tl.producer(topic, group=group) as producer:
+        if selection.tag is not None:
+            return await _ByTag(selection, "cancelled", options).run(producer.cancel_tag, leased=leased)
+        if selection.if_version is not None:
+            with speaking(CANCELLED):
+                receipt = await producer.cancel(selection.ids[0], leased=leased, if_version=selection.if_version)
+            return tell_receipts([receipt], options.as_json, "cancelled")
+        receipts = await producer.cancel_many(selection.ids, leased=leased)
+        await check_receipts(tl, topic, receipts)
+        return tell_receipts(receipts, options.as_json, "cancelled", CANCELLED)
 
 
-def _check_selection(
-    ids: tuple[str, ...], tag: str | None, if_version: int | None, dry_run: bool, resume: str | None
-) -> None:
-    """Either ids or a tag, and only what goes with it. Raises Invalid."""
-    if bool(ids) == (tag is not None):
-        raise Invalid("give either one or more IDs, or --tag, one of the two")
-    if if_version is not None and len(ids) != 1:
-        raise Invalid("--if-version goes with one ID")
-    if dry_run and tag is None:
-        raise Invalid("--dry-run goes with --tag; to look at single messages use: timeline show TOPIC ID")
-    if resume is not None and tag is None:
-        raise Invalid("--resume goes with --tag: it continues the call by tag that printed the token")
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Which messages: either ids or all of a tag, and only what goes with it."""
+
+    ids: tuple[str, ...]
+    tag: str | None
+    if_version: int | None
+    dry_run: bool
+    resume: str | None
+
+    def check(self) -> _Selection:
+        """Itself. Raises Invalid."""
+        if bool(self.ids) == (self.tag is not None):
+            raise Invalid("give either one or more IDs, or --tag, one of the two")
+        if self.if_version is not None and len(self.ids) != 1:
+            raise Invalid("--if-version goes with one ID")
+        if self.dry_run and self.tag is None:
+            raise Invalid("--dry-run goes with --tag; to look at single messages use: timeline show TOPIC ID")
+        if self.resume is not None and self.tag is None:
+            raise Invalid("--resume goes with --tag: it continues the call by tag that printed the token")
+        return self
 
 
 async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
@@ -188,8 +167,8 @@ async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
 class _ByTag:
     """A call by tag, watched. `what` was done to the messages, in words. Interrupted, it prints how to continue."""
 
-    def __init__(self, tag: str, what: str, dry_run: bool, as_json: bool, total: int | None = None) -> None:
-        self._tag, self._what, self._dry_run, self._as_json = tag, what, dry_run, as_json
+    def __init__(self, selection: _Selection, what: str, options: ClientOptions, total: int | None = None) -> None:
+        self._selection, self._what, self._options = selection, what, options
         self._progress = Progress(what, total)
         self._told: timeline.TagProgress | None = None
 
@@ -199,15 +178,17 @@ class _ByTag:
         self._progress.total = told.total or self._progress.total
         self._progress.add(told.done - self._progress.done)
 
-    async def run(self, call: Awaitable[timeline.TagProgress]) -> int:
-        """Await the call and print the counts; the exit code. SIGTERM interrupts it, as Ctrl-C does."""
+    async def run(self, call: Callable[..., Awaitable[timeline.TagProgress]], **given: Any) -> int:
+        """Make the call and print the counts; the exit code. SIGTERM interrupts it, as Ctrl-C does."""
+        tag, dry_run, resume = self._selection.tag, self._selection.dry_run, self._selection.resume
+        assert tag is not None
         working = asyncio.current_task()
         assert working is not None
         if threading.current_thread() is threading.main_thread():  # elsewhere nobody hears signals
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         try:
             with self._progress:
-                told = await call
+                told = await call(tag, dry_run=dry_run, progress=self.chunk, resume=resume, **given)
         except asyncio.CancelledError:
             self._broke_off()
             raise
@@ -217,14 +198,14 @@ class _ByTag:
                 error.advice = "continue with --resume; without it, messages may be changed twice"
                 self._broke_off()
             raise
-        return tell_counts(told, self._as_json, self._tag, self._what, self._dry_run)
+        return tell_counts(told, self._options.as_json, tag, self._what, dry_run)
 
     def _broke_off(self) -> None:
         told = self._told
-        if told is None or not told.started_ms or self._dry_run:
+        if told is None or not told.started_ms or self._selection.dry_run:
             return  # nothing was changed
-        if self._as_json:
-            print_json(counts_json(told, self._dry_run))
+        if self._options.as_json:
+            print_json(counts_json(told, dry_run=False))
             return
         complain(
             f"it stopped after {told.done:,} messages; more may be {self._what} already. To continue, repeat the "

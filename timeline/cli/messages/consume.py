@@ -7,19 +7,19 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, awaited, complain, explain, say
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, complain, explain, say
 from timeline.cli.messages.execution import ANSWER_S, check_command, execute, shown_ending
-from timeline.cli.options.client_options import client_command, topic_names
-from timeline.cli.options.identity import connected
-from timeline.cli.options.values import DURATION, iso
-from timeline.cli.terminal.output import payload_fields, print_json, shown_payload
+from timeline.cli.options.client_options import ClientOptions, client_command, topic_names
+from timeline.cli.options.values import Milliseconds
+from timeline.cli.terminal.output import payload_fields, picked, print_json, shown_payload
 from timeline.driver.tasks import end
-from timeline.driver.times import duration_ms, shown_time
+from timeline.driver.times import shown_time
 from timeline.errors import Invalid, TimelineError
 from timeline.wording import shown_lateness
 
@@ -33,26 +33,19 @@ to end in order, but a long time to wait."""
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--id", help="This consumer's id; one that comes back under its id gets what it still holds.  [host-pid]")
-@click.option("--lease", type=DURATION, help="How long to have each message.  [the topic's]")
+@click.option("--lease", type=Milliseconds(), help="How long to have each message.  [the topic's]")
 @click.option("--credit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages at once.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many.")
-@click.option("--wait", type=DURATION, help="End when nothing has come for so long.")
-@click.option("--release", type=DURATION, help="Do not ack: put each back on the timeline, due again so long from now.")
+@click.option("--wait", type=Milliseconds(), help="End when nothing has come for so long.")
+@click.option(
+    "--release", type=Milliseconds(0), help="Do not ack: put each back on the timeline, due again so long from now."
+)
 @click.option("--exec", "command", metavar="CMD", help="Run CMD with the payload on its standard input.")
 @client_command
-def consume(
-    topic: str,
-    id: str | None,
-    lease: str | None,
-    credit: int,
-    count: int | None,
-    wait: str | None,
-    release: str | None,
-    command: str | None,
-    address: str,
-    timeout: str,
-    as_json: bool,
-) -> int:
+async def consume(
+    tl: timeline.Timeline, options: ClientOptions, topic: str, id: str | None, lease: int | None, credit: int,
+    count: int | None, wait: int | None, release: int | None, command: str | None,
+) -> int:  # fmt: skip
     """Print messages of TOPIC as they come due, and ack each.
 
     With --exec, a shell runs CMD for one message after the other: exit code 0 acks it, any other puts it back with a
@@ -74,22 +67,17 @@ def consume(
     if command is not None:
         check_command(command)
     taker = Taker(
-        as_json=as_json,
-        release_s=None if release is None else duration_ms(release, "--release") / 1000,
+        as_json=options.as_json,
+        release_s=None if release is None else release / 1000,
         command=command,
-        wait_s=None if wait is None else duration_ms(wait, "--wait", least_ms=1) / 1000,
+        wait_s=None if wait is None else wait / 1000,
         count=count,
     )
     settings: dict[str, Any] = {"id": f"{socket.gethostname()}-{os.getpid()}" if id is None else id}
     if lease is not None:
-        settings["lease"] = duration_ms(lease, "--lease", least_ms=1) / 1000
+        settings["lease"] = lease / 1000
     settings["credit"] = min(credit, count) if count else credit
-
-    async def work() -> int:
-        async with connected(address, timeout) as tl:
-            return await _until_told(tl.consumer(topic, **settings), taker)
-
-    return awaited(work())
+    return await _until_told(tl.consumer(topic, **settings), taker)
 
 
 async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
@@ -129,25 +117,18 @@ async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
     await end(hearing)
 
 
+@dataclass(slots=True)
 class Taker:
     """Takes deliveries one after the other and settles each as was asked. What is only printed is acked once its line
     is written, and without waiting for the answer. `taken` counts deliveries, `failed` what was not acked."""
 
-    def __init__(
-        self,
-        *,
-        as_json: bool,
-        release_s: float | None,
-        command: str | None,
-        wait_s: float | None,
-        count: int | None,
-    ) -> None:
-        self.as_json = as_json
-        self.release_s = release_s
-        self.command = command
-        self.wait_s = wait_s
-        self.count = count
-        self.taken = self.failed = 0
+    as_json: bool
+    release_s: float | None
+    command: str | None
+    wait_s: float | None
+    count: int | None
+    taken: int = 0
+    failed: int = 0
 
     def say_it_waits(self, topic: str) -> None:
         """That it goes on, where it does so until told and nothing has shown that yet."""
@@ -250,16 +231,7 @@ async def _answered(delivery: timeline.Delivery, settling: Coroutine[Any, Any, N
 
 def delivery_json(delivery: timeline.Delivery) -> dict[str, Any]:
     """A delivery for machines."""
-    return {
-        "id": delivery.id,
-        **payload_fields(delivery.payload),
-        "headers": dict(delivery.headers),
-        "tag": delivery.tag or None,
-        "due": iso(delivery.due_ms),
-        "due_ms": delivery.due_ms,
-        "scheduled": iso(delivery.scheduled_ms),
-        "scheduled_ms": delivery.scheduled_ms,
-        "deliveries": delivery.deliveries,
-        "version": delivery.version,
-        "lease_until": iso(delivery.lease_until_ms),
-    }
+    more = picked(
+        delivery, "tag", "due", "due_ms", "scheduled", "scheduled_ms", "deliveries", "version", "lease_until"
+    )  # fmt: skip
+    return {"id": delivery.id, **payload_fields(delivery.payload), "headers": dict(delivery.headers), **more}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -10,10 +9,16 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, awaited, complain, say
+from timeline.cli.app import Suggesting, complain, say
 from timeline.cli.messages.read import entry_json
-from timeline.cli.options.client_options import check_receipts, client_command, group_option, topic_names
-from timeline.cli.options.identity import connected, operator_option
+from timeline.cli.options.client_options import (
+    ClientOptions,
+    check_receipts,
+    client_command,
+    group_option,
+    operator_option,
+    topic_names,
+)
 from timeline.cli.options.values import DURATION, due_of
 from timeline.cli.terminal.output import confirm, print_json, print_table
 from timeline.cli.terminal.progress import Progress, counted
@@ -46,7 +51,7 @@ def dead() -> None:
 @click.option("--tag", help="Only those of this tag.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="The newest N.  [all]")
 @client_command
-def list_(topic: str, tag: str | None, limit: int | None, address: str, timeout: str, as_json: bool) -> int:
+async def list_(tl: timeline.Timeline, options: ClientOptions, topic: str, tag: str | None, limit: int | None) -> None:
     """Dead letters of TOPIC with their reasons, by when they died.
 
     \b
@@ -54,30 +59,25 @@ def list_(topic: str, tag: str | None, limit: int | None, address: str, timeout:
       timeline dead list departures
       timeline dead list departures --tag spring --limit 20
     """
-
-    async def work() -> None:
-        newest: list[tuple[tuple[int, str, int], timeline.StoredMessage]] = []
-        async with connected(address, timeout) as tl:
-            with Progress("read") as progress:
-                async for entry in counted(tl.dead(topic, tag=tag), progress):
-                    heapq.heappush(newest, ((entry.died_ms, entry.id, progress.done), entry))
-                    if limit is not None and len(newest) > limit:
-                        heapq.heappop(newest)
-        entries = [entry for _, entry in sorted(newest, key=lambda one: one[0])]
-        if progress.done > len(entries):
-            complain(f"these are the newest {len(entries):,} of {progress.done:,}; a larger --limit shows more")
-        if as_json:
-            for entry in entries:
-                print_json(entry_json(entry))
-            return
-        rows = [
-            (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
-            for entry in entries
-        ]
-        columns = ("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG")
-        print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters{_of(tag)}")
-
-    return awaited(work())
+    newest: list[tuple[tuple[int, str, int], timeline.StoredMessage]] = []
+    with Progress("read") as progress:
+        async for entry in counted(tl.dead(topic, tag=tag), progress):
+            heapq.heappush(newest, ((entry.died_ms, entry.id, progress.done), entry))
+            if limit is not None and len(newest) > limit:
+                heapq.heappop(newest)
+    entries = [entry for _, entry in sorted(newest, key=lambda one: one[0])]
+    if progress.done > len(entries):
+        complain(f"these are the newest {len(entries):,} of {progress.done:,}; a larger --limit shows more")
+    if options.as_json:
+        for entry in entries:
+            print_json(entry_json(entry))
+        return
+    rows = [
+        (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
+        for entry in entries
+    ]
+    columns = ("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG")
+    print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters{_of(tag)}")
 
 
 @dead.command()
@@ -91,19 +91,10 @@ def list_(topic: str, tag: str | None, limit: int | None, address: str, timeout:
 @group_option
 @operator_option
 @client_command
-def revive(
-    topic: str,
-    ids: tuple[str, ...],
-    everything: bool,
-    tag: str | None,
-    at: str | None,
-    in_: str | None,
-    tz: str | None,
-    group: str,
-    address: str,
-    timeout: str,
-    as_json: bool,
-) -> int:
+async def revive(
+    tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, at: str | None, in_: str | None,
+    tz: str | None, **selected: Any,
+) -> int:  # fmt: skip
     """Put dead letters of TOPIC back on the timeline.
 
     \b
@@ -112,18 +103,12 @@ def revive(
       timeline dead revive departures --tag spring
       timeline dead revive departures --all
     """
-    _check_selection(ids, everything, tag)
-    due = due_of(at, in_ if at is not None or in_ is not None else "0s", tz, ("--at", "--in"))
-    when: dict[str, Any] = {"at": due.at} if due.at_ms is not None else {"in_": max(0, due.in_ms or 0) / 1000}
-
-    async def work() -> int:
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
-            chosen = list(ids) or await _all_dead(tl, topic, group, tag)
-            receipts = await _in_chunks(lambda ids: producer.revive(ids, **when), chosen, "revived")
-            await check_receipts(tl, topic, receipts)
-        return _told(receipts, topic, tag, as_json, "revived")
-
-    return awaited(work())
+    letters = _Letters(topic, group, **selected)
+    when = due_of(at, in_ if at is not None or in_ is not None else "0s", tz, ("--at", "--in")).asked()
+    async with tl.producer(topic, group=group) as producer:
+        receipts = await _in_chunks(lambda ids: producer.revive(ids, **when), await letters.chosen(tl), "revived")
+        await check_receipts(tl, topic, receipts)
+    return letters.tell(receipts, options, "revived")
 
 
 @dead.command()
@@ -135,17 +120,7 @@ def revive(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @operator_option
 @client_command
-def purge(
-    topic: str,
-    ids: tuple[str, ...],
-    everything: bool,
-    tag: str | None,
-    group: str,
-    yes: bool,
-    address: str,
-    timeout: str,
-    as_json: bool,
-) -> int:
+def purge(options: ClientOptions, topic: str, group: str, yes: bool, **selected: Any) -> int:
     """Delete dead letters of TOPIC for good.
 
     \b
@@ -153,57 +128,62 @@ def purge(
       timeline dead purge departures UA1545 --yes
       timeline dead purge departures --tag spring
     """
-    _check_selection(ids, everything, tag)
+    letters = _Letters(topic, group, **selected)
+    chosen: list[str] = []
 
-    chosen = list(ids)
+    async def look(tl: timeline.Timeline) -> int:
+        chosen[:] = await letters.chosen(tl)
+        return await letters.count(tl) if letters.ids and not yes else len(chosen)
 
-    async def look() -> None:
-        async with connected(address, timeout) as tl:
-            chosen.extend(await _all_dead(tl, topic, group, tag))
-
-    async def work() -> int:
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
+    async def work(tl: timeline.Timeline) -> int:
+        async with tl.producer(topic, group=group) as producer:
             receipts = await _in_chunks(producer.purge, chosen, "purged")
             await check_receipts(tl, topic, receipts)
-        return _told(receipts, topic, tag, as_json, "purged")
+        return letters.tell(receipts, options, "purged")
 
-    async def count() -> int:
+    # Where none of them is a dead letter, there is nothing to ask: each is refused, with what it is.
+    if (found := options.run(look)) and not yes:
+        confirm(f"Delete {found} dead letter{'' if found == 1 else 's'} of {topic} for good?")
+    return options.run(work)
+
+
+class _Letters:
+    """Dead letters of a group that a person chose: by id, by tag, or all. Raises Invalid."""
+
+    def __init__(self, topic: str, group: str, *, ids: tuple[str, ...], everything: bool, tag: str | None) -> None:
+        if (bool(ids), everything, tag is not None).count(True) != 1:
+            raise Invalid("give one of these: one or more IDs, --tag, or --all")
+        if tag == "":
+            raise Invalid("--tag is empty: name a tag, or say --all")
+        self.ids = ids
+        self._topic, self._group, self._tag = topic, group, tag
+
+    async def chosen(self, tl: timeline.Timeline) -> list[str]:
+        """Return their ids. Others' letters are not the group's to touch."""
+        if self.ids:
+            return list(self.ids)
+        with Progress("read") as progress:
+            dead = counted(tl.dead(self._topic, tag=self._tag), progress)
+            return [entry.id async for entry in dead if entry.group == self._group]
+
+    async def count(self, tl: timeline.Timeline) -> int:
+        """Return how many of the ids are dead letters."""
         found = 0
-        async with connected(address, timeout) as tl:
-            for start in range(0, len(chosen), CHUNK):
-                async for page in tl.scan_pages(topic, state="dead", ids=chosen[start : start + CHUNK]):
-                    found += len(page.rows)
+        for start in range(0, len(self.ids), CHUNK):
+            ids = list(self.ids[start : start + CHUNK])
+            async for page in tl.scan_pages(self._topic, state="dead", ids=ids):
+                found += len(page.rows)
         return found
 
-    if not ids:
-        awaited(look())
-    # Where none of them is a dead letter, there is nothing to ask: each is refused, with what it is.
-    if chosen and not yes and (found := asyncio.run(count()) if ids else len(chosen)):
-        confirm(f"Delete {found} dead letter{'' if found == 1 else 's'} of {topic} for good?")
-    return awaited(work())
-
-
-def _told(receipts: Sequence[timeline.Receipt], topic: str, tag: str | None, as_json: bool, done: str) -> int:
-    if not receipts and not as_json:
-        say(f"{topic} has no dead letters{_of(tag)} of this group: nothing {done}")
-    return tell_receipts(receipts, as_json, done, ALIVE)
+    def tell(self, receipts: Sequence[timeline.Receipt], options: ClientOptions, done: str) -> int:
+        """Tell what became of them; the exit code."""
+        if not receipts and not options.as_json:
+            say(f"{self._topic} has no dead letters{_of(self._tag)} of this group: nothing {done}")
+        return tell_receipts(receipts, options.as_json, done, ALIVE)
 
 
 def _of(tag: str | None) -> str:
     return f" of tag {tag!r}" if tag else ""
-
-
-def _check_selection(ids: tuple[str, ...], everything: bool, tag: str | None) -> None:
-    if (bool(ids), everything, tag is not None).count(True) != 1:
-        raise Invalid("give one of these: one or more IDs, --tag, or --all")
-    if tag == "":
-        raise Invalid("--tag is empty: name a tag, or say --all")
-
-
-async def _all_dead(tl: timeline.Timeline, topic: str, group: str, tag: str | None) -> list[str]:
-    """Return the ids of a group's dead letters, of one tag or of all. Others' are not its to touch."""
-    with Progress("read") as progress:
-        return [entry.id async for entry in counted(tl.dead(topic, tag=tag), progress) if entry.group == group]
 
 
 async def _in_chunks(

@@ -14,10 +14,9 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, awaited, complain, explain, say
-from timeline.cli.options.client_options import check_topic, client_command, topic_names
-from timeline.cli.options.identity import connected
-from timeline.cli.options.values import DURATION, Time, due_of, is_length, parse_headers, parse_time, with_unit
+from timeline.cli.app import DONE, SOME_FAILED, complain, explain, say
+from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
+from timeline.cli.options.values import DURATION, due_of, is_length, parse_headers, parse_time, with_unit
 from timeline.cli.terminal.output import print_json
 from timeline.cli.terminal.progress import Progress
 from timeline.cli.terminal.receipts import receipt_json, refusal, speaking, tell_receipts
@@ -50,23 +49,7 @@ TAKEN: dict[str, str] = {
 )
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
-def produce(
-    topic: str,
-    payload: str | None,
-    at: str | None,
-    in_: str | None,
-    tz: str | None,
-    id: str | None,
-    headers: tuple[str, ...],
-    expires: str | None,
-    group: str,
-    if_exists: str | None,
-    lines: bool,
-    address: str,
-    timeout: str,
-    as_json: bool,
-    tag: str | None,
-) -> int:
+def produce(options: ClientOptions, topic: str, payload: str | None, lines: bool, **given: Any) -> int:
     """Put PAYLOAD on TOPIC's timeline; - reads it from standard input.
 
     \b
@@ -75,64 +58,99 @@ def produce(
       timeline produce reminders - --in 15m < reminder.json
       cat jobs.jsonl | timeline produce jobs --lines --in 1h --tag nightly
     """
-    due = due_of(at, in_, tz, ("--at", "--in"))
-    if lines and (payload is not None or id is not None):
+    put = _Put(topic, options, **given)
+    if lines and (payload is not None or put.id is not None):
         raise Invalid("--lines takes payloads from standard input and makes the ids: give neither PAYLOAD nor --id")
     if not lines and payload is None:
         raise Invalid("give a PAYLOAD, - to read it from standard input, or --lines")
     if (lines or payload == "-") and sys.stdin is None:
         raise Invalid("standard input is closed: there is nothing to read")
-    shared: dict[str, Any] = {
-        "at": due.at,
-        "in_": None if due.in_ms is None else max(0, due.in_ms) / 1000,
-        "headers": parse_headers(headers) or None,
-        "expires": _expires(expires, tz),
-    }
+    if lines:
+        return options.run(put.lines)
+    content = _stdin_whole() if payload == "-" else os.fsencode(payload or "")
+    return options.run(lambda tl: put.one(tl, content))
 
-    async def one(content: bytes) -> int:
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
+
+class _Put:
+    """What all messages of a call share."""
+
+    def __init__(
+        self, topic: str, options: ClientOptions, *, at: str | None, in_: str | None, tz: str | None, id: str | None,
+        tag: str | None, headers: tuple[str, ...], expires: str | None, group: str, if_exists: Any,
+    ) -> None:  # fmt: skip
+        self._due, self._at = due_of(at, in_, tz, ("--at", "--in")), at
+        self._shared = {
+            **self._due.asked(),
+            "headers": parse_headers(headers) or None,
+            "expires": _expires(expires, tz),
+        }
+        self._topic, self._options, self._tag, self._group, self._if_exists = topic, options, tag, group, if_exists
+        self.id = id
+
+    async def one(self, tl: timeline.Timeline, content: bytes) -> int:
+        """Put one message; the exit code."""
+        async with tl.producer(self._topic, group=self._group) as producer:
             with speaking(TAKEN):
-                receipt = await producer.produce(content, id=id, tag=tag, if_exists=if_exists, **shared)
+                receipt = await producer.produce(
+                    content, id=self.id, tag=self._tag, if_exists=self._if_exists, **self._shared
+                )
         done = "moved: only its due time changed, its payload stays" if receipt.moved else "put"
-        code = tell_receipts([receipt], as_json, done)
-        _tell_past(due, at, receipt.ok)
+        code = tell_receipts([receipt], self._options.as_json, done)
+        self._tell_past(receipt.ok)
         return code
 
-    async def many() -> int:
+    async def lines(self, tl: timeline.Timeline) -> int:
+        """Put each line of standard input; the exit code."""
         failed = sent = 0
-        async with connected(address, timeout) as tl, tl.producer(topic, group=group) as producer:
+        async with tl.producer(self._topic, group=self._group) as producer:
             # Else each line would be refused by itself, with the same words.
-            await check_topic(tl, topic)
+            await check_topic(tl, self._topic)
             with Progress("put") as progress:
                 try:
                     async for some, part in _stdin_lines():
-                        batch = timeline.Batch(payloads=some, tags=tag, **shared)
+                        batch = timeline.Batch(payloads=some, tags=self._tag, **self._shared)
                         sent += len(some)
-                        receipts = await producer.produce_many(batch, if_exists=if_exists)
-                        failed += _tell(receipts, topic, as_json, progress, progress.done + 1)
+                        receipts = await producer.produce_many(batch, if_exists=self._if_exists)
+                        failed += self._tell(receipts, progress)
                         progress.add(len(some), part)
                 except TimelineError as error:
                     progress.clear()
                     stored = f"{progress.done - failed:,} are known to be stored"
                     complain(f"broke off after {progress.done:,} lines, of which {stored}")
                     if isinstance(error, Unknown):
-                        error.advice = _in_doubt(progress.done + 1, sent, topic, tag)
+                        error.advice = _in_doubt(progress.done + 1, sent, self._topic, self._tag)
                     raise
                 rate = progress.rate_per_s
-        if not as_json:
+        if not self._options.as_json:
             say(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
-        _tell_past(due, at, failed < progress.done)
+        self._tell_past(failed < progress.done)
         return SOME_FAILED if failed else DONE
 
-    if lines:
-        return awaited(many())
-    return awaited(one(_stdin_whole() if payload == "-" else os.fsencode(payload or "")))
+    def _tell_past(self, put: bool) -> None:
+        """Says of a time that is over what it means: a slip in a date is easily made."""
+        at = self._at
+        if put and at is not None and at.strip() != "now" and self._due.absolute_ms() < Clock().now_ms():
+            complain(f"--at {at} is past: it goes out at once")
 
-
-def _tell_past(due: Time, at: str | None, put: bool) -> None:
-    """Says of a time that is over what it means: a slip in a date is easily made."""
-    if put and at is not None and at.strip() != "now" and due.absolute_ms() < Clock().now_ms():
-        complain(f"--at {at} is past: it goes out at once")
+    def _tell(self, receipts: timeline.Receipts, progress: Progress) -> int:
+        """Says of each line what became of it, to people only where it was refused; how many were."""
+        failed, as_json = receipts.failed, self._options.as_json
+        if failed and not as_json:
+            progress.clear()
+        denied = ""
+        for line, receipt in enumerate(receipts if as_json or failed else (), progress.done + 1):
+            if as_json:
+                print_json(receipt_json(receipt))
+            elif not receipt.ok:
+                error = refusal(receipt, denied)
+                denied = error.reason if isinstance(error, Forbidden) else denied
+                if isinstance(error, Unknown):
+                    show = f"timeline show {shlex.quote(self._topic)} {receipt.id}"
+                    error.advice = f"it may be stored or not, see: {show}"
+                else:
+                    error.id = None  # made here, and nothing is stored under it
+                complain(f"line {line:,}: {explain(error)}")
+        return len(failed)
 
 
 def _stdin_whole() -> bytes:
@@ -168,27 +186,6 @@ def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
         f"{lines} in doubt, no line after {last:,} was sent; before you put them again, look at what is there: "
         f"timeline ls {shlex.quote(topic)}{of_tag} --all --payload"
     )
-
-
-def _tell(receipts: timeline.Receipts, topic: str, as_json: bool, progress: Progress, first: int) -> int:
-    """Says of each line, counted from `first`, what became of it, to people only where it was refused; how many
-    were."""
-    failed = receipts.failed
-    if failed and not as_json:
-        progress.clear()
-    denied = ""
-    for line, receipt in enumerate(receipts if as_json or failed else (), first):
-        if as_json:
-            print_json(receipt_json(receipt))
-        elif not receipt.ok:
-            error = refusal(receipt, denied)
-            denied = error.reason if isinstance(error, Forbidden) else denied
-            if isinstance(error, Unknown):
-                error.advice = f"it may be stored or not, see: timeline show {shlex.quote(topic)} {receipt.id}"
-            else:
-                error.id = None  # made here, and nothing is stored under it
-            complain(f"line {line:,}: {explain(error)}")
-    return len(failed)
 
 
 async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:

@@ -1,26 +1,33 @@
-"""What every command that asks a broker has in common: its options, and what it says when no broker is there, or no
-such topic, or the address is not one."""
+"""What every command that asks a broker takes: whom it asks, who it is to them, and how it answers; the client that is
+made of that; and what is said when no broker is there, or no such topic, or the address is not one."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
 import functools
-from collections.abc import Callable, Collection, Mapping
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 import timeline
-from timeline.cli.app import REFUSED, UNREACHABLE, USAGE, Failed
-from timeline.cli.options.identity import address_option, connected, credential_options, credentials_of_options
+from timeline.cli.app import DONE, REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.cli.options.values import DURATION
 from timeline.config import joined, split_address
+from timeline.credentials import MAX_BYTES, PLAIN, Credentials, credentials_of
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.transport.probe import LASTING, ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
+from timeline.files import read_file
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
+TOKEN_VARIABLE = "TIMELINE_TOKEN"
+_KEPT = "timeline.credentials"
 PROBE_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
 TOPICS_NAMED = 8
@@ -32,19 +39,65 @@ COMPLETION_WAIT = "800ms"
 group_option = click.option(
     "--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns the messages."
 )
+OPTIONS = (
+    click.option("--tls", is_flag=True, envvar="TIMELINE_TLS", help="Encrypt; TIMELINE_TLS."),
+    click.option("--tls-ca", envvar="TIMELINE_TLS_CA", metavar="FILE", help="Who signed the broker's certificate."),
+    click.option("--tls-cert", envvar="TIMELINE_TLS_CERT", metavar="FILE", help="A certificate of our own, to show."),
+    click.option("--tls-key", envvar="TIMELINE_TLS_KEY", metavar="FILE", help="Its key."),
+    click.option(
+        "--token-file", envvar="TIMELINE_TOKEN_FILE", metavar="FILE", help="Who we are; or TIMELINE_TOKEN, the token."
+    ),
+)
+address_option = click.option(
+    "--address",
+    envvar="TIMELINE_ADDRESS",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The broker, or several with commas; TIMELINE_ADDRESS.",
+)
+operator_option = click.option(
+    "--as-operator", is_flag=True, help="Whatever group owns them: takes the right operator, and is logged."
+)
+NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "token_file")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+timeout_option = click.option(
+    "--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Whom a command asks, how long a call may take, and whether it answers in JSON."""
+
+    address: str
+    timeout: str
+    as_json: bool
+
+    def run(self, work: Callable[[timeline.Timeline], Awaitable[int | None]]) -> int:
+        """Do `work` with a client; the exit code (None: done)."""
+
+        async def run() -> int | None:
+            async with connected(self.address, self.timeout) as tl:
+                return await work(tl)
+
+        return asyncio.run(run()) or DONE
 
 
 def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every command that talks to a broker takes, --address, --timeout, --json and who we are, and turns the
-    three errors that anybody may meet into the sentence that mends them."""
+    """Add what every command that talks to a broker takes, --address, --timeout, --json and who we are, and turn the
+    three errors that anybody may meet into the sentence that mends them. `function` gets ClientOptions; one that is a
+    coroutine gets a client before it, and is run to its end."""
 
     @functools.wraps(function)
-    def asking(**given: Any) -> Any:
-        address, timeout = given["address"], given["timeout"]
+    def asking(address: str, timeout: str, as_json: bool, **given: Any) -> Any:
+        options = ClientOptions(address, timeout, as_json)
         check_addresses(address)
         _check_texts(given)
         try:
-            return function(**given)
+            if inspect.iscoroutinefunction(function):
+                return options.run(lambda tl: function(tl, options, **given))
+            return function(options, **given)
         except (Unavailable, Closed) as error:
             nobody = asyncio.run(nobody_there(address))
             if not nobody and any(one in error.reason for one in parse_addresses(address)):
@@ -57,13 +110,67 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
             asyncio.run(_explain_missing(address, timeout, given.get("topic") or given.get("name") or "", error))
             raise
 
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take."),
-        address_option,
-    ):
+    for option in (json_option, timeout_option, address_option):
         asking = option(asking)
     return credential_options(asking)
+
+
+def credential_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --tls, --tls-ca, --tls-cert, --tls-key and --token-file; what they say is kept for `connected`. A command
+    that has `operator_option`, too, says so by the same way."""
+
+    @functools.wraps(function)
+    def with_credentials(**given: Any) -> Any:
+        click.get_current_context().meta[_KEPT] = credentials_of_options(given)
+        return function(**{name: value for name, value in given.items() if name not in (*NAMES, "as_operator")})
+
+    for option in reversed(OPTIONS):
+        with_credentials = option(with_credentials)
+    return with_credentials
+
+
+def credentials_of_options(given: Mapping[str, Any]) -> Credentials:
+    """What the options say, and TIMELINE_TOKEN where no file is named. Raises Invalid."""
+    tls, ca, cert, key, file = (given.get(name) or None for name in NAMES)
+    token: str | Path | None = Path(file) if file else os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        return credentials_of(tls, ca, cert, key, token, as_operator=bool(given.get("as_operator")))
+    except Invalid as bad:
+        raise Invalid(f"{bad.reason} ({_at_fault(given, token)})") from bad
+
+
+def _at_fault(given: Mapping[str, Any], token: str | Path | None) -> str:
+    """Which option, or variable in its place, cannot be used."""
+    ca, cert, key = (given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key"))
+    checks: dict[str, Callable[[], object]] = {
+        "token-file": lambda: credentials_of(token=token),
+        "tls-ca": lambda: credentials_of(ca=ca),
+        "tls-cert": lambda: cert and read_file(cert, "certificate", MAX_BYTES),
+        "tls-key": lambda: key and read_file(key, "key", MAX_BYTES),
+    }
+    for option, check in checks.items():
+        if option == "tls-cert" and bool(cert) != bool(key):
+            break
+        try:
+            check()
+        except Invalid:
+            if isinstance(token, str) and option == "token-file":
+                return TOKEN_VARIABLE
+            return f"--{option}, or TIMELINE_{option.upper().replace('-', '_')}"
+    return "--tls-cert and --tls-key, or TIMELINE_TLS_CERT and TIMELINE_TLS_KEY"
+
+
+def credentials() -> Credentials:
+    """What the options of the command that runs now say."""
+    context = click.get_current_context(silent=True)
+    kept = context.meta.get(_KEPT, PLAIN) if context is not None else PLAIN
+    assert isinstance(kept, Credentials)
+    return kept
+
+
+def connected(address: str, timeout: str) -> timeline.Timeline:
+    """A client of the brokers at `address`, as whom the options of the command that runs now say."""
+    return timeline.Timeline(address, timeout, credentials=credentials())
 
 
 def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _LENGTH = re.compile(r"\s*-?[0-9]+(?:\.[0-9]*)?\s*[a-z].*|\s*-?[0-9]{1,7}(?:\.[0
 _NOW = re.compile(r"now(?:\s*([+-])\s*(\S+))?")
 
 
-class _Length(click.ParamType[str]):
+class Duration(click.ParamType[str]):
     """An option that takes a duration. A number without a unit is seconds, as in the Python API."""
 
     name = "DURATION"
@@ -40,7 +41,37 @@ class _Length(click.ParamType[str]):
         return with_unit(str(value))
 
 
-DURATION = _Length()
+DURATION = Duration()
+
+
+class Milliseconds(Duration):
+    """An option that takes a duration of at least `least_ms`, and gives it in milliseconds."""
+
+    def __init__(self, least_ms: int = 1) -> None:
+        self._least_ms = least_ms
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """The duration. Raises Invalid naming the option."""
+        if isinstance(value, int):
+            return value
+        option = parameter.opts[0] if parameter is not None else "a duration"
+        return duration_ms(super().convert(value, parameter, context), option, least_ms=self._least_ms)
+
+
+class _Zone(click.ParamType[ZoneInfo]):
+    """An option that names a time zone."""
+
+    name = "ZONE"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> ZoneInfo:
+        """The zone. Raises Invalid."""
+        found = value if isinstance(value, ZoneInfo) else zone_of(value)
+        assert found is not None
+        return found
+
+
+shown_zone_option = click.option("--tz", "zone", type=_Zone(), help="Show times in this zone.  [this machine's]")
+every_option = functools.partial(click.option, "--every", default="1s", show_default=True, type=Milliseconds())
 
 
 class Url(click.ParamType[str]):
@@ -91,6 +122,10 @@ class Time:
     def at(self) -> datetime | None:
         """The point in time for the driver, which takes the ints of the early 1970s for seconds."""
         return None if self.at_ms is None else as_datetime(self.at_ms)
+
+    def asked(self) -> dict[str, Any]:
+        """`at=` or `in_=`, as the driver takes it; what lies before now is now."""
+        return {"at": self.at} if self.at_ms is not None else {"in_": max(0, self.in_ms or 0) / 1000}
 
     def absolute_ms(self) -> int:
         """Milliseconds UTC; what counts from now does so on this machine's clock."""

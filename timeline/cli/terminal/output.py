@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import IO, Any
 
 import click
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from timeline.cli.app import REFUSED, USAGE, Failed, say
+from timeline.cli.options.values import iso
 from timeline.wording import printable, printable_json
 
 PAYLOAD_SHOWN_CHARS = 60
@@ -39,6 +41,22 @@ def confirm(question: str) -> None:
         raise Failed(USAGE, NOBODY) from None
     if not agreed:
         raise Failed(REFUSED, "nothing was done")
+
+
+def picked(one: object, *names: str) -> dict[str, Any]:
+    """Return attributes of `one` for machines: a time `due` of one that has `due_ms` as ISO 8601, an empty text as
+    null, a name of an enumeration in lower case. `name=attribute` gives an attribute another name."""
+    found: dict[str, Any] = {}
+    for each in names:
+        name, _, attribute = each.partition("=")
+        attribute = attribute or name
+        value = getattr(one, attribute, None)
+        if not isinstance(value, str) and hasattr(one, f"{attribute}_ms"):
+            value = iso(getattr(one, f"{attribute}_ms"))
+        elif isinstance(value, Enum):
+            value = str(value) if isinstance(value, str) else value.name.lower()
+        found[name] = None if value == "" else value
+    return found
 
 
 def print_json(value: Mapping[str, Any]) -> None:
