@@ -12,8 +12,7 @@ import pytest
 from tests.security.guarded import Tokens
 from tests.services import require_service
 from timeline.cli.app import run
-from timeline.cli.data.pipeline import pipeline
-from timeline.cli.data.spark import as_options, ours, pipeline_command
+from timeline.cli.data.pipeline import as_options, ours, pipeline, pipeline_command
 from timeline.pipeline.connection import IDENTITY, identity
 
 
@@ -38,7 +37,7 @@ def test_a_token_file_that_an_option_names_is_what_workers_show(
 
     @click.command()
     @pipeline_command
-    def asked(**given: object) -> None:
+    def asked(_job: object, **given: object) -> None:
         assert "token_file" not in given
         found.append((identity(), os.environ["TIMELINE_TOKEN_FILE"]))
 

@@ -93,6 +93,7 @@ async def staged(
     tagged: int = 0,
     payload_bytes: int = 0,
     options: tuple[str, ...] = (),
+    buckets: int = 64,
     **topic: Any,
 ) -> AsyncIterator[Stage]:
     """A broker on the scenario's store, with more `options` of serve, and a topic with the settings `topic` in which
@@ -101,12 +102,13 @@ async def staged(
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(own_topic(asked.store, asked.name))
         if pending and not in_memory:
-            buckets = topic.get("buckets", 64)
             await fill_store(asked.store, own.name, pending, payload_bytes, told, tagged, buckets)
         child, address = await stack.enter_async_context(broker(folder, asked.store, *options))
         clock = await stack.enter_async_context(observed())
         client = await stack.enter_async_context(timeline.Timeline(address, "60s", clock=clock))
-        await client.create_topic(own.name, **topic)
+        await client.create_topic(own.name, buckets=buckets)
+        if topic:
+            await client.update_topic(own.name, **topic)
         if pending and in_memory:
             producer = client.producer(own.name)
             await fill(producer, pending - tagged, payload_bytes, told)

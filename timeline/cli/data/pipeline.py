@@ -2,21 +2,177 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, SOME_FAILED, Suggesting, say
-from timeline.cli.data.pipeline_trials import measure, year
-from timeline.cli.data.spark import pair, pipeline_command, running, watched
-from timeline.cli.options.client_options import topic_names
-from timeline.cli.options.values import DURATION, parse_time, shown_bytes
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, Suggesting, debugs, say
+from timeline.cli.options.client_options import (
+    address_option,
+    credential_options,
+    credentials,
+    json_option,
+    topic_names,
+)
+from timeline.cli.options.values import Milliseconds, Url, parse_time, shown_bytes
 from timeline.cli.terminal.output import print_fields, print_json, print_table
-from timeline.driver.times import duration_ms, shown_time
+from timeline.cli.terminal.progress import Progress
+from timeline.credentials import Credentials
+from timeline.driver.times import shown_time
+from timeline.errors import Invalid
+from timeline.pipeline.connection import first_line
 from timeline.storage_plugins import shown
+
+_OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
+RETRYABLE = ("Unavailable", "Unknown", "Throttled")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJob:
+    """What the options say of a job: the broker's address, Spark's master and settings, and how it answers."""
+
+    address: str
+    master: str
+    settings: tuple[str, ...]
+    as_json: bool
+
+    @contextmanager
+    def running(self, name: str, master: str = "") -> Iterator[Any]:
+        """A session; errors out of Spark's depths become one line."""
+        try:
+            from timeline.pipeline.session import spark_session
+        except ModuleNotFoundError as missing:
+            raise Failed(
+                REFUSED, f"pipelines need {missing.name}, which is not installed: pip install 'timeline[spark]'"
+            ) from missing
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        # Whatever Spark writes of a failure in its log, pages of it, is said in one line here.
+        pairs = {"spark.log.level": "ERROR" if debugs() else "FATAL"} | dict(map(pair, self.settings))
+        try:
+            spark = spark_session(f"timeline pipeline {name}", self.master or master, pairs)
+        except (PySparkException, RuntimeError, OSError) as failed:
+            needs = "It needs Java 17 (JAVA_HOME, or java on the PATH)"
+            raise Failed(REFUSED, f"Spark does not start: {first_line(failed)}. {needs}") from failed
+        try:
+            yield spark
+        except (PySparkException, Py4JError) as failed:
+            kind, said = ours(failed)
+            said = as_options(said) if name == "load" else said
+            raise Failed(UNREACHABLE if kind in RETRYABLE else REFUSED, said) from failed
+        except Invalid as bad:
+            raise Failed(REFUSED, bad.reason) from bad
+        finally:
+            spark.stop()
+
+    def tell(self, told: dict[str, Any]) -> None:
+        """Print what a job did."""
+        if self.as_json:
+            print_json(told)
+        else:
+            shown_values = {name: f"{one:,}" if isinstance(one, int) else one for name, one in told.items()}
+            print_fields({name.replace("_", " "): one for name, one in shown_values.items()})
+
+
+def pipeline_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all commands take: `--json --master --set --address`, and who we are (`credential_options`)."""
+
+    @functools.wraps(command)
+    def as_asked(address: str, master: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> Any:
+        with said_to_workers(credentials()):
+            return command(SparkJob(address, master, settings, as_json), **given)
+
+    asked: Callable[..., Any] = as_asked
+    for option in (
+        json_option,
+        click.option(
+            "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
+        ),
+        click.option("--master", default="", metavar="URL", help="Spark's master.  [local[*], or spark-submit's]"),
+        address_option,
+    ):
+        asked = option(asked)
+    return credential_options(asked)
+
+
+@contextmanager
+def said_to_workers(shown: Credentials) -> Iterator[None]:
+    """What the options say of who we are, as the variables of this process, which Spark's workers on this machine
+    inherit: a plan would show it. A token's text is among the variables already, for no option takes it."""
+    files = {"TLS_CA": shown.ca, "TLS_CERT": shown.cert, "TLS_KEY": shown.key, "TOKEN_FILE": shown.token_file}
+    said = {f"TIMELINE_{name}": os.path.abspath(file) for name, file in files.items() if file}
+    if shown.tls:
+        said["TIMELINE_TLS"] = "true"
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def pair(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{setting!r} is no NAME=VALUE", param_hint="--set")
+    return name, value
+
+
+def ours(failed: BaseException) -> tuple[str, str]:
+    """Kind and sentence of the error of ours that Spark wraps, else Spark's own first line."""
+    found = _OURS.findall(str(failed))
+    return found[-1] if found else ("", first_line(failed))
+
+
+def as_options(said: str) -> str:
+    """A sentence of the data source's as one of `timeline pipeline load`, whose options have other names."""
+    said = said.replace("maxRejects=", "--max-rejects ").replace("rejectsPath keeps them", "--rejects URL keeps them")
+    if "FORBIDDEN" in said and "--group" not in said:
+        said += ". What belongs to another group is put in its name: --group NAME"
+    return said
+
+
+class JobProgress:
+    """Draws what a job says of its progress."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._progress: Progress | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._progress is None or what != self._what:
+            self.clear()
+            self._what, self._progress = what, Progress(what, total or None)
+        self._progress.add(max(0, done - self._progress.done), done / total if total else None)
+
+    def clear(self) -> None:
+        if self._progress is not None:
+            self._progress.clear()
+
+
+@contextmanager
+def watched() -> Iterator[JobProgress]:
+    watch = JobProgress()
+    try:
+        yield watch
+    finally:
+        watch.clear()
 
 
 @click.group(cls=Suggesting)
@@ -59,9 +215,9 @@ def pipeline() -> None:
 @click.option("--dry-run", is_flag=True, help="Look at the rows, say what would be, put nothing.")
 @pipeline_command
 def load(
-    source: str, topic: str, kind: str, options: tuple[str, ...], where: str | None, due: str | None,
+    job: SparkJob, source: str, topic: str, kind: str, options: tuple[str, ...], where: str | None, due: str | None,
     payload: str | None, id: str | None, tag: str | None, headers: str | None, expires: str | None,
-    shift_to: str | None, state: str, address: str, master: str, settings: tuple[str, ...], as_json: bool, **asked: Any,
+    shift_to: str | None, **asked: Any,
 ) -> int:  # fmt: skip
     """Put the rows of SOURCE, any table that Spark reads, on TOPIC.
 
@@ -77,14 +233,14 @@ def load(
     shift_ms = 0
     if shift_to:
         shift_ms = parse_time(shift_to, "--shift-to").absolute_ms()
-    with running("load", master, settings) as spark, watched() as watch:
+    with job.running("load") as spark, watched() as watch:
         from timeline.pipeline.jobs.load import LoadRequest
         from timeline.pipeline.jobs.load import load as run
 
         table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
-        wish = LoadRequest(address, topic, shift_to_ms=shift_ms, state=state, where=where or "", **asked)
+        wish = LoadRequest(job.address, topic, shift_to_ms=shift_ms, where=where or "", **asked)
         loaded = run(spark, table, wish, expressions, watch)
-    _tell_load(loaded, topic, as_json)
+    _tell_load(loaded, topic, job.as_json)
     return SOME_FAILED if loaded.rejected else DONE
 
 
@@ -127,20 +283,18 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
 @click.argument("url")
 @click.option("--chunks", default=8, show_default=True, help="Parts that are written one after the other.")
 @pipeline_command
-def backup(
-    topic: str, url: str, chunks: int, address: str, master: str, settings: tuple[str, ...], as_json: bool
-) -> int:
+def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
     """Write TOPIC, payloads and dead letters included, below URL, with a manifest.
 
     \b
     Example:
       timeline pipeline backup departures file:///backups/departures
     """
-    with running("backup", master, settings) as spark, watched() as watch:
+    with job.running("backup") as spark, watched() as watch:
         from timeline.pipeline.jobs.backup import backup as run
 
-        manifest = run(spark, address, topic, url, chunks, watch)
-    if as_json:
+        manifest = run(spark, job.address, topic, url, chunks, watch)
+    if job.as_json:
         print_json(manifest.as_json())
     else:
         said = f"{manifest.messages:,}, {manifest.dead:,} of them dead letters"
@@ -161,10 +315,7 @@ def backup(
 @click.option("--dead", type=click.Choice(("skip", "revive")), default="skip", show_default=True, help="Dead letters.")
 @click.option("--verify", "verifies", is_flag=True, help="Put nothing: hold the topic against the backup.")
 @pipeline_command
-def restore(
-    url: str, topic: str, past: str, dead: str, verifies: bool, address: str, master: str, settings: tuple[str, ...],
-    as_json: bool,
-) -> int:  # fmt: skip
+def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies: bool) -> int:
     """Put the messages of the backup at URL on a topic, ids and scheduled times kept.
 
     \b
@@ -172,57 +323,44 @@ def restore(
       timeline pipeline restore file:///backups/departures --address new-broker:9000
       timeline pipeline restore file:///backups/departures --address new-broker:9000 --verify
     """
-    with running("restore", master, settings) as spark, watched() as watch:
+    with job.running("restore") as spark, watched() as watch:
         from timeline.pipeline.jobs import restore as jobs
 
         if not verifies:
-            done = jobs.restore(spark, address, url, topic, past, dead, watch)
-            _tell(dataclasses.asdict(done), as_json)
+            done = jobs.restore(spark, job.address, url, topic, past, dead, watch)
+            job.tell(dataclasses.asdict(done))
             return DONE
-        compared = jobs.verify(spark, address, url, topic, past, dead)
-    _tell(dataclasses.asdict(compared), as_json)
+        compared = jobs.verify(spark, job.address, url, topic, past, dead)
+    job.tell(dataclasses.asdict(compared))
     return DONE if compared.well else SOME_FAILED
-
-
-def _tell(told: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(told)
-    else:
-        print_fields(
-            {name.replace("_", " "): f"{value:,}" if isinstance(value, int) else value for name, value in told.items()}
-        )
 
 
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
-@click.option("--window", default="7d", show_default=True, type=DURATION, help="How far to look ahead.")
-@click.option("--step", default="1h", show_default=True, type=DURATION, help="How much a step covers.")
+@click.option("--window", default="7d", show_default=True, type=Milliseconds(), help="How far to look ahead.")
+@click.option("--step", default="1h", show_default=True, type=Milliseconds(), help="How much a step covers.")
 @click.option("--journal", default="", metavar="URL", help="Learn from this journal.")
 @click.option(
     "--per-consumer", default=0.0, metavar="RATE", help="What a consumer settles a second.  [as the journal shows]"
 )
 @click.option("--html", default="", metavar="URL", help="Write a page with pictures.")
 @pipeline_command
-def forecast(
-    topic: str, window: str, step: str, journal: str, per_consumer: float, html: str, address: str, master: str,
-    settings: tuple[str, ...], as_json: bool,
-) -> int:  # fmt: skip
+def forecast(job: SparkJob, topic: str, window: int, step: int, journal: str, per_consumer: float, html: str) -> int:
     """Reckon the load ahead of TOPIC: what is pending, what is still to be put, its band, the consumers it takes.
 
     \b
     Example:
       timeline pipeline forecast departures --journal file:///var/journal --html forecast.html
     """
-    spans = duration_ms(window, "--window", least_ms=1), duration_ms(step, "--step", least_ms=1)
-    with running("forecast", master, settings) as spark, watched() as watch:
+    with job.running("forecast") as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
         from timeline.pipeline.jobs.forecast import forecast as run
         from timeline.pipeline.jobs.forecast import forecast_page
 
-        ahead = run(spark, address, topic, *spans, journal, per_consumer, watch)
+        ahead = run(spark, job.address, topic, window, step, journal, per_consumer, watch)
         if html:
             write_bytes(html, forecast_page(ahead).encode())
-    if as_json:
+    if job.as_json:
         print_json(
             dataclasses.asdict(ahead)
             | {"consumers": ahead.consumers, "spikes": [dataclasses.asdict(one) for one in ahead.spikes]}
@@ -256,10 +394,7 @@ def forecast(
 @click.option("--id", "ids", multiple=True, metavar="ID", help="Tell this message's story; repeatable.")
 @click.option("--html", default="", metavar="URL", help="Write a page with plots.")
 @pipeline_command
-def audit(
-    journal: str, topics: tuple[str, ...], backup: str, ids: tuple[str, ...], html: str, address: str, master: str,
-    settings: tuple[str, ...], as_json: bool,
-) -> int:  # fmt: skip
+def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids: tuple[str, ...], html: str) -> int:
     """Tell what happened to every message, out of the journal at JOURNAL, and whether the promises were kept.
 
     Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names, or
@@ -270,7 +405,7 @@ def audit(
     Example:
       timeline pipeline audit file:///var/journal --topic departures --html audit.html
     """
-    with running("audit", master, settings) as spark, watched() as watch:
+    with job.running("audit") as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
         from timeline.pipeline.jobs.audit import STORIES, audit_page, silence
         from timeline.pipeline.jobs.audit import audit as run
@@ -278,11 +413,11 @@ def audit(
 
         if len(set(ids)) > STORIES:
             raise click.UsageError(f"--id: {STORIES} stories can be told at once, not {len(set(ids))}")
-        there = pending_in(spark, address, topics, backup)
+        there = pending_in(spark, job.address, topics, backup)
         found = run(spark, journal, topics, there, ids, watch)
         if html:
             write_bytes(html, audit_page(found, shown(journal)).encode())
-    if as_json:
+    if job.as_json:
         print_json(
             {
                 **dataclasses.asdict(found),
@@ -346,23 +481,124 @@ def _plain(value: Any) -> Any:
 
 @pipeline.command()
 @click.argument("journal")
-@click.option("--older", default="2h", show_default=True, type=DURATION, help="Only hours that began so long ago.")
+@click.option(
+    "--older", default="2h", show_default=True, type=Milliseconds(0), help="Only hours that began so long ago."
+)
 @pipeline_command
-def compact(journal: str, older: str, address: str, master: str, settings: tuple[str, ...], as_json: bool) -> int:
+def compact(job: SparkJob, journal: str, older: int) -> int:
     """Make few large files of the journal's many small ones.
 
     \b
     Example:
       timeline pipeline compact file:///var/journal
     """
-    older_ms = duration_ms(older, "--older")
-    with running("compact", master, settings) as spark:
+    with job.running("compact") as spark:
         from timeline.pipeline.jobs.journal import compact as run
 
-        done = run(spark, journal, older_ms)
-    _tell(dataclasses.asdict(done), as_json)
+        done = run(spark, journal, older)
+    job.tell(dataclasses.asdict(done))
     return DONE
 
 
-pipeline.add_command(year)
-pipeline.add_command(measure)
+@pipeline.command()
+@click.argument("data")
+@click.option("--into", metavar="FOLDER", help="Leave journal, backup and pages here.  [nowhere]")
+@click.option("--begins-in", default="90s", show_default=True, type=Milliseconds(0), help="Until the first departure.")
+@click.option("--lasts", default="60s", show_default=True, type=Milliseconds(), help="From the first to the last.")
+@pipeline_command
+def year(job: SparkJob, data: str, into: str | None, begins_in: int, lasts: int) -> int:
+    """Account for a year of departures: DATA (flights_2013.parquet) through brokers of its own and all of the pipeline.
+
+    \b
+    Example:
+      timeline pipeline year flights_2013.parquet --into year
+    """
+    with tempfile.TemporaryDirectory(prefix="timeline-year-") as scratch, job.running("year") as spark:
+        from timeline.pipeline.jobs.year import year as run
+
+        folder = Path(into or scratch).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        with watched() as watch:
+            account = asyncio.run(run(spark, data, folder, watch, begins_in, lasts))
+    if job.as_json:
+        sheet = [{"what": what, "found": found, "wanted": wanted} for what, found, wanted in account.sheet]
+        print_json({"balanced": account.balanced, "seconds": account.seconds, "sheet": sheet})
+    else:
+        rows = [(what, f"{found:,}", f"{wanted:,}") for what, found, wanted in account.sheet]
+        print_table(("of the year's departures", "found", "must be"), rows, ("found", "must be"), empty="")
+        print_fields({step: f"{seconds:.1f} s" for step, seconds in account.seconds.items()})
+        say("every departure is accounted for" if account.balanced else "the account does not balance")
+    return DONE if account.balanced else SOME_FAILED
+
+
+@pipeline.command()
+@click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True, help="How many are loaded.")
+@click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Of each row.")
+@click.option("--store", default="memory://", show_default=True, type=Url(), help="Where rows are loaded.")
+@click.option("--restore-into", default="memory://", show_default=True, type=Url(), help="Where they are restored.")
+@click.option(
+    "--parallel",
+    "degrees",
+    type=click.IntRange(1, 1024),
+    multiple=True,
+    metavar="N",
+    help="Tasks at a time; repeatable.  [2]",
+)
+@pipeline_command
+def measure(
+    job: SparkJob, rows: int, payload_bytes: int, store: str, restore_into: str, degrees: tuple[int, ...]
+) -> int:
+    """Measure load, scan, backup and restore in rows a second, beside the same rows written as Parquet.
+
+    It starts brokers of its own, on --store `sqlite://` in a file of its own. Per row: the processor time of Spark's
+    engine, of its Python workers and of the broker.
+
+    \b
+    Example:
+      timeline pipeline measure --parallel 1 --parallel 2 --parallel 4
+      timeline pipeline measure --rows 10000000 --store sqlite:// --set spark.driver.memory=1g --json
+    """
+    found = []
+    for parallel in degrees or (2,):
+        with (
+            tempfile.TemporaryDirectory(prefix="timeline-measure-") as scratch,
+            job.running("measure", f"local[{parallel}]") as spark,
+        ):
+            from timeline.bench.suite import fresh
+            from timeline.pipeline.jobs.measure import measure as run
+
+            folder = Path(scratch)
+            stores = fresh(store, folder, "one"), fresh(restore_into, folder, "two")
+            found.append(asyncio.run(run(spark, folder, *stores, rows, payload_bytes, parallel)))
+    if job.as_json:
+        print_json({"runs": [dataclasses.asdict(one) for one in found]})
+    for one in found if not job.as_json else ():
+        _tell_measured(one)
+    return SOME_FAILED if any(one.wrong for one in found) else DONE
+
+
+def _tell_measured(figures: Any) -> None:
+    print_fields(
+        {
+            "rows": f"{figures.rows:,}",
+            "tasks at a time": figures.parallel,
+            "store": figures.store,
+            "of the load, looking": f"{figures.looked_s:.1f} s",
+            "broker after the load": f"{figures.broker_mib:,} MiB",
+        }
+    )
+    numbers = ("seconds", "rows/s", "engine", "workers", "broker", "engine MiB", "driver MiB", "a worker MiB")
+    rows = [
+        (
+            name, f"{step.seconds:.1f}", f"{step.rows_per_s:,.0f}", f"{step.engine_us:.1f}", f"{step.workers_us:.1f}",
+            f"{step.brokers_us:.1f}", _span(step.engine_mib), _span(step.driver_mib), f"{step.workers_mib}",
+        )
+        for name, step in figures.steps.items()
+    ]  # fmt: skip
+    print_table(("step, processor time in µs a row", *numbers), rows, numbers, empty="")
+    for wrong in figures.wrong:
+        say(f"WRONG: {wrong}")
+
+
+def _span(points: list[int]) -> str:
+    return f"{points[0]} → {points[-1]}, most {max(points)}" if points else ""

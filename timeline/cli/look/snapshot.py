@@ -167,7 +167,7 @@ class Watcher:
         return None if self._rates is None else self._rates.get(name, 0.0)
 
     def _lateness(self, name: str) -> LatenessHistogram | None:
-        """Lateness of the last minute over all brokers, or since they started; None without deliveries."""
+        """LatenessHistogram of the last minute over all brokers, or since they started; None without deliveries."""
         told: LatenessHistogram | None = None
         since_first = len(self._looks) > 1 and not self._ever
         earlier = {one.address: one for one in self._looks[0].brokers} if since_first else {}
