@@ -16,18 +16,18 @@ import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from timeline.errors import Invalid
 from timeline.files import read_file
-from timeline.wording import out_of_range
+from timeline.wording import out_of_range, typed_name
 
 MIB = 1024 * 1024
+TIB = 1024 * 1024 * MIB
 PREFIX = "TIMELINE_"
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("json", "text")
 NOT_OF_SERVE = (
     "TIMELINE_ADDRESS",
     "TIMELINE_CONFIG",
@@ -54,55 +54,46 @@ _MAX_DIGITS = 30
 """Longer numbers are above every limit, and Python takes long over them or refuses to read them."""
 
 
+def _setting(default: object, takes: str, does: str, *, least: int = 0, most: int = 0, shown: str = "") -> Any:
+    """A setting of serve: what people write (`takes` chooses the parser), what it does, its range where it is a number,
+    and how help shows its default, where that is not the value itself."""
+    return field(default=default, metadata={"takes": takes, "does": does, "range": (least, most), "shown": shown})
+
+
+URL, DURATION, SIZE, COUNT, SWITCH = "URL|@FILE", "DURATION", "SIZE", "COUNT", ""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What one broker runs with. Made by `load`, or directly (`check` then says what is wrong)."""
+    """What one broker runs with. Made by `load`, or directly (`check` then says what is wrong). Durations are in
+    milliseconds; files with certificates and tokens are read again when they change."""
 
-    listen: str = "127.0.0.1:9000"
-    """host:port for drivers; port 0 takes a free one."""
-    advertise: str = ""
-    """host:port under which others reach this broker; empty: derived from `listen`."""
-    name: str = ""
-    """This broker in logs, metrics and the cluster; empty: host-pid."""
-    store: str = "sqlite:///timeline.db"
-    sync: str = "local://"
-    metrics: str = "127.0.0.1:9001"
-    """host:port of /metrics, or "off"."""
-    grace_ms: int = 30_000
-    """How long a drain on SIGTERM may take."""
-    log_level: str = "info"
-    log_format: str = "text"
-    max_inflight_bytes: int = 64 * MIB
-    """Payload bytes of puts that wait for the store; past it producers are answered THROTTLED."""
-    max_outbox_bytes: int = 128 * MIB
-    """Payload bytes that wait to be pushed to consumers, over all of them."""
-    max_streams: int = 10_000
-    """Streams of producers and consumers at once; past it a new one is refused, RESOURCE_EXHAUSTED."""
-    max_streams_per_peer: int = 5_000
-    """The same from one host."""
-    max_scans: int = 64
-    """Scans under way at once."""
-    metrics_topics: int = 200
-    """Topics that metrics show by name; the rest are summed."""
-    tls_cert: str = ""
-    """File with the certificate of this broker, PEM, the chain behind it; with it the port speaks TLS. Read again when
-    it changes, like the three that follow."""
-    tls_key: str = ""
-    """File with its key."""
-    client_ca: str = ""
-    """File with the authorities whose clients are let in: with it whoever connects has to show a certificate."""
-    tokens: str = ""
-    """File of tokens (`timeline token create`): with it whoever calls has to show one."""
-    insecure: bool = False
-    """Listen beyond this machine without TLS, or without asking who calls."""
-    tls_ca: str = ""
-    """File with the authorities that signed other brokers' certificates; empty: those that this machine trusts."""
-    token_file: str = ""
-    """File with the token, right `broker`, that this broker shows to others."""
-    workers: int = 1
-    """So many equal brokers as processes behind `listen`."""
-    journal: str = ""
-    """Where what happens to each message is kept, as Parquet: file:///folder, or any fsspec URL; empty: nowhere."""
+    listen: str = _setting("127.0.0.1:9000", "HOST:PORT", "Where drivers connect; port 0 takes a free one.")
+    advertise: str = _setting("", "HOST:PORT", "The address under which others reach it.", shown="from --listen")
+    name: str = _setting("", "TEXT", "Its name in logs, metrics and the cluster.", shown="host-pid")
+    store: str = _setting("sqlite:///timeline.db", URL, "Where messages live.")
+    sync: str = _setting("local://", URL, "How brokers find each other.")
+    metrics: str = _setting("127.0.0.1:9001", "HOST:PORT|off", "/metrics, /healthz and /readyz.")
+    grace_ms: int = _setting(30_000, DURATION, "How long the drain on SIGTERM may take.", most=86_400_000)
+    log_level: str = _setting("info", "debug|info|warning|error", "What is worth a line.")
+    log_format: str = _setting("text", "json|text", "Lines for people or machines.")
+    # Payload bytes; past the first, producers are answered THROTTLED.
+    max_inflight_bytes: int = _setting(64 * MIB, SIZE, "Puts waiting for the store.", least=MIB, most=TIB)
+    max_outbox_bytes: int = _setting(128 * MIB, SIZE, "Deliveries waiting for consumers.", least=MIB, most=TIB)
+    # Past these two a new one is refused, RESOURCE_EXHAUSTED.
+    max_streams: int = _setting(10_000, COUNT, "Streams of producers and consumers at once.", least=1, most=1_000_000)
+    max_streams_per_peer: int = _setting(5_000, COUNT, "The same from one host.", least=1, most=1_000_000)
+    max_scans: int = _setting(64, COUNT, "Scans under way at once.", least=1, most=10_000)
+    metrics_topics: int = _setting(200, COUNT, "Topics that metrics name; the rest are summed.", most=100_000)
+    tls_cert: str = _setting("", "FILE", "Certificate of this broker, PEM: the port speaks TLS.", shown="none")
+    tls_key: str = _setting("", "FILE", "The certificate's key, PEM.", shown="none")
+    client_ca: str = _setting("", "FILE", "Authorities whose clients are let in (mutual TLS).", shown="anybody's")
+    tokens: str = _setting("", "FILE", "Tokens, one of which each caller has to show.", shown="none asked for")
+    insecure: bool = _setting(False, SWITCH, "Listen beyond this machine without TLS or tokens.")
+    tls_ca: str = _setting("", "FILE", "Authorities that signed other brokers' certificates.", shown="this machine's")
+    token_file: str = _setting("", "FILE", "The token that this broker shows to others.", shown="none")
+    workers: int = _setting(1, COUNT, "Equal brokers as processes behind one port.", least=1, most=64)
+    journal: str = _setting("", URL, "Where what happens to each message is kept.", shown="nowhere")
 
     def check(self) -> ServeConfig:
         """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
@@ -114,20 +105,18 @@ class ServeConfig:
         name = self.name or f"{socket.gethostname()}-{os.getpid()}"
         if not name.isprintable() or not name.strip() or len(name.encode()) > 255:
             raise Invalid(f"name must be 1 to 255 bytes of printable characters, not {name!r:.80}")
-        for field in ("store", "sync"):
-            _check_url(field, getattr(self, field))
-        if self.journal:
-            _check_url("journal", self.journal)
+        for url in ("store", "sync", *(["journal"] if self.journal else [])):
+            _check_url(url, getattr(self, url))
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
             self._check_ports()
-        _check_choice("log_level", self.log_level, LOG_LEVELS)
-        _check_choice("log_format", self.log_format, LOG_FORMATS)
         self._check_security()
-        for field, (low, high) in _RANGES.items():
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise Invalid(out_of_range(field, low, high, value))
+        for setting in dataclasses.fields(self):
+            value, (low, high) = getattr(self, setting.name), setting.metadata["range"]
+            if setting.name.startswith("log_"):
+                _check_choice(setting.name, value, tuple(setting.metadata["takes"].split("|")))
+            elif high and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high):
+                raise Invalid(out_of_range(setting.name, low, high, value))
         named = dataclasses.replace(self, name=name)
         return named.bound(port) if port else named
 
@@ -155,18 +144,6 @@ class ServeConfig:
 def joined(host: str, port: int) -> str:
     """The address that `split_address` takes apart."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-_RANGES = {
-    "grace_ms": (0, 86_400_000),
-    "max_inflight_bytes": (MIB, 1024 * 1024 * MIB),
-    "max_outbox_bytes": (MIB, 1024 * 1024 * MIB),
-    "max_streams": (1, 1_000_000),
-    "max_streams_per_peer": (1, 1_000_000),
-    "max_scans": (1, 10_000),
-    "metrics_topics": (0, 100_000),
-    "workers": (1, 64),
-}
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -321,24 +298,14 @@ def parse_switch(value: object) -> bool:
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
-    "store": parse_url,
-    "sync": parse_url,
-    "journal": parse_url,
-    "insecure": parse_switch,
-    "grace": parse_duration_ms,
-    "max_inflight_bytes": parse_bytes,
-    "max_outbox_bytes": parse_bytes,
-    "max_streams": parse_count,
-    "max_streams_per_peer": parse_count,
-    "max_scans": parse_count,
-    "metrics_topics": parse_count,
-    "workers": parse_count,
+    URL: parse_url,
+    SWITCH: parse_switch,
+    DURATION: parse_duration_ms,
+    SIZE: parse_bytes,
+    COUNT: parse_count,
 }
-_FIELDS = {"grace": "grace_ms"}
-SETTINGS = tuple(
-    next((said for said, kept in _FIELDS.items() if kept == field.name), field.name)
-    for field in dataclasses.fields(ServeConfig)
-)
+_FIELDS = {typed_name(each.name): each for each in dataclasses.fields(ServeConfig)}
+SETTINGS = tuple(_FIELDS)
 """The names of all settings as people write them."""
 
 
@@ -359,12 +326,12 @@ def load(
         if name not in SETTINGS:
             raise Invalid(f"--{name.replace('_', '-')} is no setting of serve{did_you_mean(name, SETTINGS)}")
         if value is not None:
-            merged[_FIELDS.get(name, name)] = _parsed(name, value, f"--{name.replace('_', '-')}")
+            merged[_FIELDS[name].name] = _parsed(name, value, f"--{name.replace('_', '-')}")
     return ServeConfig(**merged).check()  # type: ignore[arg-type]
 
 
 def _parsed(name: str, value: object, where: str) -> object:
-    parser = _PARSERS.get(name)
+    parser = _PARSERS.get(_FIELDS[name].metadata["takes"])
     try:
         if parser is not None:
             return parser(value)
@@ -383,7 +350,7 @@ def _from_file(path: Path) -> dict[str, object]:
         if key not in SETTINGS:
             near = did_you_mean(key.lower().removeprefix(PREFIX.lower()), SETTINGS)
             raise Invalid(f"{path}: {key!r:.80} is no setting{near or '; there are: ' + ', '.join(SETTINGS)}")
-        settings[_FIELDS.get(key, key)] = _parsed(key, value, f"{path}: {key}")
+        settings[_FIELDS[key].name] = _parsed(key, value, f"{path}: {key}")
     return settings
 
 
@@ -406,7 +373,7 @@ def _from_variables(variables: Mapping[str, str]) -> dict[str, object]:
     for variable, value in variables.items():
         if variable in known:
             name = known[variable]
-            settings[_FIELDS.get(name, name)] = _parsed(name, value, variable)
+            settings[_FIELDS[name].name] = _parsed(name, value, variable)
         elif variable.startswith(PREFIX) and variable not in NOT_OF_SERVE:
             # Others may well use the prefix (a cluster's service discovery does), but a slip of the pen must not
             # silently mean the default.

@@ -10,7 +10,7 @@ import click
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, awaited, complain, explain, say
 from timeline.cli.look.findings import check_there
 from timeline.cli.options.values import Url, shown_bytes, shown_count
-from timeline.cli.terminal.output import print_fields, print_json, print_table
+from timeline.cli.terminal.output import picked, print_fields, print_json, print_table
 from timeline.cli.terminal.progress import Progress
 from timeline.clock import Clock
 from timeline.errors import Invalid
@@ -30,9 +30,7 @@ SHOWN = 20
 @click.option("--live", is_flag=True, help="Also a topic that is not paused, when no broker serves it.")
 @click.option("--no-verify", is_flag=True, help="Do not walk both stores again to compare them.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each topic.")
-def copy(
-    source: str, target: str, topics: tuple[str, ...], leased: bool, live: bool, no_verify: bool, as_json: bool
-) -> int:
+def copy(source: str, target: str, topics: tuple[str, ...], no_verify: bool, as_json: bool, **given: bool) -> int:
     """Copy topics, payloads and dead letters included, from the store at SRC into the one at DST.
 
     Nobody may write to the source meanwhile: pause the topic, wait until nothing is leased, stop the brokers. The topic
@@ -47,11 +45,11 @@ def copy(
     """
     if not topics:
         raise Invalid("name what to copy: --topic NAME, once for each")
-    return awaited(_copy_all(source, target, topics, leased, live, not no_verify, as_json))
+    return awaited(_copy_all(source, target, topics, not no_verify, as_json, **given))
 
 
 async def _copy_all(
-    source_url: str, target_url: str, names: tuple[str, ...], leased: bool, live: bool, verify: bool, as_json: bool
+    source_url: str, target_url: str, names: tuple[str, ...], verify: bool, as_json: bool, **given: bool
 ) -> int:
     source, target = make_store(source_url), make_store(target_url)
     check_there(source_url, "copy")
@@ -62,7 +60,7 @@ async def _copy_all(
         topics = [await topic_of(source, name) for name in dict.fromkeys(names)]
         codes = []
         for topic in topics:
-            copying = TopicCopy(source, target, topic, Clock().now_ms, leased=leased, live=live)
+            copying = TopicCopy(source, target, topic, Clock().now_ms, **given)
             try:
                 codes.append(await _copy_one(copying, verify, as_json))
             except (StoreRefused, TopicConflict) as refused:
@@ -89,7 +87,11 @@ async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
     with Progress(f"counted of {topic.name}") as counting:
         await copying.prepare(counting.add)
     if copying.whole is not None:
-        _tell_whole(topic, copying.whole, as_json)
+        there = copying.whole.target.messages  # its copy was finished before
+        if as_json:
+            print_json(_as_json(topic, Copied(there=there), copying.whole, 0.0, True, {}))
+        else:
+            say(f"{topic.name} is there already, whole: {there:,} messages, compared and the same")
         return DONE
     try:
         with Progress(f"copied of {topic.name}", copying.total) as progress:
@@ -109,15 +111,6 @@ async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
         await copying.finish()
     _tell(topic, done, compared, rate_per_s, well, as_json)
     return DONE if well else SOME_FAILED
-
-
-def _tell_whole(topic: Topic, compared: Compared, as_json: bool) -> None:
-    """A topic whose copy was finished before."""
-    there = compared.target.messages
-    if as_json:
-        print_json(_as_json(topic, Copied(there=there), compared, 0.0, True, {}))
-    else:
-        say(f"{topic.name} is there already, whole: {there:,} messages, compared and the same")
 
 
 def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:
@@ -151,10 +144,7 @@ def _as_json(
     told: dict[str, Any] = {
         "topic": topic.name,
         "ok": well,
-        "copied": done.copied,
-        "there": done.there,
-        "dead": done.dead,
-        "expired": done.expired,
+        **picked(done, "copied", "there", "dead", "expired"),
         "rate_per_s": round(rate_per_s),
         "failed": done.failed,
         "reasons": {id.decode(errors="replace"): why for id, why in reasons.items()},

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, awaited, complain, say
-from timeline.cli.options.client_options import address_option, connected, credential_options
-from timeline.cli.options.values import DURATION, Url, iso
-from timeline.cli.terminal.output import confirm, print_json, print_table
+import timeline
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, complain, say
+from timeline.cli.options.client_options import (
+    ClientOptions,
+    address_option,
+    check_addresses,
+    credential_options,
+    json_option,
+    timeout_option,
+)
+from timeline.cli.options.values import Url, every_option, iso
+from timeline.cli.terminal.output import confirm, picked, print_json, print_table
 from timeline.cli.terminal.progress import Progress
 from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
 
 NEEDED = ("sqlalchemy", "prometheus_client")
 URL_VARIABLE = "TIMELINE_OUTBOX"
+
+
+table_option = click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table.")
 
 
 class _RelayUnlessNamed(Suggesting):
@@ -54,18 +65,13 @@ def outbox() -> None:
 
 def database_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what every command that asks the database takes."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table."),
-        click.argument("url", envvar=URL_VARIABLE, type=Url(f", or set {URL_VARIABLE}")),
-    ):
-        function = option(function)
-    return function
+    url = click.argument("url", envvar=URL_VARIABLE, type=Url(f", or set {URL_VARIABLE}"))
+    return url(table_option(json_option(function)))
 
 
 @outbox.command("ddl")
 @click.option("--dialect", required=True, type=click.Choice(DIALECTS), help="The database; mysql is MariaDB, too.")
-@click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table.")
+@table_option
 def print_ddl(dialect: str, table: str) -> int:
     """Print the SQL that creates the outbox's table; for your migrations, or straight into the database.
 
@@ -80,17 +86,17 @@ def print_ddl(dialect: str, table: str) -> int:
 
 @outbox.command()
 @database_command
-@click.option("--every", default="200ms", show_default=True, type=DURATION, help="How often to look when idle.")
+@every_option(default="200ms", help="How often to look when idle.")
 @click.option("--batch", default=1_000, show_default=True, type=click.IntRange(1, 10_000), help="Rows taken at once.")
 @click.option("--once", is_flag=True, help="Send what waits now, then end; 1 when some were set aside.")
 @click.option("--metrics", default="off", show_default=True, metavar="HOST:PORT|off", help="/metrics for Prometheus.")
-@click.option("--timeout", default="5s", show_default=True, type=DURATION, help="How long a call may take.")
+@timeout_option
 @address_option
 @credential_options
 def relay(
-    url: str, table: str, as_json: bool, every: str, batch: int, once: bool, metrics: str, timeout: str, address: str
+    url: str, table: str, as_json: bool, every: int, batch: int, once: bool, metrics: str, timeout: str, address: str
 ) -> int:
-    """OutboxRelay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
+    """Relay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
 
     Several relays may share a table of PostgreSQL or MySQL; of SQLite one at a time relays, the others wait for its
     end. While the broker or the database is away, the relay waits and goes on. With --json: an object for each batch.
@@ -100,14 +106,11 @@ def relay(
       timeline outbox postgresql://shop@localhost/shop --metrics 127.0.0.1:9002
       timeline outbox sqlite:////var/lib/shop/shop.db --once
     """
-    from timeline.cli.options.client_options import check_addresses
-
-    every_ms = duration_ms(every, "--every", least_ms=1)
     timeout_s = duration_ms(timeout, "--timeout", least_ms=1) / 1000
     check_addresses(address)
-    found = _opened(url, table, idle_s=60 + int(4 * timeout_s + every_ms / 1000))
+    found = _opened(url, table, idle_s=60 + int(4 * timeout_s + every / 1000))
 
-    async def work() -> int:
+    async def work(tl: timeline.Timeline) -> int:
         from timeline.outbox.relay import OutboxRelay, RelayMetrics
 
         figures, close = RelayMetrics(), None
@@ -116,21 +119,20 @@ def relay(
             measured, close = figures.serve(metrics)
         teller = _Teller(figures, as_json)
         try:
-            async with connected(address, timeout) as tl:
-                made = OutboxRelay(found, tl, teller, every_ms, batch)
-                # Elsewhere nobody hears signals.
-                here = threading.current_thread() is threading.main_thread()
-                for number in (signal.SIGINT, signal.SIGTERM) if here else ():
-                    asyncio.get_running_loop().add_signal_handler(number, made.stop)
-                teller.begun(found, address, measured)
-                await made.run(once)
+            made = OutboxRelay(found, tl, teller, every, batch)
+            # Elsewhere nobody hears signals.
+            here = threading.current_thread() is threading.main_thread()
+            for number in (signal.SIGINT, signal.SIGTERM) if here else ():
+                asyncio.get_running_loop().add_signal_handler(number, made.stop)
+            teller.begun(found, address, measured)
+            await made.run(once)
         finally:
             teller.ended()
             if close is not None:
                 close()
         return SOME_FAILED if once and teller.refusals else DONE
 
-    return awaited(work())
+    return ClientOptions(address, timeout, as_json).run(work)
 
 
 @outbox.command("list")
@@ -148,7 +150,7 @@ def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
     if as_json:
         for row in rows:
             told = {"seq": row.seq, "topic": row.topic, "group": row.group, "id": row.id, "due": iso(row.due_ms or 0)}
-            print_json(told | {"refused": iso(row.refused_ms), "refused_ms": row.refused_ms, "reason": row.reason})
+            print_json(told | picked(row, "refused", "refused_ms") | {"reason": row.reason})
         return DONE
     print_table(
         ("SEQ", "TOPIC", "ID", "SET ASIDE", "REASON"),

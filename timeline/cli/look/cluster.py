@@ -113,7 +113,7 @@ def _broker_json(one: BrokerLine) -> dict[str, Any]:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Look again and again, until the key q.")
-@every_option(help="How often, with --watch.")
+@every_option("How often, with --watch.")
 @client_command
 async def cluster(tl: timeline.Timeline, options: ClientOptions, watch: bool, every: int) -> None:
     """Show the cluster: each broker with its clock, load and lateness, which buckets of each topic it deals, and who is

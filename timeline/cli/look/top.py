@@ -19,7 +19,7 @@ WIDTH_UNSEEN = 120
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@every_option(help="How often to look.")
+@every_option("How often to look.")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @shown_zone_option
 @client_command

@@ -122,7 +122,7 @@ def _gone(topic: timeline.Topic, id: str) -> str:
 @click.option("--all", "everything", is_flag=True, help="No limit; with --json printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C: print what is new, moves, is taken, is gone.")
-@every_option(help="With --follow: how often to look.")
+@every_option("With --follow: how often to look.")
 @client_command
 async def ls(
     tl: timeline.Timeline, options: ClientOptions, topic: str, limit: int | None, everything: bool, follow: bool,

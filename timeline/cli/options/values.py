@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -71,7 +70,11 @@ class _Zone(click.ParamType[ZoneInfo]):
 
 
 shown_zone_option = click.option("--tz", "zone", type=_Zone(), help="Show times in this zone.  [this machine's]")
-every_option = functools.partial(click.option, "--every", default="1s", show_default=True, type=Milliseconds())
+
+
+def every_option(help: str, default: str = "1s") -> Callable[[Any], Any]:
+    """`--every`: how often a command looks again."""
+    return click.option("--every", default=default, show_default=True, type=Milliseconds(), help=help)
 
 
 class Url(click.ParamType[str]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,44 +11,29 @@ import click
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, complain
 from timeline.cli.options.values import Url, shown_bytes
-from timeline.wording import shown_duration
-
-PLAIN = config.ServeConfig()
-URL = Url.name
+from timeline.wording import typed_name, typed_value
 
 
-def setting(option: str, takes: str, does: str, default: object) -> Callable[[Any], Any]:
-    """An option of serve, with its default in brackets."""
-    name = option.removeprefix("--")
-    kind = Url(f", or set TIMELINE_{name.upper()}, or {name} in a --config file") if takes == URL else None
-    return click.option(option, type=kind, metavar=takes, help=f"{does}  [{default}]")
+def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each setting of serve, with its default in brackets."""
+    for each in reversed(dataclasses.fields(config.ServeConfig)):
+        name, said = typed_name(each.name), each.metadata
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(each.default, bool):
+            function = click.option(flag, is_flag=True, default=None, help=said["does"])(function)
+            continue
+        default = said["shown"] or (
+            shown_bytes(each.default) if said["takes"] == config.SIZE else typed_value(each.name, each.default)
+        )
+        kind = (
+            Url(f", or set TIMELINE_{name.upper()}, or {name} in a --config file") if "@FILE" in said["takes"] else None
+        )
+        function = click.option(flag, type=kind, metavar=said["takes"], help=f"{said['does']}  [{default}]")(function)
+    return function
 
 
 @click.command()
-@setting("--listen", "HOST:PORT", "Where drivers connect; port 0 takes a free one.", PLAIN.listen)
-@setting("--advertise", "HOST:PORT", "The address under which others reach it.", "from --listen")
-@setting("--name", "TEXT", "Its name in logs, metrics and the cluster.", "host-pid")
-@setting("--store", URL, "Where messages live.", PLAIN.store)
-@setting("--sync", URL, "How brokers find each other.", PLAIN.sync)
-@setting("--metrics", "HOST:PORT|off", "/metrics, /healthz and /readyz.", PLAIN.metrics)
-@setting("--grace", "DURATION", "How long the drain on SIGTERM may take.", shown_duration(PLAIN.grace_ms))
-@setting("--log-level", "|".join(config.LOG_LEVELS), "What is worth a line.", PLAIN.log_level)
-@setting("--log-format", "|".join(config.LOG_FORMATS), "Lines for people or machines.", PLAIN.log_format)
-@setting("--max-inflight-bytes", "SIZE", "Puts waiting for the store.", shown_bytes(PLAIN.max_inflight_bytes))
-@setting("--max-outbox-bytes", "SIZE", "Deliveries waiting for consumers.", shown_bytes(PLAIN.max_outbox_bytes))
-@setting("--max-streams", "COUNT", "Streams of producers and consumers at once.", PLAIN.max_streams)
-@setting("--max-streams-per-peer", "COUNT", "The same from one host.", PLAIN.max_streams_per_peer)
-@setting("--max-scans", "COUNT", "Scans under way at once.", PLAIN.max_scans)
-@setting("--metrics-topics", "COUNT", "Topics that metrics name; the rest are summed.", PLAIN.metrics_topics)
-@setting("--tls-cert", "FILE", "Certificate of this broker, PEM: the port speaks TLS.", "none")
-@setting("--tls-key", "FILE", "The certificate's key, PEM.", "none")
-@setting("--client-ca", "FILE", "Authorities whose clients are let in (mutual TLS).", "anybody's")
-@setting("--tokens", "FILE", "Tokens, one of which each caller has to show.", "none asked for")
-@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without TLS or tokens.")
-@setting("--tls-ca", "FILE", "Authorities that signed other brokers' certificates.", "this machine's")
-@setting("--token-file", "FILE", "The token that this broker shows to others.", "none")
-@setting("--workers", "COUNT", "Equal brokers as processes behind one port.", PLAIN.workers)
-@setting("--journal", URL, "Where what happens to each message is kept.", "nowhere")
+@setting_options
 @click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 @click.option("--worker", "as_worker", is_flag=True, hidden=True)

@@ -24,10 +24,11 @@ from timeline.broker.server.tokens import (
     written_alone,
 )
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain, say
-from timeline.cli.options.values import DURATION, iso
-from timeline.cli.terminal.output import print_json, print_table
+from timeline.cli.options.client_options import json_option
+from timeline.cli.options.values import Milliseconds
+from timeline.cli.terminal.output import picked, print_json, print_table
 from timeline.clock import Clock
-from timeline.driver.times import duration_ms, shown_time
+from timeline.driver.times import shown_time
 from timeline.errors import Invalid
 from timeline.wording import shown_duration
 
@@ -48,21 +49,17 @@ def token() -> None:
 
 
 def file_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --tokens and --json."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option(
-            "--tokens",
-            "file",
-            envvar=FILE_VARIABLE,
-            required=True,
-            metavar="FILE",
-            type=click.Path(path_type=Path),
-            help=f"The file of tokens; {FILE_VARIABLE}.",
-        ),
-    ):
-        function = option(function)
-    return function
+    """Add --tokens and --json."""
+    tokens = click.option(
+        "--tokens",
+        "file",
+        envvar=FILE_VARIABLE,
+        required=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help=f"The file of tokens; {FILE_VARIABLE}.",
+    )
+    return tokens(json_option(function))
 
 
 @token.command()
@@ -82,18 +79,9 @@ def file_command(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--into", metavar="FILE", type=click.Path(path_type=Path), help="Write it there, mode 0600, instead of showing it."
 )
-@click.option("--expires", type=DURATION, help="How long it is good for, such as 90d; for ever without it.")
+@click.option("--expires", type=Milliseconds(), help="How long it is good for, such as 90d; for ever without it.")
 @file_command
-def create(
-    name: str,
-    rights: tuple[str, ...],
-    topics: tuple[str, ...],
-    groups: tuple[str, ...],
-    expires: str | None,
-    into: Path | None,
-    file: Path,
-    as_json: bool,
-) -> int:
+def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **given: Any) -> int:
     """Create a token, and print it this once.
 
     FILE, of --tokens, is the one that brokers serve with. It keeps the token's hash alone; it is made if missing.
@@ -107,9 +95,25 @@ def create(
       timeline token create --tokens tokens.json --name web --right produce --group web --into web.token
       timeline token create --tokens tokens.json --name worker --right consume --topic 'orders*' --expires 90d
     """
+    text, entry = _created(file, into, expires, **given)
+    if as_json:
+        print_json(_entry_json(entry) | {"token": text if into is None else None})
+    elif into is not None:
+        say(f"{entry.id} ({entry.name}) is in {into}, its hash in {file}")
+    else:
+        say(text)
+        complain(f"this is shown once; {file} keeps its hash as {entry.id} ({entry.name})")
+    return DONE
+
+
+def _created(
+    file: Path, into: Path | None, lasts_ms: int | None, *, name: str, rights: tuple[str, ...],
+    topics: tuple[str, ...], groups: tuple[str, ...],
+) -> tuple[str, TokenRecord]:  # fmt: skip
+    """Add a token to `file`; its text, and what the file keeps of it."""
     now_ms = Clock().now_ms()
-    expires_ms = now_ms + duration_ms(expires, "--expires", least_ms=1) if expires is not None else 0
-    made: list[tuple[TokenRecord, str]] = []
+    made: list[tuple[str, TokenRecord]] = []
+    placing = ExitStack()
 
     def add(tokens: Mapping[str, TokenRecord]) -> Iterable[TokenRecord]:
         id = secrets.token_hex(6)
@@ -124,27 +128,19 @@ def create(
             topics=_once(topics),
             groups=_once(groups),
             created_ms=now_ms,
-            expires_ms=expires_ms,
+            expires_ms=now_ms + lasts_ms if lasts_ms is not None else 0,
         ).check()
         if into is not None:
             _check_place(into, file)
             # Before anybody knows it, since what cannot be written is not created; and in the place of what was there
             # only afterwards, since that is good as long as this one is not known.
             placing.enter_context(written_alone(into, f"{text}\n"))
-        made.append((entry, text))
+        made.append((text, entry))
         return [*tokens.values(), entry]
 
-    with ExitStack() as placing:
+    with placing:
         change_tokens(file, add)
-    entry, text = made[-1]
-    if as_json:
-        print_json(_entry_json(entry) | {"token": text if into is None else None})
-    elif into is not None:
-        say(f"{entry.id} ({entry.name}) is in {into}, its hash in {file}")
-    else:
-        say(text)
-        complain(f"this is shown once; {file} keeps its hash as {entry.id} ({entry.name})")
-    return DONE
+    return made[-1]
 
 
 @token.command("list")
@@ -165,16 +161,11 @@ def listed(file: Path, as_json: bool) -> int:
     columns = ("ID", "NAME", "RIGHTS", "TOPICS", "GROUPS", "CREATED", "EXPIRES")
     rows = [
         (
-            entry.id,
-            entry.name,
-            ", ".join(entry.rights),
-            ", ".join(entry.topics),
-            ", ".join(entry.groups),
-            shown_time(entry.created_ms),
-            _shown_expiry(entry.expires_ms, now_ms),
+            entry.id, entry.name, *map(", ".join, (entry.rights, entry.topics, entry.groups)),
+            shown_time(entry.created_ms), _shown_expiry(entry.expires_ms, now_ms),
         )
         for entry in entries
-    ]
+    ]  # fmt: skip
     print_table(columns, rows, empty=f"{file} has no tokens")
     return DONE
 
@@ -232,7 +223,7 @@ def _once(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _entry_json(entry: TokenRecord) -> dict[str, Any]:
-    shown = asdict(entry) | {"created": iso(entry.created_ms), "expires": iso(entry.expires_ms)}
+    shown = asdict(entry) | picked(entry, "created", "expires")
     return {name: value for name, value in shown.items() if name != "sha256"}
 
 
