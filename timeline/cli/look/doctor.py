@@ -15,7 +15,7 @@ import timeline
 from timeline import config
 from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.look.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
-from timeline.cli.options.client_options import ClientOptions, client_command, connected, nobody_there
+from timeline.cli.options.client_options import START_ONE, ClientOptions, client_command, connected, nobody_found
 from timeline.cli.run.serve import stranded
 from timeline.cli.terminal.output import console, print_json
 from timeline.driver.queries import PingAnswer
@@ -23,7 +23,6 @@ from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 
 NEEDED = ("grpcio", "flatbuffers", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
-NOBODY = "no broker at"
 _MENDED = {
     "wants a token": "give one: --token-file FILE, or TIMELINE_TOKEN; 'timeline token create' makes one",
     "speaks TLS: connect": "give --tls, or --tls-ca FILE with the authority that signed the broker's certificate",
@@ -103,7 +102,7 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
         standings = await tl.standing()
     except TimelineError as trouble:
         found = await _no_broker(options.address, trouble)
-        nobody = found.found.startswith(NOBODY)
+        nobody = found.nobody
         yield found
     else:
         for one in standings.brokers:
@@ -169,13 +168,11 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
 
 
 async def _no_broker(address: str, trouble: TimelineError) -> Finding:
-    nobody = await nobody_there(address)
-    if not nobody:
-        said = trouble.reason.removeprefix(f"{address}: ").removesuffix(f"; {STAYS}")
-        found = f"{address} takes connections, but answers no question: {said}"
-        return Finding("broker", BAD, found, _mends(trouble))
-    found, _, advice = nobody.partition(". ")
-    return Finding("broker", BAD, found, advice)
+    if nobody := await nobody_found(address):
+        return Finding("broker", BAD, nobody, START_ONE, nobody=True)
+    said = trouble.reason.removeprefix(f"{address}: ").removesuffix(f"; {STAYS}")
+    found = f"{address} takes connections, but answers no question: {said}"
+    return Finding("broker", BAD, found, _mends(trouble))
 
 
 def _mends(trouble: TimelineError) -> str:

@@ -42,12 +42,13 @@ GOOD, WARNING, BAD = Severity
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `advice`: what to do, empty where nothing is."""
+    """One thing that was looked at. `advice`: what to do, empty where nothing is. `nobody`: no broker is there."""
 
     about: str
     severity: Severity
     found: str
     advice: str = ""
+    nobody: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""

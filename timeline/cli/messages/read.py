@@ -152,7 +152,7 @@ async def ls(
     before_ms = None if everything or search.narrow else await bound_ms(tl, topic, bound, search.states)
     with Progress("read") as progress:
         entries, more = await earliest(lambda before: counted(search.look(before), progress), most, before_ms)
-    search.print(entries, options)
+    search.tell(entries, options)
     if more:
         complain(f"there are more than {bound}; --limit or --all shows them")
 
@@ -187,7 +187,7 @@ class _Search:
         due = self._due if before_ms is None else (None, before_ms)
         return self._tl.scan(self._topic, state=self.states or None, tag=self._tag, due=due, payload=self._payloads)
 
-    def print(self, entries: Sequence[timeline.StoredMessage], options: ClientOptions) -> None:
+    def tell(self, entries: Sequence[timeline.StoredMessage], options: ClientOptions) -> None:
         """Print messages as JSON, or as a table."""
         if options.as_json:
             for entry in entries:

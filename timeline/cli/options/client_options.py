@@ -30,6 +30,7 @@ TOKEN_VARIABLE = "TIMELINE_TOKEN"
 _KEPT = "timeline.credentials"
 PROBE_S = 1.0
 """How long to wait for an address that does not answer, when asked whether anybody is there."""
+START_ONE = "Start one with 'timeline serve', or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
 TOPICS_NAMED = 8
 TEXTS = ("topic", "name", "id", "ids", "tag", "group", "headers")
 """What commands call their arguments that are text: a payload, a shell's command and a file's path may be any bytes."""
@@ -210,15 +211,18 @@ def check_addresses(addresses: str) -> None:
 async def nobody_there(addresses: str) -> str:
     """A sentence that says why no broker can be reached at `addresses` and what to do; empty when one of them may be a
     broker's, so that the trouble is another."""
+    found = await nobody_found(addresses)
+    return f"{found}. {START_ONE}" if found else ""
+
+
+async def nobody_found(addresses: str) -> str:
+    """The first half of that sentence: what was found at each address."""
     listed = parse_addresses(addresses)
     answers = await asyncio.gather(*(probe(address, PROBE_S) for address in listed))
     if {ProbeResult.TALKS, ProbeResult.TLS} & set(answers):
         return ""
-    found = ", ".join(f"{address} ({answer.short})" for address, answer in zip(listed, answers, strict=True))
-    return (
-        f"no broker at {found}. Start one with 'timeline serve', "
-        "or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
-    )
+    found = (f"{address} ({answer.short})" for address, answer in zip(listed, answers, strict=True))
+    return f"no broker at {', '.join(found)}"
 
 
 async def who_serves(listen: str) -> str:
