@@ -75,7 +75,7 @@ def test_what_was_done_is_not_called_refused_where_its_report_cannot_be_written(
 def test_doctor_of_whom_nobody_reads_on_leaves_nothing_behind(address: str) -> None:
     """What breaks off while its client is open: the client is closed all the same, in order."""
     program = (
-        "from timeline.cli import app, doctor\n"
+        "from timeline.cli import app\nfrom timeline.cli.look import doctor\n"
         "def tell(finding, as_json):\n"
         "    if finding.about == 'broker': raise SystemExit(1)  # as rich does then\n"
         "doctor._tell = tell\n"
