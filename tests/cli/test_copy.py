@@ -22,9 +22,9 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named
 from timeline.storage_plugins.contract import ScanFilter, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.storage_plugins.offload import OffloadingStore
-from timeline.storage_plugins.payload_files import PayloadFiles
-from timeline.storage_plugins.payloads import SHARDS
+from timeline.storage_plugins.offload.files import PayloadFiles
+from timeline.storage_plugins.offload.payloads import SHARDS
+from timeline.storage_plugins.offload.store import OffloadingStore
 from timeline.storage_plugins.sqlite import SqliteStore
 
 FAR = 4_000_000_000_000

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status
-from timeline.storage_plugins import make_store, orphans
+from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.storage_plugins.offload import READ_AGAIN_MS, OffloadingStore
-from timeline.storage_plugins.payloads import (
+from timeline.storage_plugins.offload import store as offload_store
+from timeline.storage_plugins.offload.payloads import (
     SHARDS,
     PayloadGone,
     PayloadStore,
@@ -29,6 +29,7 @@ from timeline.storage_plugins.payloads import (
     Place,
     place_of_name,
 )
+from timeline.storage_plugins.offload.store import READ_AGAIN_MS, OffloadingStore
 
 pytestmark = pytest.mark.slow
 
@@ -179,11 +180,11 @@ async def test_what_waits_for_a_place_that_is_silent_is_bounded_and_then_left_to
             await self.silent.wait()
             await super().delete(names)
 
-    monkeypatch.setattr(orphans, "MOST_DOOMED", 5)
-    monkeypatch.setattr(orphans, "DELETED_AT_ONCE", 2)
+    monkeypatch.setattr(offload_store, "MOST_DOOMED", 5)
+    monkeypatch.setattr(offload_store, "DELETED_AT_ONCE", 2)
     place = Silent()
     place.fails = {"delete"}
-    deleting = orphans.Orphans(place, 1_000)
+    deleting = offload_store.Orphans(place, 1_000)
     deleting.delete_later(["first"])
     await asyncio.sleep(0)
     for at in range(20):
@@ -342,7 +343,7 @@ async def test_a_slow_place_keeps_others_no_longer_than_half_a_lease() -> None:
 
 
 async def test_a_flood_of_orphans_is_swept_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphans, "MOST_SUSPECTS", 3)
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 3)
     async with offloading(grace_ms=1_000) as (trial, place, _):
         topic = await trial.topic()
         await trial.stored(topic, named(8), FAR, payload=LARGE)

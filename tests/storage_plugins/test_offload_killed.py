@@ -12,9 +12,9 @@ import pytest
 from tests.storage_plugins.large_puts import content
 from timeline.model import Rows, State
 from timeline.storage_plugins.conformance.trial import T0, Trial
-from timeline.storage_plugins.offload import GRACE_MS, OffloadingStore
-from timeline.storage_plugins.payload_files import PayloadFiles
-from timeline.storage_plugins.payloads import SHARDS
+from timeline.storage_plugins.offload.files import PayloadFiles
+from timeline.storage_plugins.offload.payloads import SHARDS
+from timeline.storage_plugins.offload.store import GRACE_MS, OffloadingStore
 from timeline.storage_plugins.sqlite import SqliteStore
 
 ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))

@@ -14,9 +14,9 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.offload import OffloadingStore
-from timeline.storage_plugins.payload_files import PayloadFiles
-from timeline.storage_plugins.payloads import SHARDS, PayloadGone, PayloadsUnavailable
+from timeline.storage_plugins.offload.files import PayloadFiles
+from timeline.storage_plugins.offload.payloads import SHARDS, PayloadGone, PayloadsUnavailable
+from timeline.storage_plugins.offload.store import OffloadingStore
 
 pytestmark = pytest.mark.servers
 

@@ -12,15 +12,15 @@ import pytest
 from timeline.storage_plugins import make_store, offload_of
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.offload import READ_AGAIN_MS
-from timeline.storage_plugins.payload_files import PayloadFiles
-from timeline.storage_plugins.payloads import (
+from timeline.storage_plugins.offload.files import PayloadFiles
+from timeline.storage_plugins.offload.payloads import (
     PayloadGone,
     PayloadsRefused,
     PayloadsUnavailable,
     Place,
     place_of_name,
 )
+from timeline.storage_plugins.offload.store import READ_AGAIN_MS
 
 
 def test_names_tell_what_they_are_of() -> None:

@@ -13,8 +13,8 @@ from timeline.storage_plugins.conformance import run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.storage_plugins.offload import OffloadingStore
-from timeline.storage_plugins.payload_files import PayloadFiles
+from timeline.storage_plugins.offload.files import PayloadFiles
+from timeline.storage_plugins.offload.store import OffloadingStore
 from timeline.storage_plugins.sqlite import SqliteStore
 from timeline.storage_plugins.versions import Step, Versions, migrate, noted
 

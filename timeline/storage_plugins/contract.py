@@ -14,58 +14,25 @@ Repeats. Each put carries a birth, each move, cancel, release and revive an oper
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from timeline.columns import Bools, ColumnBatch, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
-from timeline.errors import TimelineError
 from timeline.model import MAX_TIME_MS, ROW_DTYPES, Answers, Operation, Rows, State, Topic
-
-if TYPE_CHECKING:
-    from timeline.storage_plugins.versions import Versions
-
-
-class StoreError(TimelineError):
-    """Base of what a store raises."""
-
-
-class StoreUnavailable(StoreError):
-    """Nothing of the call happened; it may be repeated."""
-
-    code = "UNAVAILABLE"
-    retryable = True
-    advice = "the store cannot be used now; nothing happened"
-
-
-class StoreFull(StoreUnavailable):
-    """Nothing of the call happened, for want of room. Calls that only read still work, as may those that free some."""
-
-    advice = "the store has no room; nothing happened"
-
-
-class StoreUnknown(StoreError):
-    """The call may have happened: the store's answer was lost."""
-
-    code = "UNKNOWN"
-    retryable = True
-    advice = "the store's answer was lost; it may have happened"
-
-
-class StoreRefused(StoreError):
-    """The store cannot be opened as configured: wrong URL, a newer schema, a file in use, settings that lose data.
-    Not retryable: the text says what to change."""
-
-    code = "REFUSED"
-
-
-class TopicConflict(StoreError):
-    """A topic record exists with other settings, or changed since it was read (compare-and-set lost)."""
-
-    code = "EXISTS"
+from timeline.storage_plugins.errors import (
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnknown,
+    TopicConflict,
+)
+from timeline.storage_plugins.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,8 +383,31 @@ class Store(ABC):
         past retention, payloads without metadata older than any put's deadline."""
 
 
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """In bytes: what is left, and what there is in all."""
+
+    free_bytes: int
+    size_bytes: int
+
+
+@runtime_checkable
+class TellsDiskSpace(Protocol):
+    """A store that knows where its data lies. One that does not, has no such method; one that stands before another
+    answers None where that does not know."""
+
+    async def room(self) -> DiskSpace | None:
+        """Raises StoreError, as every call."""
+
+
+def disk_space_of(path: str | os.PathLike[str]) -> DiskSpace:
+    """The room of the file system that `path` is on, as a process without privileges finds it. Raises OSError."""
+    found = os.statvfs(path)
+    return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
 __all__ = [
-    "Answers", "Capabilities", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts", "ScanFilter",
-    "Settles", "Store", "StoreError", "StoreFull", "StoreRefused", "StoreUnavailable", "StoreUnknown", "Swept",
-    "TagMutation", "TagStep", "TopicConflict",
+    "Answers", "Capabilities", "DiskSpace", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts",
+    "ScanFilter", "Settles", "Store", "StoreError", "StoreFull", "StoreRefused", "StoreUnavailable", "StoreUnknown",
+    "Swept", "TagMutation", "TagStep", "TellsDiskSpace", "TopicConflict", "disk_space_of",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.errors import StoreRefused
 
 E = TypeVar("E")
 """What a half of a step is given to work with: what runs a statement, in the SQL family."""

@@ -10,7 +10,7 @@ import numpy as np
 from timeline.columns import Bools, ColumnBatch, Int64, Ragged
 from timeline.model import PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
 from timeline.storage_plugins.contract import Leased, Settles
-from timeline.storage_plugins.payloads import is_pointer
+from timeline.storage_plugins.offload.payloads import is_pointer
 from timeline.wire.frames import AIM_BYTES, Deliver
 
 MESSAGE_OVERHEAD_BYTES = 80

@@ -17,8 +17,7 @@ from timeline.broker.fairness.cooperative import EMPTY_COUNTED, TopicRounds, res
 from timeline.broker.status.broker_status import Depth
 from timeline.columns import Int64
 from timeline.model import MAX_TIME_MS, Topic
-from timeline.storage_plugins.contract import StoreError
-from timeline.storage_plugins.room import Room, Roomy
+from timeline.storage_plugins.contract import DiskSpace, StoreError, TellsDiskSpace
 
 if TYPE_CHECKING:
     from timeline.broker.node import Node
@@ -153,8 +152,8 @@ class Counting:
     async def _room(self) -> None:
         """How much room is left where the store keeps its data, if it can tell."""
         store = self._node.store.store
-        room: Room | None = None
-        if isinstance(store, Roomy):
+        room: DiskSpace | None = None
+        if isinstance(store, TellsDiskSpace):
             room = await self._node.store.call("room", store.room())
         if room is not None:
             self._node.metrics.gauge("timeline_store_free_bytes", room.free_bytes)

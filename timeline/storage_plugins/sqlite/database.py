@@ -14,8 +14,7 @@ from urllib.parse import parse_qsl, unquote
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from timeline.storage_plugins import shown, sql
-from timeline.storage_plugins.contract import StoreError, StoreFull, StoreRefused, StoreUnavailable
-from timeline.storage_plugins.room import room_of
+from timeline.storage_plugins.contract import StoreError, StoreFull, StoreRefused, StoreUnavailable, disk_space_of
 from timeline.storage_plugins.sqlite.checkpoints import LOG_BYTES, LOG_PAGES
 from timeline.storage_plugins.sqlite.writer import unavailable
 from timeline.storage_plugins.versions import Versions, migrate, noted
@@ -202,14 +201,14 @@ class Database:
         path = self._location.path
         try:
             log = Path(f"{path}-wal").stat().st_size
-            room = room_of(path.parent)
+            room = disk_space_of(path.parent)
             if room.free_bytes >= log + SPARE_BYTES or not room.size_bytes:  # it has no bound, or does not tell
                 return ""
             unused, size = (connection.execute(f"PRAGMA {of}").fetchone()[0] for of in ("freelist_count", "page_size"))
             with contextlib.suppress(sqlite3.Error):  # it does not even fit
                 _, pages, carried = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 log = (pages - carried) * size
-            if room_of(path.parent).free_bytes + unused * size >= log + SPARE_BYTES:
+            if disk_space_of(path.parent).free_bytes + unused * size >= log + SPARE_BYTES:
                 return ""
         except (OSError, sqlite3.Error):
             return ""  # whoever writes meets it, too

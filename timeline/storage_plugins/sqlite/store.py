@@ -20,6 +20,7 @@ from timeline.columns import Int64, Ragged
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
+    DiskSpace,
     Grant,
     Leased,
     Mutations,
@@ -36,9 +37,9 @@ from timeline.storage_plugins.contract import (
     Swept,
     TagMutation,
     TagStep,
+    disk_space_of,
 )
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.room import Room, room_of
 from timeline.storage_plugins.sql.calls import cut, whole
 from timeline.storage_plugins.sql.changes import mutate
 from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
@@ -325,10 +326,10 @@ class SqliteStore(Store):
             return None
         return await self._read(lambda connection: reading.next_due(connection, key, buckets, after_ms))
 
-    async def room(self) -> Room:
+    async def room(self) -> DiskSpace:
         folder = self._database.path.parent
         try:
-            return await self._read(lambda _: room_of(folder))
+            return await self._read(lambda _: disk_space_of(folder))
         except OSError as error:
             raise StoreUnavailable(f"{folder}: {error.strerror}") from error
 

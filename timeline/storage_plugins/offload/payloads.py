@@ -7,10 +7,16 @@ payload's true size: where it is not the size of what the row has, that is a poi
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.model import Rows, Topic, payload_sum
 
 MARK = b"\x00timeline payload\x01"
 NONCE_BYTES = 8
@@ -141,3 +147,62 @@ def place_of_name(name: str) -> Place | None:
         return Place(bytes.fromhex(parts[0]), int(parts[1], 16), bytes.fromhex(parts[2]))
     except ValueError:
         return None
+
+
+@dataclass(slots=True)
+class Read:
+    """What became of the payloads of rows, by the index of the row: `found` whole (or empty, where what was read is not
+    what was put), `gone`, or `unread` with the reason because their place did not answer."""
+
+    found: dict[int, bytes] = field(default_factory=dict)
+    gone: list[int] = field(default_factory=list)
+    unread: dict[int, str] = field(default_factory=dict)
+
+
+def places_of(rows: Rows) -> dict[int, Place]:
+    """By index, the places of those rows whose payload lies apart. Rows without payloads have none."""
+    if rows.payloads is None:
+        return {}
+    places: dict[int, Place] = {}
+    for at in np.flatnonzero(rows.payloads.sizes != rows.payload_bytes).tolist():
+        place = place_of_pointer(rows.ids[at], int(rows.birth[at]), rows.payloads[at])
+        if place is not None:
+            places[at] = place
+    return places
+
+
+async def read_all(
+    payloads: PayloadStore, topic: Topic, rows: Rows, places: dict[int, Place], patience_s: float | None = None
+) -> Read:
+    """Reads the payloads of `rows` at `places` and compares each with its checksum. What is not read after
+    `patience_s` is unread."""
+    read = Read()
+
+    async def one(at: int, place: Place) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                data = await payloads.read(place.name(topic.uid))
+        except TimeoutError:
+            read.unread[at] = f"not read within {patience_s:g} s"
+        except PayloadGone:
+            read.gone.append(at)
+        except PayloadsUnavailable as trouble:
+            read.unread[at] = str(trouble)
+        else:
+            whole = payload_sum(data) == int(rows.payload_sum[at]) & 0xFFFFFFFF
+            read.found[at] = data if whole and len(data) == int(rows.payload_bytes[at]) else b""
+
+    await asyncio.gather(*(one(at, place) for at, place in places.items()))
+    read.gone.sort()
+    return read
+
+
+def fill(rows: Rows, read: Read) -> None:
+    """Puts what was read in the place of the pointers; what is gone or damaged is empty."""
+    assert rows.payloads is not None
+    payloads = rows.payloads.tolist()
+    for at in read.gone:
+        payloads[at] = b""
+    for at, data in read.found.items():
+        payloads[at] = data
+    rows.payloads = Ragged.of(payloads)

@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from timeline.storage_plugins.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
+from timeline.storage_plugins.offload.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
 
 T = TypeVar("T")
 MOST_SYNCED = 65_536

@@ -1,0 +1,44 @@
+"""What a store raises. The code says what became of the call, and whether it may be repeated."""
+
+from __future__ import annotations
+
+from timeline.errors import TimelineError
+
+
+class StoreError(TimelineError):
+    """Base of what a store raises."""
+
+
+class StoreUnavailable(StoreError):
+    """Nothing of the call happened; it may be repeated."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+    advice = "the store cannot be used now; nothing happened"
+
+
+class StoreFull(StoreUnavailable):
+    """Nothing of the call happened, for want of room. Calls that only read still work, as may those that free some."""
+
+    advice = "the store has no room; nothing happened"
+
+
+class StoreUnknown(StoreError):
+    """The call may have happened: the store's answer was lost."""
+
+    code = "UNKNOWN"
+    retryable = True
+    advice = "the store's answer was lost; it may have happened"
+
+
+class StoreRefused(StoreError):
+    """The store cannot be opened as configured: wrong URL, a newer schema, a file in use, settings that lose data.
+    Not retryable: the text says what to change."""
+
+    code = "REFUSED"
+
+
+class TopicConflict(StoreError):
+    """A topic record exists with other settings, or changed since it was read (compare-and-set lost)."""
+
+    code = "EXISTS"
