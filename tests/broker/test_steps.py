@@ -17,7 +17,7 @@ from timeline.broker.fairness.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation
-from timeline.storage_plugins.contract import Leased
+from timeline.storage_plugins.contract import LeasedRows
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Beat, Credit, Deliver
 
@@ -37,7 +37,7 @@ class Counting(MemoryStore):
         """Clear: leases are made, and not answered."""
         self.answers.set()
 
-    async def lease_due(self, *asked: Any) -> Leased:
+    async def lease_due(self, *asked: Any) -> LeasedRows:
         self.leases += 1
         leased = await super().lease_due(*asked)
         await self.answers.wait()
@@ -49,7 +49,7 @@ def counted(made: Town) -> list[int]:
     given: list[int] = []
     lease = made.store.lease_due
 
-    async def noted(*asked: Any) -> Leased:
+    async def noted(*asked: Any) -> LeasedRows:
         leased = await lease(*asked)
         given.append(len(leased.rows))
         return leased

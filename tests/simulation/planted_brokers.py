@@ -22,7 +22,7 @@ from timeline.broker.node import Node
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
 from timeline.model import Answers, Rows, State, Topic
-from timeline.storage_plugins.contract import Leased, Puts, ScanFilter
+from timeline.storage_plugins.contract import LeasedRows, Puts, ScanFilter
 
 ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 
@@ -184,7 +184,7 @@ def never_sweeps() -> Any:
     """A sweep that looks into no bucket."""
     lease_due = MeteredStore.lease_due
 
-    async def none_for_sweeps(store: MeteredStore, topic: Topic, buckets: Any, *asked: Any) -> Leased:
+    async def none_for_sweeps(store: MeteredStore, topic: Topic, buckets: Any, *asked: Any) -> LeasedRows:
         return await lease_due(store, topic, [] if asked[-1] else buckets, *asked)
 
     return instead(MeteredStore, "lease_due", none_for_sweeps)

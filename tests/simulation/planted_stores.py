@@ -11,7 +11,7 @@ import numpy as np
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
 from timeline.storage_plugins.contract import (
-    Leased,
+    LeasedRows,
     Mutations,
     Puts,
     ScanFilter,
@@ -59,7 +59,7 @@ class CursorSkip(_Planted):
         super().__init__()
         self._floor: dict[tuple[int, int], int] = {}
 
-    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> Leased:
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> LeasedRows:
         mine = range(topic.settings.buckets) if buckets is None else buckets
         seen = [bucket for bucket in mine if await self._above(topic, bucket)]
         leased = await super().lease_due(topic, seen, *asked)
@@ -96,7 +96,7 @@ class Resurrects(_Planted):
                     self._ghosts.append((topic, _as_put(*there[mutations.ids[at]])))
         return answers
 
-    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> Leased:
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> LeasedRows:
         ghosts, self._ghosts = self._ghosts, []
         for where, puts in ghosts:
             await super().put(where, now_ms, puts)
@@ -197,7 +197,7 @@ class DeniesPuts(_Planted):
 class SweepsNothing(_Planted):
     """Finds nothing where membership says that others deal."""
 
-    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> Leased:
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, *asked: Any) -> LeasedRows:
         overdue_ms = asked[-1]
         return await super().lease_due(topic, [] if overdue_ms else buckets, *asked)
 
@@ -226,7 +226,7 @@ class LeasesByOldDues(_Planted):
                 self._read[topic.uid, mutations.ids[at]] = int(rows.due_ms[row])
         return answers
 
-    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> Leased:
+    async def lease_due(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, *asked: Any) -> LeasedRows:
         for (uid, id), due_ms in list(self._read.items()):
             if uid == topic.uid and due_ms <= now_ms:
                 del self._read[uid, id]
@@ -270,7 +270,7 @@ class MixesPayloads(_Planted):
         self._mix(topic, page.rows)
         return page
 
-    async def lease_due(self, topic: Topic, *asked: Any, **named: Any) -> Leased:
+    async def lease_due(self, topic: Topic, *asked: Any, **named: Any) -> LeasedRows:
         leased = await super().lease_due(topic, *asked, **named)
         self._mix(topic, leased.rows)
         return leased
@@ -291,7 +291,7 @@ class TrustsMembership(_Planted):
 
     async def lease_due(
         self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Any, *asked: Any
-    ) -> Leased:
+    ) -> LeasedRows:
         if buckets is not None:
             mine = {grant.holder for grant in grants}
             for (uid, id), (when_ms, holder) in list(self._leased.items()):

@@ -19,7 +19,7 @@ from timeline.history import History
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -186,8 +186,8 @@ class TroubledStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
-        async def work() -> Leased:
+    ) -> LeasedRows:
+        async def work() -> LeasedRows:
             leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
             times = {"now_ms": now_ms, "due_before_ms": due_before_ms}
             for at in range(len(leased.rows)):
@@ -205,7 +205,7 @@ class TroubledStore(Store):
         self._note_deal(topic, grants, leased, asked)
         return leased
 
-    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: Leased, asked: dict[str, Any]) -> None:
+    def _note_deal(self, topic: Topic, grants: Sequence[Grant], leased: LeasedRows, asked: dict[str, Any]) -> None:
         """How the round was shared, as far as the broker knows: with the answer lost, so is the round."""
         rows, seats = leased.rows, len(grants)
         assert rows.payloads is not None and rows.headers is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.model import Topic
-from timeline.storage_plugins.contract import Grant, Leased, Store
+from timeline.storage_plugins.contract import Grant, LeasedRows, Store
 from timeline.storage_plugins.memory import MemoryStore
 
 FAULTS: dict[type[Store], str] = {}
@@ -57,10 +57,10 @@ class Plain(MemoryStore):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         return await self.lease(Call(topic, buckets, now_ms, due_before_ms, grants, overdue_ms))
 
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease_due(
             call.topic, call.buckets, call.now_ms, call.due_before_ms, call.grants, call.overdue_ms
         )
@@ -68,32 +68,32 @@ class Plain(MemoryStore):
 
 @caught_by("lease_is_never_early")
 class EarlyByAMillisecond(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(replace(call, now_ms=call.now_ms + 1))
 
 
 @caught_by("buckets_subset")
 class LeasesFromAnyBucket(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(replace(call, buckets=None))
 
 
 @caught_by("grants_by_count")
 class LeasesOneTooMany(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         more = [replace(grant, count=grant.count + 1) for grant in call.grants]
         return await super().lease(replace(call, grants=more))
 
 
 @caught_by("grants_by_bytes")
 class IgnoresBytes(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(call.granting(max_bytes=1 << 40))
 
 
 @caught_by("fairness")
 class FillsTheFirstConsumer(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         leased = await super().lease(call)
         counts = [grant.count for grant in call.grants]
         whose = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
@@ -103,7 +103,7 @@ class FillsTheFirstConsumer(Plain):
 
 @caught_by("order_by_due_and_id")
 class LeasesLatestFirst(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         leased = await super().lease(call)
         back = np.arange(len(leased.rows))[::-1]
         leased.rows, leased.grant = leased.rows.take(back), leased.grant[back]
@@ -113,7 +113,7 @@ class LeasesLatestFirst(Plain):
 
 @caught_by("grants_by_count")
 class ForgetsWhatIsLeftOver(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         leased = await super().lease(call)
         if leased.next_due_ms is not None and leased.next_due_ms <= call.now_ms:
             leased.next_due_ms = None
@@ -122,7 +122,7 @@ class ForgetsWhatIsLeftOver(Plain):
 
 @caught_by("lease_runs_out")
 class ForgetsWhoHadIt(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         leased = await super().lease(call)
         leased.prior_holders = Ragged.repeat(b"", len(leased.rows))
         return leased
@@ -130,31 +130,31 @@ class ForgetsWhoHadIt(Plain):
 
 @caught_by("redelivery_backoff")
 class NeverRests(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(call.setting(redelivery_backoff_ms=0))
 
 
 @caught_by("lease_ahead")
 class NeverAhead(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(replace(call, due_before_ms=0))
 
 
 @caught_by("lease_of_what_is_overdue")
 class SweepsWhatIsFresh(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(replace(call, overdue_ms=0))
 
 
 @caught_by("max_deliveries")
 class DeliversForEver(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         return await super().lease(call.setting(max_deliveries=0))
 
 
 @caught_by("expired_is_not_leased")
 class ExpiryUncounted(Plain):
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         leased = await super().lease(call)
         leased.expired = 0
         return leased
@@ -164,9 +164,9 @@ class ExpiryUncounted(Plain):
 class LeasesByReadingFirst(Plain):
     """Callers that come while another one waits for its answer get the same rows."""
 
-    waiting: Leased | None = None
+    waiting: LeasedRows | None = None
 
-    async def lease(self, call: Call) -> Leased:
+    async def lease(self, call: Call) -> LeasedRows:
         if self.waiting is not None:
             return self.waiting
         self.waiting = await super().lease(call)

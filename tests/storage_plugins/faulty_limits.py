@@ -13,7 +13,7 @@ from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Page,
     Puts,
@@ -92,7 +92,7 @@ class CountsBucketsInAByte(MemoryStore):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         asked = None if buckets is None else sorted({bucket for bucket in buckets if bucket < 256})
         return await super().lease_due(topic, asked, now_ms, due_before_ms, grants, overdue_ms)
 

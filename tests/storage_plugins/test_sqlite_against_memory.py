@@ -16,7 +16,7 @@ from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Rows, State, Topic, TopicSettings, payload_sums
 from timeline.storage_plugins.contract import (
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Puts,
     ScanFilter,
@@ -162,7 +162,7 @@ def plain(value: Any) -> Any:
     """Anything a store answers as plain Python values, so that a difference shows itself."""
     if isinstance(value, np.ndarray | Ragged):
         return value.tolist()
-    if isinstance(value, Rows | Leased | Answers):
+    if isinstance(value, Rows | LeasedRows | Answers):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         for told_as_one_likes in ("details", "turn"):
             fields.pop(told_as_one_likes, None)

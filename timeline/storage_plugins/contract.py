@@ -15,6 +15,7 @@ Repeats. Each put carries a birth, each move, cancel, release and revive an oper
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class Leased:
+class LeasedRows:
     """What `lease_due` leased. `rows` as they stand now (version and deliveries raised, due_ms = the lease's end,
     holder set), with payloads and headers. `grant`: for each row the index into the call's grants.
     `was_due_ms`: its due before. `prior_holders`: who held it when its lease ran out; empty otherwise.
@@ -253,7 +254,7 @@ class Store(ABC):
 
     capabilities: Capabilities
     tells_commit_seq = False
-    """Whether calls are done one by one and numbered: a put in `Answers.commit_seq`, a lease in `Leased.commit_seq`
+    """Whether calls are done one by one and numbered: a put in `Answers.commit_seq`, a lease in `LeasedRows.commit_seq`
     (0: none). A lease has seen every put with a lower number. A broker may then call for it while the put is on its
     way."""
 
@@ -325,7 +326,7 @@ class Store(ABC):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         """Leases what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
 
         `overdue_ms` > 0 (the sweep over buckets that others deal): only what is due by now_ms − overdue_ms, nothing
@@ -406,8 +407,15 @@ def disk_space_of(path: str | os.PathLike[str]) -> DiskSpace:
     return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
+def __getattr__(name: str) -> type:
+    if name == "Leased":
+        warnings.warn("contract.Leased is called LeasedRows now", DeprecationWarning, stacklevel=2)
+        return LeasedRows
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
-    "Answers", "Capabilities", "DiskSpace", "Grant", "Indexes", "Leased", "Mutations", "Opened", "Page", "Puts",
+    "Answers", "Capabilities", "DiskSpace", "Grant", "Indexes", "LeasedRows", "Mutations", "Opened", "Page", "Puts",
     "ScanFilter", "Settles", "Store", "StoreError", "StoreFull", "StoreRefused", "StoreUnavailable", "StoreUnknown",
     "Swept", "TagMutation", "TagStep", "TellsDiskSpace", "TopicConflict", "disk_space_of",
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from timeline.storage_plugins.asks import fill, mutation_ask, put_ask, removal, 
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -236,7 +236,7 @@ class ReferenceStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         wanted, ahead_ms = sum(grant.count for grant in grants), 0 if overdue_ms else due_before_ms
         chosen: list[ReferenceRow] = []
         buried: list[ReferenceRow] = []
@@ -262,7 +262,7 @@ class ReferenceStore(Store):
         for row, index in zip(chosen, dealt.tolist(), strict=True):
             ask = Ask(Operation.LEASE, grants[index].lease_ms, holder=grants[index].holder, due_before_ms=ahead_ms)
             self.decide(topic, row.id, ask, now_ms)
-        return Leased(
+        return LeasedRows(
             rows=rows_of(chosen, payload=True),
             grant=dealt,
             was_due_ms=np.array([message.due_ms for message in before], dtype=np.int64),

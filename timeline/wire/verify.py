@@ -233,7 +233,7 @@ class Table:
         return WireError(f"{self.name}.{field} {why}")
 
 
-class Place(NamedTuple):
+class FrameBody(NamedTuple):
     """Where a frame's body lies. `lenient`: the frame is of a newer minor."""
 
     name: str
@@ -253,7 +253,7 @@ def minor_of(data: bytes) -> int:
     return int(Table("Frame", data, _U32(data, 0)[0], False).whole("minor"))
 
 
-def find_body(data: bytes | bytearray | memoryview) -> Place:
+def find_body(data: bytes | bytearray | memoryview) -> FrameBody:
     """The body of a frame, after its root was verified. `data` must not be changed while what is read is in use.
 
     Raises WireError, WireVersionError (another major) or UnknownFrame (a body that only a newer minor knows).
@@ -281,4 +281,4 @@ def find_body(data: bytes | bytearray | memoryview) -> Place:
     start = root.target("body")
     if start is None:
         raise WireError("the frame has no body")
-    return Place(name, data, start, minor > MINOR)
+    return FrameBody(name, data, start, minor > MINOR)

@@ -19,7 +19,7 @@ from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import open_store
-from timeline.storage_plugins.contract import Grant, Leased, Settles, Store
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, Store
 
 HOLDER = b"bare"
 LEASE_MS = 30_000
@@ -80,7 +80,7 @@ async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int)
     return ledger
 
 
-def acks_of(leased: Leased) -> Settles:
+def acks_of(leased: LeasedRows) -> Settles:
     """Acks of all that was leased."""
     rows, count = leased.rows, len(leased.rows)
     return Settles(

@@ -29,7 +29,7 @@ from timeline.clock import Clock
 from timeline.columns import Bools
 from timeline.metrics import Metrics
 from timeline.model import DELIVERED_OUT, LateCause, LeavingReason, Topic
-from timeline.storage_plugins.contract import Grant, Leased, StoreError
+from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError
 
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
@@ -252,7 +252,7 @@ class Dealer:
         if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
             self._step_until_ms = mono_ms + self._limits.step_wait_ms
 
-    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[Leased, int, bool]:
+    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[LeasedRows, int, bool]:
         """One call of the store, when it returned, and whether it was a sweep of what others deal. Notes what it says
         of the next due."""
         now_ms = self._clock.now_ms()
@@ -283,7 +283,7 @@ class Dealer:
             self._sweep_at_ms = mono_ms + FRUITLESS_MS
         return leased, done_ms, True
 
-    def _note_fruitless(self, leased: Leased, now_ms: int, until_ms: int, mono_ms: float) -> None:
+    def _note_fruitless(self, leased: LeasedRows, now_ms: int, until_ms: int, mono_ms: float) -> None:
         """When a round leased nothing, another like it would not either: say until when not to ask again."""
         self._never_ahead_ms = None
         if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
@@ -295,7 +295,7 @@ class Dealer:
             # It was asked for and not given: a lease that is about to run out, which nobody may have ahead of its time.
             self._never_ahead_ms = leased.next_due_ms
 
-    def _account(self, leased: Leased, mono_ms: float) -> None:
+    def _account(self, leased: LeasedRows, mono_ms: float) -> None:
         """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
         name = self._metrics.topic(self.topic.name)
         self._store.expired(self.topic, leased.expired)
@@ -312,7 +312,7 @@ class Dealer:
                 if (consumer := self.roster.consumers.get(holder)) is not None:
                     consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
 
-    def _deal(self, leased: Leased, consumers: list[ConnectedConsumer], done_ms: int, swept: bool) -> None:
+    def _deal(self, leased: LeasedRows, consumers: list[ConnectedConsumer], done_ms: int, swept: bool) -> None:
         """Gives each consumer its rows: now if they are due, else when they are."""
         whole = LeasedBatch(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
         sizes = whole.sizes

@@ -9,7 +9,7 @@ import numpy as np
 
 from timeline.columns import Bools, ColumnBatch, Int64, Ragged
 from timeline.model import PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
-from timeline.storage_plugins.contract import Leased, Settles
+from timeline.storage_plugins.contract import LeasedRows, Settles
 from timeline.storage_plugins.offload.payloads import is_pointer
 from timeline.wire.frames import AIM_BYTES, Deliver
 
@@ -23,7 +23,7 @@ JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
 
 @dataclass(slots=True)
 class LeasedBatch(ColumnBatch):
-    """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
+    """LeasedRows rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
     lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
     have dealt it."""
 
@@ -117,7 +117,7 @@ def content_sizes(rows: Rows) -> Int64:
     return rows.payloads.sizes + rows.headers.sizes if rows.headers.nbytes else rows.payloads.sizes
 
 
-def ran_out(leased: Leased) -> Bools:
+def ran_out(leased: LeasedRows) -> Bools:
     """Which rows had a holder whose lease ran out."""
     if not leased.prior_holders.nbytes:
         return np.zeros(len(leased.rows), dtype=np.bool_)

@@ -16,7 +16,7 @@ import numpy as np
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.columns import Indexes, Int64, Ragged, UInt8
 from timeline.model import Answers, Operation, Rows, Status, Topic
-from timeline.storage_plugins.contract import Leased, Mutations, Puts, Settles, TagMutation, TagStep
+from timeline.storage_plugins.contract import LeasedRows, Mutations, Puts, Settles, TagMutation, TagStep
 
 SCHEMA_VERSION = 1
 
@@ -130,7 +130,7 @@ class Journal:
                 ids = puts.ids.take(np.array(list(gone), dtype=np.intp))
                 self._tell(kind, topic, slice(None), ids, birth=birth, version=version)
 
-    def leased(self, topic: Topic, leased: Leased) -> None:
+    def leased(self, topic: Topic, leased: LeasedRows) -> None:
         """The store has leased: which leases had run out, and what was buried or removed on the way."""
         rows = leased.rows
         if leased.prior_holders.nbytes:

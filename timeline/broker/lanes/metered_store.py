@@ -17,7 +17,7 @@ from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Puts,
@@ -304,7 +304,7 @@ class MeteredStore:
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int,
-    ) -> Leased:
+    ) -> LeasedRows:
         started_ms = self._monotonic_ms()
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         leased = await self._timed(self.call("lease_due", call, len(grants)))

@@ -6,12 +6,12 @@ import numpy as np
 
 from timeline.columns import ColumnBatch, Ragged
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.contract import Leased, Opened, Page, Swept, TagStep
+from timeline.storage_plugins.contract import LeasedRows, Opened, Page, Swept, TagStep
 
 _KINDS: dict[str, type] = {
-    "put": Answers, "settle": Answers, "mutate": Answers, "mutate_tag": TagStep, "lease_due": Leased, "held_by": Page,
-    "scan": Page, "count_due": np.ndarray, "sweep": Swept, "topics": list, "create_topic": Topic, "update_topic": Topic,
-    "inspect": Opened,
+    "put": Answers, "settle": Answers, "mutate": Answers, "mutate_tag": TagStep, "lease_due": LeasedRows,
+    "held_by": Page, "scan": Page, "count_due": np.ndarray, "sweep": Swept, "topics": list, "create_topic": Topic,
+    "update_topic": Topic, "inspect": Opened,
 }  # fmt: skip
 """What each call answers with. Other calls may answer anything."""
 
@@ -26,10 +26,10 @@ def flaw_of(name: str, answer: object, asked: int) -> str:
         if _length(answer.status) != asked:
             return f"gave {_length(answer.status)} answers for {asked} messages"
         return _unequal(answer, asked)
-    return _leased(answer, asked) if isinstance(answer, Leased) else ""
+    return _leased(answer, asked) if isinstance(answer, LeasedRows) else ""
 
 
-def _leased(leased: Leased, grants: int) -> str:
+def _leased(leased: LeasedRows, grants: int) -> str:
     rows: object = leased.rows
     buried: object = leased.buried
     next_due_ms: object = leased.next_due_ms

@@ -27,7 +27,7 @@ from timeline.storage_plugins.cassandra.rows import Stored, rows_of
 from timeline.storage_plugins.cassandra.sharing import Dropped, Part
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
 from timeline.storage_plugins.cassandra.turns import FEW
-from timeline.storage_plugins.contract import Grant, Leased, StoreUnavailable
+from timeline.storage_plugins.contract import Grant, LeasedRows, StoreUnavailable
 
 KINDS = (FREE, HELD)
 ROUNDS = 50
@@ -203,7 +203,7 @@ async def lease_due(
     due_before_ms: int,
     grants: Sequence[Grant],
     overdue_ms: int,
-) -> Leased:
+) -> LeasedRows:
     """`Store.lease_due`: nothing of a topic that was dropped."""
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
@@ -221,7 +221,7 @@ async def lease_due(
     with partly(harvest.done):
         contents = await desk.contents.read(topic.uid, harvest.stored)
     rows = rows_of([stored for _, stored in harvest.stored], [pair or (b"", b"") for pair in contents])
-    return Leased(
+    return LeasedRows(
         rows=rows,
         grant=np.array(harvest.grant, dtype=np.uint32),
         was_due_ms=np.array([old.message.due_ms for old in harvest.before], dtype=np.int64),
@@ -386,7 +386,7 @@ def _next_ms(call: Call, bucket: Bucket) -> int | None:
     return min(free, held + backoff_ms if held < NOWHERE_MS else held)
 
 
-def empty() -> Leased:
+def empty() -> LeasedRows:
     """What a topic that is gone answers."""
     none = np.zeros(0, dtype=np.int64)
-    return Leased(Rows.empty(payload=True), none.astype(np.uint32), none, Ragged.of([]), None)
+    return LeasedRows(Rows.empty(payload=True), none.astype(np.uint32), none, Ragged.of([]), None)

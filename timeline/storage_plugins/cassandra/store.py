@@ -24,7 +24,7 @@ from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unava
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -166,7 +166,7 @@ class CassandraStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         return await leasing.lease_due(self._at_work(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:

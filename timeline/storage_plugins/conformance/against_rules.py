@@ -28,7 +28,7 @@ from timeline.storage_plugins.conformance.trial import (
     expect_equal,
     walked,
 )
-from timeline.storage_plugins.contract import Grant, Leased, Mutations, Puts, Settles, Store, TagMutation, TagStep
+from timeline.storage_plugins.contract import Grant, LeasedRows, Mutations, Puts, Settles, Store, TagMutation, TagStep
 from timeline.storage_plugins.reference import ReferenceRow, ReferenceStore
 
 HOLDERS = (b"worker-1", b"worker-2", b"Worker-2")
@@ -223,7 +223,7 @@ class _ExpectedLease:
     def _ask(self, holder: bytes, lease_ms: int) -> Ask:
         return Ask(Operation.LEASE, time_ms=lease_ms, holder=holder, due_before_ms=self.due_before_ms)
 
-    def compare(self, grants: Sequence[Grant], leased: Leased, left: set[bytes]) -> None:
+    def compare(self, grants: Sequence[Grant], leased: LeasedRows, left: set[bytes]) -> None:
         """Raise Violation where `leased` is not allowed; else do the same in the reference store. `left`: the ids that
         the store still has after the call, which tells whose expiry was met."""
         standing, now_ms = self.reference.rows(self.topic), self.now_ms

@@ -17,7 +17,7 @@ from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Rows, State, Status, Topic, TopicSettings, payload_sums
 from timeline.storage_plugins.contract import (
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Page,
     Puts,
@@ -199,7 +199,7 @@ class Trial:
         buckets: Sequence[int] | None = None,
         grants: Sequence[Grant] | None = None,
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         """Leases for one worker, or for `grants`."""
         if grants is None:
             grants = [Grant(holder, count, lease_ms, max_bytes, alone)]

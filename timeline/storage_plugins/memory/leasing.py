@@ -11,7 +11,7 @@ from timeline.kinds import kind_of
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status
-from timeline.storage_plugins.contract import Grant, Leased
+from timeline.storage_plugins.contract import Grant, LeasedRows
 from timeline.storage_plugins.memory.agenda import by_id, slots_of
 from timeline.storage_plugins.memory.changes import MemoryCall
 from timeline.storage_plugins.memory.rows import DEAD, HELD, TopicRows, records_of
@@ -43,7 +43,7 @@ class _Found:
 
 def lease_due(
     call: MemoryCall, buckets: Sequence[int] | None, due_before_ms: int, grants: Sequence[Grant], overdue_ms: int
-) -> Leased:
+) -> LeasedRows:
     """See `contract.Store.lease_due`."""
     rows, now_ms = call.rows, call.now_ms
     accept = None if buckets is None else _in_buckets(rows, buckets)
@@ -67,9 +67,9 @@ def lease_due(
     return leased
 
 
-def nothing() -> Leased:
+def nothing() -> LeasedRows:
     """What a topic without messages answers."""
-    return Leased(
+    return LeasedRows(
         rows=Rows.empty(payload=True),
         grant=np.zeros(0, dtype=np.uint32),
         was_due_ms=np.zeros(0, dtype=np.int64),
@@ -195,7 +195,7 @@ def _stay(rows: TopicRows, slots: Indexes) -> None:
         rows.put_back(rows.records["due_ms"][slots], slots)
 
 
-def _grant(rows: TopicRows, slots: Indexes, now_ms: int, grants: Sequence[Grant]) -> tuple[Leased, Indexes]:
+def _grant(rows: TopicRows, slots: Indexes, now_ms: int, grants: Sequence[Grant]) -> tuple[LeasedRows, Indexes]:
     """Leases of `slots`, in this order, as many as the grants' bytes allow; and those that were not dealt."""
     words = rows.words.take(slots, axis=0)
     dealt = deal(grants, rows.sizes(records_of(words)))
@@ -212,7 +212,7 @@ def _grant(rows: TopicRows, slots: Indexes, now_ms: int, grants: Sequence[Grant]
         records["deliveries"] += 1
         rows.words[slots] = words
         rows.place(slots, HELD, np.ascontiguousarray(records["due_ms"]))
-    leased = Leased(
+    leased = LeasedRows(
         rows=rows.rows(slots, words, payload=True),
         grant=dealt,
         was_due_ms=was_due_ms,

@@ -17,7 +17,7 @@ from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -144,7 +144,7 @@ class MemoryStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         rows = self._made(topic)
         if rows is None:
             return leasing.nothing()

@@ -9,7 +9,7 @@ import numpy as np
 
 from timeline.columns import Int64, UInt32
 from timeline.model import Rows, Topic
-from timeline.storage_plugins.contract import Grant, Leased
+from timeline.storage_plugins.contract import Grant, LeasedRows
 from timeline.storage_plugins.mysql import statements
 from timeline.storage_plugins.mysql.connections import Later, Session
 from timeline.storage_plugins.mysql.messages import Changes
@@ -22,7 +22,7 @@ from timeline.storage_plugins.sql.search import Search
 def lease_due(
     session: Session, topic: Topic, key: int, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int,
     grants: Sequence[Grant], overdue_ms: int,
-) -> Leased | None:  # fmt: skip
+) -> LeasedRows | None:  # fmt: skip
     """`Store.lease_due`; None where the topic was dropped."""
     wanted = sum(grant.count for grant in grants)
     search = _Search(Changes(session, topic, key, now_ms), buckets, due_before_ms, overdue_ms)

@@ -14,7 +14,7 @@ from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -249,15 +249,15 @@ class MysqlStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         if buckets is not None and len(set(buckets)) == topic.settings.buckets:
             buckets = None
 
-        def act(session: Session, key: int) -> Leased | None:
+        def act(session: Session, key: int) -> LeasedRows | None:
             return leasing.lease_due(session, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
-        def gone() -> Leased:
-            return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
+        def gone() -> LeasedRows:
+            return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
 
         return await self._on_known(topic, act, gone)
 

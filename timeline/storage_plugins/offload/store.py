@@ -26,7 +26,7 @@ from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -359,7 +359,7 @@ class OffloadingStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         leased = await self.inner.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
         places = places_of(leased.rows)
         if not places:
@@ -375,7 +375,7 @@ class OffloadingStore(Store):
         leased.damaged = (*leased.damaged, *read.gone)
         return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread)
 
-    async def _give_back(self, topic: Topic, now_ms: int, leased: Leased, unread: dict[int, str]) -> Leased:
+    async def _give_back(self, topic: Topic, now_ms: int, leased: LeasedRows, unread: dict[int, str]) -> LeasedRows:
         """Without what could not be read: it goes back as if nobody had seen it, and rests a while."""
         log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
         rows = leased.rows.take(np.array(sorted(unread), dtype=np.intp))

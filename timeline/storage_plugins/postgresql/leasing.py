@@ -15,7 +15,7 @@ from timeline.leases import deal
 from timeline.leases.dealing import turns_of
 from timeline.model import Answers, Operation, Rows, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import settle_ask
-from timeline.storage_plugins.contract import Grant, Leased, Settles
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles
 from timeline.storage_plugins.postgresql import lease_statements, statements
 from timeline.storage_plugins.postgresql.connections import Connection, Steps
 from timeline.storage_plugins.postgresql.messages import Changes, decide_each
@@ -31,7 +31,7 @@ BYTES_AT_ONCE = 256 * 1024 * 1024
 class Found:
     """What was leased, and the end of the lease that runs out next."""
 
-    leased: Leased
+    leased: LeasedRows
     end_ms: int | None
 
     @property
@@ -41,10 +41,10 @@ class Found:
         return not (len(leased.rows) or leased.expired or len(leased.buried))
 
 
-def nothing_leased(next_due_ms: int | None = None) -> Leased:
+def nothing_leased(next_due_ms: int | None = None) -> LeasedRows:
     """That nothing was leased."""
     none = Rows.empty(payload=True)
-    return Leased(none, np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), next_due_ms)
+    return LeasedRows(none, np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), next_due_ms)
 
 
 class Search:
@@ -136,7 +136,7 @@ async def lease_by_rules(
 
 async def _lease(
     steps: Steps, topic: Topic, now_ms: int, grants: Sequence[Grant], turns: UInt32, eligible: Part
-) -> Leased:
+) -> LeasedRows:
     """Writes the leases as dealt; what somebody else was faster at is left out."""
     if not len(turns):
         return nothing_leased()
@@ -167,7 +167,7 @@ async def _lease(
         payloads=Ragged.of([payload or b"" for _, payload, _ in contents]),
         headers=Ragged.of([headers or b"" for _, _, headers in contents]),
     )
-    return Leased(held, turns, rows.due_ms, rows.holders, None, damaged=damaged)
+    return LeasedRows(held, turns, rows.due_ms, rows.holders, None, damaged=damaged)
 
 
 async def lease_plain(

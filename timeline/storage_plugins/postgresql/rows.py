@@ -11,7 +11,7 @@ import numpy as np
 from timeline.columns import Indexes, Int64, Ragged
 from timeline.leases import Message
 from timeline.model import Rows
-from timeline.storage_plugins.contract import Grant, Leased
+from timeline.storage_plugins.contract import Grant, LeasedRows
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, rows_of
 from timeline.storage_plugins.sql.rows import UNSIGNED_BITS
 
@@ -125,7 +125,7 @@ def strings_of(data: bytes | None, lengths: bytes | None) -> tuple[Ragged, tuple
     return Ragged(data or b"", offsets), missing
 
 
-def leased_of(found: Any, grants: Sequence[Grant]) -> Leased:
+def leased_of(found: Any, grants: Sequence[Grant]) -> LeasedRows:
     """What `LEASE` leased, in the order of the deal; without `next_due_ms`."""
     numbers = {name: numbers_of(found[name]) for name in PACKED}
     texts = {name: strings_of(found[name], found[f"{name}_lengths"]) for name in TEXTS}
@@ -151,14 +151,14 @@ def leased_of(found: Any, grants: Sequence[Grant]) -> Leased:
             "headers": texts["headers"][0],
         },
     )
-    leased = Leased(rows, grant, was_due_ms, prior, None, damaged=texts["payload"][1])
+    leased = LeasedRows(rows, grant, was_due_ms, prior, None, damaged=texts["payload"][1])
     return leased if bool((order[1:] > order[:-1]).all()) else _sorted(leased, np.argsort(order))
 
 
-def _sorted(leased: Leased, order: Indexes) -> Leased:
+def _sorted(leased: LeasedRows, order: Indexes) -> LeasedRows:
     """The same in another order: no server promises that of its aggregates."""
     place = {int(old): new for new, old in enumerate(order)}
-    return Leased(
+    return LeasedRows(
         leased.rows.take(order),
         leased.grant[order],
         leased.was_due_ms[order],

@@ -14,7 +14,7 @@ from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, Status, 
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -181,7 +181,7 @@ class PostgresqlStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         wanted = None if buckets is None or len(set(buckets)) == topic.settings.buckets else list(buckets)
         asked = (topic, wanted, now_ms, due_before_ms, grants, overdue_ms)
         backoff_ms, shortest_ms = topic.settings.redelivery_backoff_ms, min((one.lease_ms for one in grants), default=0)

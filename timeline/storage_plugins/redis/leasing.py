@@ -12,7 +12,7 @@ import numpy as np
 from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, deal, decide
 from timeline.model import DELIVERED_OUT, Operation, Rows, Status, Topic
-from timeline.storage_plugins.contract import Grant, Leased, StoreError, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.redis import queries, scripts
 from timeline.storage_plugins.redis.changes import Items, Keys, left_of
 from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, heads_of, rows_of, unpack
@@ -55,7 +55,7 @@ class _Taken:
         self.count += len(ids)
         return rows
 
-    def leased(self, grants: Sequence[Grant], now_ms: int) -> Leased:
+    def leased(self, grants: Sequence[Grant], now_ms: int) -> LeasedRows:
         """The answer: rows as they stand now."""
         if not self.count:
             leased = nothing()
@@ -70,14 +70,14 @@ class _Taken:
                 rows.holders = Ragged.repeat(grants[0].holder, self.count)
             else:
                 rows.holders = Ragged.of([grants[turn].holder for turn in turns.tolist()])
-            leased = Leased(rows, turns, was_due_ms, prior, None, damaged=tuple(self.missing))
+            leased = LeasedRows(rows, turns, was_due_ms, prior, None, damaged=tuple(self.missing))
         leased.expired, leased.buried = self.expired, Rows.concat(self.buried)
         return leased
 
 
-def nothing() -> Leased:
+def nothing() -> LeasedRows:
     """A lease of nothing."""
-    return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
+    return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
 
 
 async def lease_due(
@@ -88,7 +88,7 @@ async def lease_due(
     due_before_ms: int,
     grants: Sequence[Grant],
     overdue_ms: int,
-) -> Leased:
+) -> LeasedRows:
     """`Store.lease_due`: one script where all buckets are at one server, decided here where they are not."""
     search = _Search(Keys(server, topic), buckets, now_ms, due_before_ms, overdue_ms)
     taken = _Taken()

@@ -10,7 +10,7 @@ from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -131,7 +131,7 @@ class RedisStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         return await leasing.lease_due(self._running(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:

@@ -10,7 +10,7 @@ import numpy as np
 from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import deal
 from timeline.model import Rows
-from timeline.storage_plugins.contract import Grant, Leased
+from timeline.storage_plugins.contract import Grant, LeasedRows
 from timeline.storage_plugins.sql.rows import Part
 
 MANY_GRANTS = 8
@@ -22,14 +22,14 @@ Read = Callable[[list[int], list[int]], tuple[Ragged, Ragged, list[int]]]
 """Payloads and headers by row, of about so many bytes each, and the indexes of those that are gone."""
 
 
-def lease(eligible: Part, grants: Sequence[Grant], now_ms: int, write: Write, read: Read) -> Leased:
+def lease(eligible: Part, grants: Sequence[Grant], now_ms: int, write: Write, read: Read) -> LeasedRows:
     """Deals the eligible over the grants and has the leases written; without `next_due_ms`."""
     turns = deal(grants, eligible.sizes)
     if len(turns) < len(eligible):
         eligible = eligible.take(np.arange(len(turns)))
     rows = eligible.rows
     if not len(turns):
-        return Leased(Rows.empty(payload=True), turns, rows.due_ms, rows.holders, None)
+        return LeasedRows(Rows.empty(payload=True), turns, rows.due_ms, rows.holders, None)
     lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
     due_ms = np.maximum(rows.due_ms, now_ms) + lease_ms[turns]
     write(turns, eligible.numbers, due_ms)
@@ -44,4 +44,4 @@ def lease(eligible: Part, grants: Sequence[Grant], now_ms: int, write: Write, re
         payloads=payloads,
         headers=headers,
     )
-    return Leased(held, turns, rows.due_ms, rows.holders, None, damaged=tuple(gone))
+    return LeasedRows(held, turns, rows.due_ms, rows.holders, None, damaged=tuple(gone))

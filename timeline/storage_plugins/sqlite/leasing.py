@@ -12,7 +12,7 @@ import numpy as np
 from timeline.columns import Indexes, Int64, UInt32
 from timeline.model import Answers, Operation, Rows, Topic, buckets_of
 from timeline.storage_plugins.asks import settle_ask
-from timeline.storage_plugins.contract import Grant, Leased, Settles
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles
 from timeline.storage_plugins.sql import signed, signed_one
 from timeline.storage_plugins.sql.changes import decide_each
 from timeline.storage_plugins.sql.dealing import MANY_GRANTS, lease
@@ -32,7 +32,7 @@ def lease_due(
     due_before_ms: int,
     grants: Sequence[Grant],
     overdue_ms: int,
-) -> Leased:
+) -> LeasedRows:
     """`Store.lease_due`."""
     search = _Search(Changes(transaction, topic, key, now_ms), buckets, due_before_ms, overdue_ms)
     eligible = search.first(sum(grant.count for grant in grants))

@@ -22,7 +22,7 @@ from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
     Grant,
-    Leased,
+    LeasedRows,
     Mutations,
     Opened,
     Page,
@@ -239,15 +239,15 @@ class SqliteStore(Store):
         due_before_ms: int,
         grants: Sequence[Grant],
         overdue_ms: int = 0,
-    ) -> Leased:
+    ) -> LeasedRows:
         wanted = sum(grant.count for grant in grants)
         if buckets is not None and len(set(buckets)) == topic.settings.buckets:
             buckets = None
 
-        def act(transaction: Transaction) -> Leased:
+        def act(transaction: Transaction) -> LeasedRows:
             key = self._topics.key(topic)
             if key is None:
-                return Leased(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
+                return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
             leased = leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
             transaction.weight = len(leased.rows) + leased.expired + len(leased.buried)
             leased.commit_seq = transaction.commit_seq
