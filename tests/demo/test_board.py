@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.demo.staged import StagedDay
 from timeline.demo.board import draw, shown
 from timeline.demo.conductor import Played
-from timeline.demo.picture import DayPicture, Stage, Tail, percentile
+from timeline.demo.picture import DayPicture, FlightStage, Tail, percentile
 from timeline.demo.plan import HISTORY_SUFFIX, DayPlan
 from timeline.demo.summary import summarize
 from timeline.demo.viewers import BoardWatcher, LineWatcher, tell, watcher
@@ -42,7 +42,7 @@ def test_a_whole_day(plan: DayPlan, tmp_path: Path) -> None:
     assert picture.counts["departed"] == len(plan.filings) - cancelled
     assert picture.counts["crashes"] == picture.counts["leases_back"] == 4
     assert all(gate.up and not gate.boarding for gate in picture.gates.values())
-    assert {one.stage for one in picture.departures.values()} == {Stage.DEPARTED, Stage.CANCELLED}
+    assert {one.stage for one in picture.departures.values()} == {FlightStage.DEPARTED, FlightStage.CANCELLED}
 
 
 def test_reading_on_gives_the_same_as_reading_once(plan: DayPlan, tmp_path: Path) -> None:
@@ -100,14 +100,16 @@ def test_the_board_shows_what_happens(plan: DayPlan, tmp_path: Path) -> None:
 
 def test_the_next_departure_stands_before_the_later_ones(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.4)
-    waiting = [one.due_ms for one in shown(picture, now_ms, 30) if one.stage in (Stage.ON_TIME, Stage.DELAYED)]
+    waiting = [
+        one.due_ms for one in shown(picture, now_ms, 30) if one.stage in (FlightStage.ON_TIME, FlightStage.DELAYED)
+    ]
     assert waiting == sorted(waiting) and waiting[0] >= now_ms - 1
 
 
 def test_load_ahead_counts_what_is_on_the_timeline(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.4)
     loads = picture.load_ahead(now_ms, 1_000, 1_000)
-    waiting = [one for one in picture.departures.values() if one.stage in (Stage.ON_TIME, Stage.DELAYED)]
+    waiting = [one for one in picture.departures.values() if one.stage in (FlightStage.ON_TIME, FlightStage.DELAYED)]
     assert sum(loads) == len(waiting) > 0
 
 

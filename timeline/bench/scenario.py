@@ -60,7 +60,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setup:
     """What most scenarios need: a broker, a clock that is kept with the machine's, a client, and a topic."""
 
     own: OwnTopic
@@ -84,7 +84,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(
+async def set_up(
     asked: Scenario,
     folder: Path,
     told: Told | None = None,
@@ -95,7 +95,7 @@ async def staged(
     options: tuple[str, ...] = (),
     buckets: int = 64,
     **topic: Any,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Setup]:
     """A broker on the scenario's store, with more `options` of serve, and a topic with the settings `topic` in which
     `pending` messages wait, `tagged` of them with a tag. A store that outlives its broker is filled before that."""
     in_memory = scheme(asked.store) == "memory"
@@ -113,7 +113,7 @@ async def staged(
             producer = client.producer(own.name)
             await fill(producer, pending - tagged, payload_bytes, told)
             await fill(producer, tagged, payload_bytes, told, TAG)
-        yield Stage(own, child, address, clock, client, stack)
+        yield Setup(own, child, address, clock, client, stack)
 
 
 @asynccontextmanager

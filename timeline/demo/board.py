@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from timeline.demo.flights import AIRLINES, MINUTE_MS, city
-from timeline.demo.picture import DayPicture, Departure, GateView, Happening, Stage
+from timeline.demo.picture import DayPicture, Departure, FlightStage, GateView, Happening
 
 FRAME = "grey37"
 AMBER = "bold #ffc20e"
@@ -27,12 +27,12 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 _STAGES = {
-    Stage.PLANNED: ("—", "grey50"),
-    Stage.ON_TIME: ("ON TIME", "green"),
-    Stage.DELAYED: ("DELAYED", "yellow"),
-    Stage.CANCELLED: ("CANCELLED", "bold red"),
-    Stage.BOARDING: ("BOARDING", "bold bright_white"),
-    Stage.DEPARTED: ("DEPARTED", "grey58"),
+    FlightStage.PLANNED: ("—", "grey50"),
+    FlightStage.ON_TIME: ("ON TIME", "green"),
+    FlightStage.DELAYED: ("DELAYED", "yellow"),
+    FlightStage.CANCELLED: ("CANCELLED", "bold red"),
+    FlightStage.BOARDING: ("BOARDING", "bold bright_white"),
+    FlightStage.DEPARTED: ("DEPARTED", "grey58"),
 }
 _KINDS = {
     "delay": ("▲", "yellow"),
@@ -119,11 +119,11 @@ def shown(picture: DayPicture, now_ms: float, lines: int) -> list[Departure]:
     here: list[Departure] = []
     for departure in picture.departures.values():
         scheduled_ms = clock.real(departure.filing.flight.scheduled_ms)
-        over = departure.stage is Stage.DEPARTED
-        over |= departure.stage is Stage.CANCELLED and scheduled_ms < now_ms - GONE_FOR_MS
+        over = departure.stage is FlightStage.DEPARTED
+        over |= departure.stage is FlightStage.CANCELLED and scheduled_ms < now_ms - GONE_FOR_MS
         if not over:
             here.append(departure)
-        elif departure.stage is Stage.DEPARTED and departure.changed_ms >= fresh:
+        elif departure.stage is FlightStage.DEPARTED and departure.changed_ms >= fresh:
             gone.append(departure)
     gone.sort(key=lambda one: one.changed_ms)
     here.sort(key=lambda one: (one.due_ms, one.filing.flight.id))
@@ -139,7 +139,7 @@ def _departures(picture: DayPicture, now_ms: float, lines: int, airlines: bool =
     for departure in shown(picture, now_ms, lines):
         flight = departure.filing.flight
         delayed = departure.due_ms > departure.filing.due_ms
-        style = AMBER if departure.stage not in (Stage.DEPARTED, Stage.PLANNED) else "grey50"
+        style = AMBER if departure.stage not in (FlightStage.DEPARTED, FlightStage.PLANNED) else "grey50"
         table.add_row(
             Text(clock.text(flight.scheduled_ms), style=style),
             Text(flight.number, style=style),
@@ -154,7 +154,7 @@ def _departures(picture: DayPicture, now_ms: float, lines: int, airlines: bool =
 
 def _status(picture: DayPicture, departure: Departure) -> Text:
     word, style = _STAGES[departure.stage]
-    if departure.stage is not Stage.BOARDING:
+    if departure.stage is not FlightStage.BOARDING:
         return Text(word, style=style)
     gate = picture.gates[departure.gate]
     if not gate.up or departure.filing.flight.number not in gate.boarding:

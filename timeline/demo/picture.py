@@ -20,7 +20,7 @@ PRESUMED_AFTER_MS = 3_000
 """How long after its lease ran out a departure whose ack has no answer is taken for gone."""
 
 
-class Stage(StrEnum):
+class FlightStage(StrEnum):
     """Where a flight is."""
 
     PLANNED = "planned"
@@ -36,7 +36,7 @@ class Departure:
     """A flight as the board knows it. `due_ms`: real; `gate`: who has or had it; `deliveries`: leases so far."""
 
     filing: Filing
-    stage: Stage = Stage.PLANNED
+    stage: FlightStage = FlightStage.PLANNED
     due_ms: int = 0
     gate: str = ""
     deliveries: int = 0
@@ -150,7 +150,7 @@ class DayPicture:
         long_ago_ms = now_ms - self.plan.lease_ms - PRESUMED_AFTER_MS
         for id in asked:
             departure = self.departures[id]
-            if departure.stage is Stage.BOARDING and departure.changed_ms < long_ago_ms:
+            if departure.stage is FlightStage.BOARDING and departure.changed_ms < long_ago_ms:
                 self._left(departure, now_ms)
 
     @property
@@ -166,7 +166,7 @@ class DayPicture:
         """How many flights on the timeline come due in each of the next `steps` steps (real ms)."""
         counts = [0] * steps
         for departure in self.departures.values():
-            if departure.stage in (Stage.ON_TIME, Stage.DELAYED):
+            if departure.stage in (FlightStage.ON_TIME, FlightStage.DELAYED):
                 step = int((departure.due_ms - now_ms) // step_ms)
                 if 0 <= step < steps:
                     counts[step] += 1
@@ -202,12 +202,12 @@ class DayPicture:
 
     def _put(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
-        departure.stage, departure.changed_ms = Stage.ON_TIME, wall_ms
+        departure.stage, departure.changed_ms = FlightStage.ON_TIME, wall_ms
         self.counts["put"] += 1
 
     def _moved(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
-        departure.stage, departure.due_ms, departure.changed_ms = Stage.DELAYED, values["due_ms"], wall_ms
+        departure.stage, departure.due_ms, departure.changed_ms = FlightStage.DELAYED, values["due_ms"], wall_ms
         self.counts["moved"] += 1
         flight = departure.filing.flight
         until = self.plan.clock.text(flight.leaves_ms)
@@ -215,7 +215,7 @@ class DayPicture:
 
     def _cancelled(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
-        departure.stage, departure.changed_ms = Stage.CANCELLED, wall_ms
+        departure.stage, departure.changed_ms = FlightStage.CANCELLED, wall_ms
         self.counts["cancelled"] += 1
         self.say(wall_ms, "cancel", f"{departure.filing.flight.number} to {departure.filing.flight.dest} cancelled")
 
@@ -224,8 +224,8 @@ class DayPicture:
         number = departure.filing.flight.number
         gate.boarding.append(number)
         gate.last = number
-        self.counts["departed"] -= departure.stage is Stage.DEPARTED
-        departure.stage, departure.gate, departure.changed_ms = Stage.BOARDING, gate.name, wall_ms
+        self.counts["departed"] -= departure.stage is FlightStage.DEPARTED
+        departure.stage, departure.gate, departure.changed_ms = FlightStage.BOARDING, gate.name, wall_ms
         departure.deliveries = values["deliveries"]
         if values["deliveries"] == 1:
             self.lateness_ms.append(lateness_of(values, wall_ms))
@@ -243,8 +243,8 @@ class DayPicture:
         self._left(departure, wall_ms)
 
     def _left(self, departure: Departure, wall_ms: float) -> None:
-        self.counts["departed"] += departure.stage is not Stage.DEPARTED
-        departure.stage, departure.changed_ms = Stage.DEPARTED, wall_ms
+        self.counts["departed"] += departure.stage is not FlightStage.DEPARTED
+        departure.stage, departure.changed_ms = FlightStage.DEPARTED, wall_ms
 
     def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])

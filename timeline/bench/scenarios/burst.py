@@ -11,7 +11,7 @@ from timeline.bench.ledger import Ledger
 from timeline.bench.load import Told, batch_at
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stage, setting, staged
+from timeline.bench.scenario import Scenario, Setup, set_up, setting
 from timeline.bench.topic import scheme
 
 PUT_BATCH = 10_000
@@ -47,17 +47,17 @@ class BurstScenario(Scenario):
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """One burst, from its due until the last ack is answered."""
-        async with staged(self, folder) as stage:
+        async with set_up(self, folder) as setup:
             lead_ms = LEAD_MS + int(self.messages * LEAD_S_A_MESSAGE * 1000)
             for attempt in range(TRIES):
                 # A topic each time, so that what was put too late for an instant is not met again.
-                topic = f"{stage.topic}-{attempt}"
-                await stage.client.create_topic(topic)
-                due_ms = stage.clock.now_ms() + lead_ms
+                topic = f"{setup.topic}-{attempt}"
+                await setup.client.create_topic(topic)
+                due_ms = setup.clock.now_ms() + lead_ms
                 ledger = Ledger(self.messages, self.messages)
-                await self._put(stage.client.producer(topic), due_ms, ledger)
-                if stage.clock.now_ms() < due_ms - 500:
-                    return await self._drain(stage, topic, due_ms, ledger)
+                await self._put(setup.client.producer(topic), due_ms, ledger)
+                if setup.clock.now_ms() < due_ms - 500:
+                    return await self._drain(setup, topic, due_ms, ledger)
                 lead_ms *= 2
         raise CannotMeasure(f"{self.messages} messages could not be put within {lead_ms / 2000:.0f} s")
 
@@ -66,10 +66,10 @@ class BurstScenario(Scenario):
             size = min(PUT_BATCH, self.messages - start)
             await ledger.put_batch(producer, batch_at(size, due_ms, self.payload_bytes))
 
-    async def _drain(self, stage: Stage, topic: str, due_ms: int, ledger: Ledger) -> BenchReport:
-        async with stage.client.consumer(topic, credit=self.credit) as consumer:
-            await ledger.through(ledger.take(consumer, stage.clock.now))
-            drained_ms = stage.clock.now() - due_ms
+    async def _drain(self, setup: Setup, topic: str, due_ms: int, ledger: Ledger) -> BenchReport:
+        async with setup.client.consumer(topic, credit=self.credit) as consumer:
+            await ledger.through(ledger.take(consumer, setup.clock.now))
+            drained_ms = setup.clock.now() - due_ms
         late = ledger.lateness()
         figures = {"drained_s": drained_ms / 1000, "first_late_ms": late["lateness_min_ms"], **late}
-        return self.report(stage.own, figures, ledger.verdict())
+        return self.report(setup.own, figures, ledger.verdict())

@@ -9,7 +9,7 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import TAG, Told
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stage, setting, staged
+from timeline.bench.scenario import Scenario, Setup, set_up, setting
 from timeline.bench.scenarios.lateness import LatenessScenario, measured_run
 from timeline.bench.topic import scheme
 from timeline.errors import Invalid
@@ -48,24 +48,24 @@ class CancelTagScenario(Scenario):
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """The walk's rate, and lateness of others without it and during it."""
-        async with staged(
+        async with set_up(
             self, folder, told, pending=self.pending, tagged=self.tagged, payload_bytes=self.payload_bytes
-        ) as stage:
-            figures, wrong = await self._walk(stage, folder)
-        return self.report(stage.own, figures, wrong)
+        ) as setup:
+            figures, wrong = await self._walk(setup, folder)
+        return self.report(setup.own, figures, wrong)
 
-    async def _walk(self, stage: Stage, folder: Path) -> tuple[dict[str, float], list[str]]:
+    async def _walk(self, setup: Setup, folder: Path) -> tuple[dict[str, float], list[str]]:
         """Cancels what is tagged once others are being delivered: the figures and what was wrong."""
-        other, clock = LatenessScenario(rate=self.rate, seconds=self.seconds), stage.clock
-        before, wrong = await measured_run(stage, other, folder)
+        other, clock = LatenessScenario(rate=self.rate, seconds=self.seconds), setup.clock
+        before, wrong = await measured_run(setup, other, folder)
         begun = asyncio.Event()
-        meanwhile = asyncio.ensure_future(measured_run(stage, other, folder, begun))
+        meanwhile = asyncio.ensure_future(measured_run(setup, other, folder, begun))
         await asyncio.wait({meanwhile, asyncio.ensure_future(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
         start_ms = clock.monotonic_ms()
-        progress = await stage.producer().cancel_tag(TAG, timeout=WALK_TIMEOUT)
+        progress = await setup.producer().cancel_tag(TAG, timeout=WALK_TIMEOUT)
         took_s = (clock.monotonic_ms() - start_ms) / 1000
         during, trouble = await meanwhile
-        left = await stage.left()
+        left = await setup.left()
         cancelled, untagged = progress.counts.get(Status.OK, 0), self.pending - self.tagged
         wrong += trouble
         if cancelled != self.tagged or left != untagged:

@@ -15,7 +15,7 @@ from timeline.bench.figures import BenchReport, Target
 from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import Told, batch_at, batch_sizes, ids_of
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stage, Stopwatch, cpu_s_of_self, setting, staged
+from timeline.bench.scenario import Scenario, Setup, Stopwatch, cpu_s_of_self, set_up, setting
 from timeline.bench.topic import scheme
 from timeline.clock import Clock
 from timeline.driver.consumer import Consumer
@@ -74,30 +74,30 @@ class CycleScenario(Scenario):
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """One run of the cycle, after a warm-up."""
-        async with staged(
+        async with set_up(
             self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes, buckets=self.buckets,
             options=("--journal", self.journal) if self.journal else (),
-        ) as stage:  # fmt: skip
+        ) as setup:  # fmt: skip
             if warm := min(self.warm_up, self.messages):
-                await self._turn(stage, warm)
+                await self._turn(setup, warm)
             if profile is not None:
-                await stage.stack.enter_async_context(
-                    profile.of({"broker": stage.child.pid, "client": profile.own_pid})
+                await setup.stack.enter_async_context(
+                    profile.of({"broker": setup.child.pid, "client": profile.own_pid})
                 )
-            watch = Stopwatch(broker_cpu=stage.child.cpu_s, client_cpu=cpu_s_of_self)
-            ledger = await self._turn(stage, self.messages)
+            watch = Stopwatch(broker_cpu=setup.child.cpu_s, client_cpu=cpu_s_of_self)
+            ledger = await self._turn(setup, self.messages)
             figures = watch.figures(self.messages)
-            figures["broker_resident_mib"] = stage.child.resident_bytes() / 1024 / 1024
-            return self.report(stage.own, figures, ledger.verdict())
+            figures["broker_resident_mib"] = setup.child.resident_bytes() / 1024 / 1024
+            return self.report(setup.own, figures, ledger.verdict())
 
-    async def _turn(self, stage: Stage, messages: int) -> Ledger:
+    async def _turn(self, setup: Setup, messages: int) -> Ledger:
         """So many messages through the whole cycle; returns when every ack is answered."""
         window = max(WINDOW_BATCHES * self.batch, 2 * HANDLERS)
         ledger = Ledger(messages, window)
         credit_bytes = max(64 * 1024 * 1024, window * self.payload_bytes)
-        consumer = stage.client.consumer(stage.topic, credit=min(window, 1_000_000), credit_bytes=credit_bytes)
+        consumer = setup.client.consumer(setup.topic, credit=min(window, 1_000_000), credit_bytes=credit_bytes)
         sizes = batch_sizes(messages, self.batch)
-        producer, clock = stage.producer(), Clock()
+        producer, clock = setup.producer(), Clock()
 
         async def put() -> None:
             for size in sizes:

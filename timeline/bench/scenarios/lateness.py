@@ -20,7 +20,7 @@ from timeline.bench.figures import BenchReport, Target, latencies, worst
 from timeline.bench.load import Told, commit_ms
 from timeline.bench.processes import CannotMeasure, Measured, disk_stalled_s
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stage, Stopwatch, setting, staged
+from timeline.bench.scenario import Scenario, Setup, Stopwatch, set_up, setting
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.driver.late import LateReport
@@ -80,32 +80,32 @@ class LatenessScenario(Scenario):
         if self.waits_for_commits:
             async with own_topic(self.store, "commits") as commits:
                 one_commit_ms = await commit_ms(self.store, commits.name)
-        async with staged(
+        async with set_up(
             self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes, buckets=self.buckets,
             lease_ahead=0 if self.lease_ahead == "off" else self.lease_ahead,
-        ) as stage:  # fmt: skip
+        ) as setup:  # fmt: skip
             if profile is not None:
-                await stage.stack.enter_async_context(
-                    profile.of({"broker": stage.child.pid, "consumer": profile.own_pid})
+                await setup.stack.enter_async_context(
+                    profile.of({"broker": setup.child.pid, "consumer": profile.own_pid})
                 )
             for _ in range(self.runs):
-                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
-                stalled_s, began_ms = disk_stalled_s(), stage.clock.monotonic_ms()
-                run, trouble = await measured_run(stage, self, folder)
+                watch = Stopwatch(broker_cpu=setup.child.cpu_s)
+                stalled_s, began_ms = disk_stalled_s(), setup.clock.monotonic_ms()
+                run, trouble = await measured_run(setup, self, folder)
                 run["broker_cpu_us_per_message"] = watch.figures(self.count)["broker_cpu_us_per_message"]
                 if stalled_s is not None and (stalled_now_s := disk_stalled_s()) is not None:
-                    took_ms = stage.clock.monotonic_ms() - began_ms
+                    took_ms = setup.clock.monotonic_ms() - began_ms
                     run["disk_stalled_percent"] = (stalled_now_s - stalled_s) * 1e5 / took_ms
                 runs.append(run)
                 wrong += trouble
-            notes = await _why_late(stage.client, stage.topic, self.count * len(runs))
+            notes = await _why_late(setup.client, setup.topic, self.count * len(runs))
         figures = {**worst(runs, "lateness_p99_ms"), "runs": float(len(runs))}
         figures["lateness_min_ms"] = min(run["lateness_min_ms"] for run in runs)
         if self.waits_for_commits:
             figures["store_commit_ms"] = one_commit_ms
         p99s = ", ".join(f"{run['lateness_p99_ms']:.2f}" for run in runs)
         notes.insert(0, f"p99 of each run: {p99s} ms")
-        return self.report(stage.own, figures, wrong, targets=self.targets_by(one_commit_ms), notes=notes)
+        return self.report(setup.own, figures, wrong, targets=self.targets_by(one_commit_ms), notes=notes)
 
     @property
     def count(self) -> int:
@@ -178,10 +178,10 @@ class Arrivals:
         return {**figures, "messages": float(self.count), "feeder_behind_ms": fed["behind_ms"]}, wrong
 
 
-async def start_feeder(stage: Stage, folder: Path, asked: LatenessScenario) -> Measured:
+async def start_feeder(setup: Setup, folder: Path, asked: LatenessScenario) -> Measured:
     """The process that puts, connected and waiting for the time to begin."""
     lead = NOW if asked.in_zero else str(asked.lead_ms)
-    what = (stage.address, stage.topic, str(asked.count), str(asked.rate), lead)
+    what = (setup.address, setup.topic, str(asked.count), str(asked.rate), lead)
     feeder = await Measured.start("feeder", folder, sys.executable, "-m", "timeline.bench.feeder", *what)
     try:
         await feeder.line()
@@ -192,15 +192,15 @@ async def start_feeder(stage: Stage, folder: Path, asked: LatenessScenario) -> M
 
 
 async def measured_run(
-    stage: Stage, asked: LatenessScenario, folder: Path, begun: asyncio.Event | None = None
+    setup: Setup, asked: LatenessScenario, folder: Path, begun: asyncio.Event | None = None
 ) -> tuple[dict[str, float], list[str]]:
     """One run: its figures and what was wrong. `begun` is set with the first delivery."""
-    feeder = await start_feeder(stage, folder, asked)
+    feeder = await start_feeder(setup, folder, asked)
     ahead_ms = 0 if asked.in_zero else asked.lead_ms
-    arrivals = Arrivals(stage.clock, asked.count)
-    consumer = stage.client.consumer(stage.topic, credit=CREDIT)
+    arrivals = Arrivals(setup.clock, asked.count)
+    consumer = setup.client.consumer(setup.topic, credit=CREDIT)
     try:
-        await feeder.tell(str(stage.clock.now_ms() + BEGIN_MS + ahead_ms))
+        await feeder.tell(str(setup.clock.now_ms() + BEGIN_MS + ahead_ms))
         async with asyncio.timeout(ahead_ms / 1000 + asked.count / asked.rate + PATIENCE_S):
             async for d in consumer:
                 arrivals.take(d)

@@ -17,7 +17,7 @@ from timeline.bench.figures import BenchReport
 from timeline.bench.load import FILL_BATCH, Told, batch_at
 from timeline.bench.processes import CannotMeasure, Measured, within
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stopwatch, setting, staged
+from timeline.bench.scenario import Scenario, Stopwatch, set_up, setting
 from timeline.clock import Clock
 
 OVERDUE_MS = 1_000
@@ -45,21 +45,21 @@ class LoopScenario(Scenario):
         """Each loop over a backlog of its own, one after the other."""
         figures: dict[str, float] = {}
         wrong: list[str] = []
-        async with staged(self, folder) as stage:
+        async with set_up(self, folder) as setup:
             for name, (take, many) in LOOPS.items():
                 count = self.many if many else self.messages
-                backlog = _Backlog(stage.client, stage.address, f"{stage.topic}-{name}", count, folder)
+                backlog = _Backlog(setup.client, setup.address, f"{setup.topic}-{name}", count, folder)
                 await backlog.fill(self.payload_bytes)
-                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
+                watch = Stopwatch(broker_cpu=setup.child.cpu_s)
                 async with within(PATIENCE_S, f"the end of the {name} loop"):
                     await take(backlog)
                 figures[f"{name}_per_s"] = count / (backlog.clock.monotonic_ms() - backlog.began_ms) * 1e3
                 used = watch.figures(count)["broker_cpu_us_per_message"]
                 figures[f"{name}_broker_cpu_us_per_message"] = used
-                left = int((await stage.client.forecast(backlog.topic, window="1h", step="1h")).counts.sum())
+                left = int((await setup.client.forecast(backlog.topic, window="1h", step="1h")).counts.sum())
                 if left or backlog.taken != count or backlog.doubled:
                     wrong.append(f"{name}: {backlog.taken} of {count} came, {backlog.doubled} twice, {left} are left")
-        return self.report(stage.own, figures, wrong)
+        return self.report(setup.own, figures, wrong)
 
 
 class _Backlog:

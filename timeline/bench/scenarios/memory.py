@@ -8,7 +8,7 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import ID_BYTES, Told, fill
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, setting, staged
+from timeline.bench.scenario import Scenario, set_up, setting
 from timeline.bench.topic import scheme
 
 WARM_UP = 50_000
@@ -31,13 +31,13 @@ class MemoryScenario(Scenario):
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """Resident memory before and after. What is put before the first look pays for buffers that are
         there anyway."""
-        async with staged(self, folder) as stage:
-            producer = stage.producer()
+        async with set_up(self, folder) as setup:
+            producer = setup.producer()
             await fill(producer, WARM_UP, self.payload_bytes)
-            before_bytes = stage.child.resident_bytes()
+            before_bytes = setup.child.resident_bytes()
             await fill(producer, self.pending, self.payload_bytes, told)
-            after_bytes = stage.child.resident_bytes()
-            there = await stage.left()
+            after_bytes = setup.child.resident_bytes()
+            there = await setup.left()
         each = (after_bytes - before_bytes) / self.pending
         figures = {"resident_bytes_each": each, "broker_resident_mib": after_bytes / 1024 / 1024}
         target = Target("broker_resident_mib", 150.0)
@@ -45,4 +45,4 @@ class MemoryScenario(Scenario):
             figures = {"beyond_payload_and_id_bytes": each - self.payload_bytes - ID_BYTES, **figures}
             target = Target("beyond_payload_and_id_bytes", 400.0)
         wrong = [] if there == self.pending + WARM_UP else [f"{there} of {self.pending + WARM_UP} messages are there"]
-        return self.report(stage.own, figures, wrong, targets=(target,))
+        return self.report(setup.own, figures, wrong, targets=(target,))

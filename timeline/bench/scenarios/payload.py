@@ -13,7 +13,7 @@ from timeline.bench.figures import BenchReport, Target, median
 from timeline.bench.load import Told
 from timeline.bench.processes import within
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stage, setting, staged
+from timeline.bench.scenario import Scenario, Setup, set_up, setting
 from timeline.clock import Clock
 
 LATER_MS = 86_400_000
@@ -55,10 +55,10 @@ class PayloadScenario(Scenario):
         """Medians of each operation, one call at a time; everything is put before the first one is timed, so that no
         large write is in flight beside what is measured."""
         timer = Timer()
-        async with staged(self, folder, max_payload_bytes=MAX_PAYLOAD_BYTES, lease="10m") as stage:
-            producer = stage.producer()
+        async with set_up(self, folder, max_payload_bytes=MAX_PAYLOAD_BYTES, lease="10m") as setup:
+            producer = setup.producer()
             numbers = range(self.messages + WARM_UPS)
-            later_ms = stage.clock.now_ms() + LATER_MS
+            later_ms = setup.clock.now_ms() + LATER_MS
             for number in numbers:
                 for size, size_bytes in self.sizes.items():
                     await producer.produce(os.urandom(size_bytes), at=later_ms, id=f"{size}-{number}")
@@ -68,13 +68,13 @@ class PayloadScenario(Scenario):
             for number in numbers:
                 for size in self.sizes:
                     await timer.timed("cancel", size, producer.cancel(f"{size}-{number}"))
-            await self._settles(stage, producer, timer)
+            await self._settles(setup, producer, timer)
         figures = {f"{what}_{size}_ms": median(times[WARM_UPS:]) for (what, size), times in timer.took_ms.items()}
         for what in OPERATIONS:
             figures[f"{what}_ratio"] = figures[f"{what}_large_ms"] / figures[f"{what}_small_ms"]
-        return self.report(stage.own, figures, [])
+        return self.report(setup.own, figures, [])
 
-    async def _settles(self, stage: Stage, producer: timeline.Producer, timer: Timer) -> None:
+    async def _settles(self, setup: Setup, producer: timeline.Producer, timer: Timer) -> None:
         """Delivers messages of both sizes, all of them before the first is settled; then extends and acknowledges
         them."""
         count = 2 * (self.messages + WARM_UPS)
@@ -83,7 +83,7 @@ class PayloadScenario(Scenario):
                 await producer.produce(os.urandom(size_bytes), in_=0, id=f"{size}-due-{number}")
         taken: dict[str, list[timeline.Delivery]] = {size: [] for size in self.sizes}
         credit_bytes = count * (self.large_bytes + 1_000)
-        async with stage.client.consumer(producer.topic, credit=count, credit_bytes=credit_bytes) as consumer:
+        async with setup.client.consumer(producer.topic, credit=count, credit_bytes=credit_bytes) as consumer:
             for _ in range(count):
                 async with within(PATIENCE_S, "a delivery"):
                     delivery = await consumer.take()

@@ -9,7 +9,7 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport, Target, latencies
 from timeline.bench.load import Told, batch_at, ids_of
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stopwatch, cpu_s_of_self, setting, staged
+from timeline.bench.scenario import Scenario, Stopwatch, cpu_s_of_self, set_up, setting
 
 FROM_NOW_MS = 3_600_000
 
@@ -35,8 +35,8 @@ class ProduceScenario(Scenario):
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """Every put is answered OK, and all of them are there at the end."""
-        async with staged(self, folder) as stage:
-            producer, clock = stage.producer(), stage.clock
+        async with set_up(self, folder) as setup:
+            producer, clock = setup.producer(), setup.clock
             due_ms = clock.now_ms() + FROM_NOW_MS
             batch = batch_at(self.messages, due_ms, self.payload_bytes)
             todo = list(zip(batch.payloads, [id.decode() for id in ids_of(batch)], strict=True))
@@ -50,10 +50,10 @@ class ProduceScenario(Scenario):
                     await producer.produce(payload, at=due_ms, id=id)
                     took_ms.append(clock.monotonic_ms() - asked_ms)
 
-            watch = Stopwatch(broker_cpu=stage.child.cpu_s, client_cpu=cpu_s_of_self)
+            watch = Stopwatch(broker_cpu=setup.child.cpu_s, client_cpu=cpu_s_of_self)
             await asyncio.gather(*(work() for _ in range(self.tasks)))
             figures = watch.figures(self.messages)
             del figures["elapsed_s"]
-            there = await stage.left("2h")
+            there = await setup.left("2h")
         wrong = [] if there == self.messages else [f"{there} of {self.messages} messages are there"]
-        return self.report(stage.own, figures | latencies(took_ms, "answer"), wrong)
+        return self.report(setup.own, figures | latencies(took_ms, "answer"), wrong)

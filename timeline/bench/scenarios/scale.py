@@ -19,7 +19,7 @@ from timeline.bench.figures import BenchReport, latencies
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure, Measured, within
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, Stopwatch, setting, staged
+from timeline.bench.scenario import Scenario, Stopwatch, set_up, setting
 from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, Arrivals, LatenessScenario, start_feeder
 
 PENDING, TOPICS, EMPTY, CONSUMERS = OF = ("pending", "topics", "empty", "consumers")
@@ -60,20 +60,20 @@ class ScaleScenario(Scenario):
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """One run on a broker of its own."""
         steady = LatenessScenario(self.store, rate=self.rate, seconds=self.seconds)
-        async with staged(self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes) as stage:
-            client, name = stage.client, stage.topic
+        async with set_up(self, folder, told, pending=self.pending, payload_bytes=self.payload_bytes) as setup:
+            client, name = setup.client, setup.topic
             others = [f"{name}-{at}" for at in range(1, self.number) if self.of == TOPICS]
             for other in others:
                 await client.create_topic(other)
             empty = await _create_empty(client, name, self.number - 1 if self.of == EMPTY else 0)
-            arrivals = Arrivals(stage.clock, steady.count)
+            arrivals = Arrivals(setup.clock, steady.count)
             topics = [name, *others] * (self.number if self.of == CONSUMERS else 1)
-            working = await stage.stack.enter_async_context(_consuming(client, topics, arrivals))
-            rest_s = await _at_rest(stage.child, self.rest_seconds)
-            feeder = await start_feeder(stage, folder, steady)
+            working = await setup.stack.enter_async_context(_consuming(client, topics, arrivals))
+            rest_s = await _at_rest(setup.child, self.rest_seconds)
+            feeder = await start_feeder(setup, folder, steady)
             try:
-                watch = Stopwatch(broker_cpu=stage.child.cpu_s)
-                await feeder.tell(str(stage.clock.now_ms() + BEGIN_MS + steady.lead_ms))
+                watch = Stopwatch(broker_cpu=setup.child.cpu_s)
+                await feeder.tell(str(setup.clock.now_ms() + BEGIN_MS + steady.lead_ms))
                 patience_s = steady.lead_ms / 1000 + self.seconds + PATIENCE_S
                 if not await arrivals.wait(patience_s, working):
                     words = feeder.last_words()
@@ -82,12 +82,12 @@ class ScaleScenario(Scenario):
                 figures, wrong = arrivals.judged(json.loads(await feeder.line()), in_zero=False)
             finally:
                 await feeder.end()
-            figures["broker_resident_mib"] = stage.child.resident_bytes() / 2**20
+            figures["broker_resident_mib"] = setup.child.resident_bytes() / 2**20
             if empty:
                 figures |= latencies(await _dropped(client, empty[:DROPPED]), "drop")
         figures["broker_cpu_us_per_message"] = cost_us
         figures["broker_at_rest_ms_per_s"] = rest_s * 1e3
-        return self.report(stage.own, figures, wrong)
+        return self.report(setup.own, figures, wrong)
 
 
 @asynccontextmanager
