@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from timeline.pipeline.source import TimelineSource
-from timeline.pipeline.source.writing import TimelineWriter, Written
+from timeline.pipeline.source.writing import TimelineWriter, WriteCounts
 
 BATCHES_BEFORE = 5
 
@@ -32,7 +32,7 @@ def dying(batches: Iterator[pa.RecordBatch], mark: Path) -> Iterator[pa.RecordBa
 class DyingWriter(TimelineWriter):
     """Its `run` is the path of the mark."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
         return super().write(dying(iterator, Path(self._plan.run)))
 
 

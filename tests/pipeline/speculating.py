@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from timeline.pipeline import spark_session
 from timeline.pipeline.source import TimelineSource
-from timeline.pipeline.source.writing import TimelineWriter, Written
+from timeline.pipeline.source.writing import TimelineWriter, WriteCounts
 
 ROWS, PARTS, BATCHES_BEFORE = 12_000, 8, 3
 STALLED = 0
@@ -42,7 +42,7 @@ def stalling(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.Rec
 class StallingWriter(TimelineWriter):
     """Its `run` is the folder of the marks."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
         return super().write(stalling(iterator, Path(self._plan.run)))
 
 

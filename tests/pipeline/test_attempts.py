@@ -20,10 +20,10 @@ from tests.driver.broker import Broker
 from timeline.errors import Invalid
 from timeline.model import Operation
 from timeline.pipeline.source.columns import read_schema
-from timeline.pipeline.source.intake import Seen
+from timeline.pipeline.source.intake import SeenBirths
 from timeline.pipeline.source.options import SourceOptions
-from timeline.pipeline.source.streaming import LATE_MS, Share, TimelineStreamReader, gather, held, settle_all
-from timeline.pipeline.source.writing import Task, WritePlan
+from timeline.pipeline.source.streaming import LATE_MS, HolderPartition, TimelineStreamReader, gather, held, settle_all
+from timeline.pipeline.source.writing import WritePlan, WriteTask
 
 pytestmark = pytest.mark.slow
 
@@ -53,25 +53,25 @@ def plan(broker: Broker, **options: Any) -> WritePlan:
 
 async def test_two_tries_of_one_task_at_once_and_one_that_died_put_each_row_once(broker: Broker) -> None:
     def died() -> None:
-        task = Task(plan(broker), 3)
+        task = WriteTask(plan(broker), 3)
         for rows in islice(batches(3_000, 100), 12):
             task._put(rows)
         task._connection._background.close()  # as when its process is killed: nothing is flushed
 
     await asyncio.to_thread(died)
-    tries = [asyncio.to_thread(Task(plan(broker), 3).write, batches(3_000, 100)) for _ in range(2)]
+    tries = [asyncio.to_thread(WriteTask(plan(broker), 3).write, batches(3_000, 100)) for _ in range(2)]
     done = await asyncio.gather(*tries)
     async with timeline.connect(broker.address) as tl:
         found = [m.payload async for m in tl.scan("t", payload=True)]
     assert sorted(payload or b"" for payload in found) == sorted(b"p%d" % at for at in range(3_000))
     assert [one.put + one.there for one in done] == [3_000, 3_000]
     assert [one.collapsed for one in done] == [0, 0], "another try's rows are not taken for identical ones"
-    again = await asyncio.to_thread(Task(plan(broker), 4).write, batches(100, 100))
+    again = await asyncio.to_thread(WriteTask(plan(broker), 4).write, batches(100, 100))
     assert again.collapsed == 100, "those of another part of the table are"
 
 
-def share(broker: Broker, now_ms: int, again: bool = False) -> Share:
-    return Share("t", "spark/q/1/0", 50, 600_000, now_ms + 5_000, again)
+def share(broker: Broker, now_ms: int, again: bool = False) -> HolderPartition:
+    return HolderPartition("t", "spark/q/1/0", 50, 600_000, now_ms + 5_000, again)
 
 
 async def ids_of(tl: timeline.Timeline) -> set[bytes]:
@@ -148,7 +148,7 @@ async def test_a_batch_whose_leases_ran_out_is_nobodys_and_comes_again(broker: B
 
 
 def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> None:
-    seen, wanted = Seen(), set()
+    seen, wanted = SeenBirths(), set()
     random = np.random.default_rng(5)
     for _ in range(60):
         keys = random.integers(0, 4_000, size=random.integers(1, 300)).astype(np.uint64)

@@ -16,7 +16,7 @@ from timeline.errors import Unavailable, Unknown
 from timeline.pipeline.source.columns import read_schema
 from timeline.pipeline.source.options import SourceOptions
 from timeline.pipeline.source.reading import BucketRange, TimelineReader
-from timeline.pipeline.source.writing import Task, WritePlan
+from timeline.pipeline.source.writing import WritePlan, WriteTask
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 LATER_US = 1_930_000_000_000_000
@@ -67,7 +67,7 @@ def batches(reached: threading.Event, on: threading.Event) -> Iterator[pa.Record
 
 def test_a_write_goes_on_where_a_broker_was_killed(broker: Mortal) -> None:
     reached, on = threading.Event(), threading.Event()
-    task = Task(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0)
+    task = WriteTask(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0)
     with ThreadPoolExecutor(1) as other:
         writing = other.submit(task.write, batches(reached, on))
         assert reached.wait(60)
@@ -86,7 +86,7 @@ def payloads(address: str) -> list[bytes]:
 
 def test_a_write_to_a_broker_that_stays_away_says_so_and_the_same_again_is_exact(broker: Mortal) -> None:
     reached, on = threading.Event(), threading.Event()
-    task = Task(WritePlan(SourceOptions(broker.address, "t", timeout_ms=500), "run", 0, True), 0)
+    task = WriteTask(WritePlan(SourceOptions(broker.address, "t", timeout_ms=500), "run", 0, True), 0)
     with ThreadPoolExecutor(1) as other:
         writing = other.submit(task.write, batches(reached, on))
         assert reached.wait(60)
@@ -96,7 +96,7 @@ def test_a_write_to_a_broker_that_stays_away_says_so_and_the_same_again_is_exact
             writing.result(120)
     broker.rise()
     on.set()
-    again = Task(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0).write(batches(reached, on))
+    again = WriteTask(WritePlan(SourceOptions(broker.address, "t"), "run", 0, True), 0).write(batches(reached, on))
     assert again.put + again.there == ROWS and again.there > 0 and not again.collapsed
     assert sorted(payloads(broker.address)) == sorted(b"p%d" % at for at in range(ROWS))
 

@@ -55,9 +55,11 @@ def test_a_token_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[st
 def test_a_refusal_of_rows_names_the_commands_options() -> None:
     require_service("spark")
     from timeline.pipeline.source.options import SourceOptions
-    from timeline.pipeline.source.writing import Written, too_many
+    from timeline.pipeline.source.writing import WriteCounts, too_many
 
-    done = Written(rejected=Counter({"FORBIDDEN: the message belongs to another group": 2}), examples=[("id=a", "so")])
+    done = WriteCounts(
+        rejected=Counter({"FORBIDDEN: the message belongs to another group": 2}), examples=[("id=a", "so")]
+    )
     said = too_many(done, SourceOptions("b:1", "t"))
     pages = f"Job aborted: Traceback\n  File x\ntimeline.errors.Invalid: INVALID: {said}\n\tat org.apache.spark.X"
     kind, line = ours(RuntimeError(pages))

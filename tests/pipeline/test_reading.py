@@ -13,7 +13,7 @@ import timeline
 from tests.pipeline.conftest import Serving
 from timeline.model import State
 from timeline.pipeline.source.options import LIVING
-from timeline.pipeline.source.reading import Where, pushed
+from timeline.pipeline.source.reading import PushedFilter, pushed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 LATER = datetime(2031, 1, 1, tzinfo=UTC)
@@ -121,7 +121,7 @@ def test_buckets_are_split_over_tasks_and_nothing_is_read_twice(spark: Any, brok
 
 
 def test_filters_that_cannot_both_hold_ask_nothing_of_a_broker() -> None:
-    where = Where(LIVING)
+    where = PushedFilter(LIVING)
     at = datetime(2031, 1, 1, 0, 0, 0, 500, tzinfo=UTC)
     odd = pushed(where, ds.EqualTo(("tag",), "a"))
     assert odd is not None and not odd.empty
@@ -138,4 +138,4 @@ def test_filters_that_cannot_both_hold_ask_nothing_of_a_broker() -> None:
     assert pushed(where, ds.StringStartsWith(("id",), "w")) is None
     assert pushed(where, ds.IsNotNull(("due",))) == where
     assert pushed(where, ds.IsNotNull(("tag",))) is None
-    assert pushed(Where((State.DEAD,)), ds.In(("state",), ("dead", "waiting"))) == Where((State.DEAD,))
+    assert pushed(PushedFilter((State.DEAD,)), ds.In(("state",), ("dead", "waiting"))) == PushedFilter((State.DEAD,))

@@ -1,4 +1,4 @@
-"""Workers of one machine as members of each other, through the supervisor's roll: without any process."""
+"""Workers of one machine as members of each other, through the supervisor's registry: without any process."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import json
 import pytest
 
 from timeline.sync import JoinState, Member, MembershipChange, MembershipRefused
-from timeline.sync.workers import SILENT_MS, Message, Roll, WorkerMembership
+from timeline.sync.workers import SILENT_MS, Message, WorkerMembership, WorkerRegistry
 
 CLUSTER = "c" * 32
 TOPIC = 5
 
 
 class Machine:
-    """A supervisor's roll and its workers, with lines of JSON between them as pipes would carry them."""
+    """A supervisor's registry and its workers, with lines of JSON between them as pipes would carry them."""
 
     def __init__(self) -> None:
-        self.roll, self.now_ms = Roll(), 0.0
+        self.registry, self.now_ms = WorkerRegistry(), 0.0
         self.workers: dict[str, WorkerMembership] = {}
         self.changes: dict[str, list[MembershipChange]] = {}
         self.cut: set[str] = set()
@@ -37,7 +37,7 @@ class Machine:
     def _up(self, name: str, message: Message) -> None:
         if name in self.cut:
             return
-        told, news = self.roll.hear(name, json.loads(json.dumps(message)), self.now_ms)
+        told, news = self.registry.hear(name, json.loads(json.dumps(message)), self.now_ms)
         if told is None and news:
             self.tell_all()
         elif told is not None and news:
@@ -48,13 +48,13 @@ class Machine:
             self.workers[name].hear(told)
 
     def tell_all(self) -> None:
-        state = json.dumps(self.roll.state)
+        state = json.dumps(self.registry.state)
         for worker in self.workers.values():
             worker.hear(json.loads(state))
 
     def end(self, name: str) -> None:
         del self.workers[name]
-        if self.roll.gone(name):
+        if self.registry.gone(name):
             self.tell_all()
 
 
@@ -115,8 +115,8 @@ async def test_who_says_nothing_deals_nothing_until_it_says_something() -> None:
     machine.now_ms = SILENT_MS + 1
     machine.cut.add("w-2")
     machine._up("w-1", {"say": "beat"})
-    assert machine.roll.fall_silent(machine.now_ms) == ["w-2"]
-    assert machine.roll.fall_silent(machine.now_ms) == []
+    assert machine.registry.fall_silent(machine.now_ms) == ["w-2"]
+    assert machine.registry.fall_silent(machine.now_ms) == []
     machine.tell_all()
     assert a.buckets(TOPIC, 64) is None
     machine.cut.clear()

@@ -1,6 +1,6 @@
 """`local://` for the workers of one machine: they are members of one cluster through the supervisor that started them.
 
-    worker ─ join, host, topics, beat ─▶ Roll (the supervisor's) ─ members, hosting, topics ─▶ every worker
+    worker ─ join, host, topics, beat ─▶ WorkerRegistry (the supervisor's) ─ members, hosting, topics ─▶ every worker
 
 Messages are small dictionaries, carried as lines of JSON by whoever runs the processes; nothing here does I/O.
 """
@@ -96,7 +96,7 @@ class WorkerMembership(ViewMembership):
 
 
 @dataclass(slots=True)
-class _Enrolled:
+class _RegisteredWorker:
     """A worker, as it said of itself. `there`: it was heard of lately."""
 
     member: Member
@@ -105,23 +105,23 @@ class _Enrolled:
     hosting: dict[int, int] = field(default_factory=dict)
 
 
-class Roll:
+class WorkerRegistry:
     """The supervisor's: which workers are there and what they host. `now_ms` is monotonic."""
 
     def __init__(self) -> None:
-        self._enrolled: dict[str, _Enrolled] = {}
+        self._registered: dict[str, _RegisteredWorker] = {}
         self._cluster_uid = ""
 
     def hear(self, worker: str, message: Message, now_ms: float) -> tuple[Message | None, bool]:
         """What `worker` says. Answers what is to be told to it alone, or to all the others (None: `state`, if that is
         news), and whether there is anything to be told to all."""
-        said, known = message["say"], self._enrolled.get(worker)
+        said, known = message["say"], self._registered.get(worker)
         if said == "join":
-            if self._enrolled and message["cluster"] != self._cluster_uid:
+            if self._registered and message["cluster"] != self._cluster_uid:
                 return {"refused": "the other workers have another store: end all of them, then begin anew"}, False
             self._cluster_uid = message["cluster"]
             member = Member(message["name"], message["address"], message["version"])
-            self._enrolled[worker] = _Enrolled(member, now_ms)
+            self._registered[worker] = _RegisteredWorker(member, now_ms)
             return None, True
         if known is None:
             return None, False  # it has not joined yet, or has left
@@ -139,19 +139,19 @@ class Roll:
 
     def gone(self, worker: str) -> bool:
         """`worker` has ended; whether that is news."""
-        return self._enrolled.pop(worker, None) is not None
+        return self._registered.pop(worker, None) is not None
 
     def fall_silent(self, now_ms: float) -> list[str]:
         """Those that were not heard of for too long deal nothing from now on."""
-        silent = [name for name, one in self._enrolled.items() if one.there and now_ms - one.heard_ms > SILENT_MS]
+        silent = [name for name, one in self._registered.items() if one.there and now_ms - one.heard_ms > SILENT_MS]
         for name in silent:
-            self._enrolled[name].there = False
+            self._registered[name].there = False
         return silent
 
     @property
     def state(self) -> Message:
         """Members and what they host, for every worker."""
-        there = [one for one in self._enrolled.values() if one.there]
+        there = [one for one in self._registered.values() if one.there]
         hosting: dict[str, dict[str, int]] = {}
         for one in there:
             for uid, count in one.hosting.items():

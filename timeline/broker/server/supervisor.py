@@ -26,7 +26,7 @@ from timeline.broker.server.worker import LINE_BYTES, MOST_UNSENT_BYTES, setting
 from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
-from timeline.sync.workers import TOPICS, Roll
+from timeline.sync.workers import TOPICS, WorkerRegistry
 
 log = logging.getLogger("timeline.broker")
 
@@ -89,7 +89,7 @@ class Supervisor:
     ) -> None:
         self._config, self._announce, self._command = config, announce, command
         self._clock = Clock()
-        self._roll = Roll()
+        self._registry = WorkerRegistry()
         self._places: list[_Place] = []
         self._stopping = asyncio.Event()
         self._code = 0
@@ -152,7 +152,7 @@ class Supervisor:
             except OSError as cannot:
                 log.error("worker %s cannot be started: %s", place.name, cannot)
                 code = -1
-            if self._roll.gone(place.name):
+            if self._registry.gone(place.name):
                 self._tell_all()
             if self._stopping.is_set():
                 return
@@ -206,7 +206,7 @@ class Supervisor:
             if store_open:
                 place.opened.set()
             return
-        told, news = self._roll.hear(place.name, message, self._clock.monotonic_ms())
+        told, news = self._registry.hear(place.name, message, self._clock.monotonic_ms())
         if told is None and news:
             self._tell_all()
         elif told is not None:
@@ -215,11 +215,11 @@ class Supervisor:
                     other.tell(told)
         if place.behind:  # it speaks: so it reads, too
             place.behind = False
-            place.tell(self._roll.state)
+            place.tell(self._registry.state)
             place.tell(TOPICS)
 
     def _tell_all(self) -> None:
-        state = self._roll.state
+        state = self._registry.state
         for place in self._places:
             place.tell(state)
 
@@ -227,7 +227,7 @@ class Supervisor:
         """Notices workers that say nothing any more: what they would deal, others do."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            silent = self._roll.fall_silent(self._clock.monotonic_ms())
+            silent = self._registry.fall_silent(self._clock.monotonic_ms())
             if silent:
                 log.warning("workers say nothing, and are dealt nothing until they do: %s", ", ".join(silent))
                 self._tell_all()

@@ -100,7 +100,7 @@ class Spike:
 
 
 @dataclass
-class Checked:
+class TableCheck:
     """What a look at all rows found. `bad`: rows by why they cannot be put. `identical`: rows that say the same as
     another (without an id of their own); `conflicts`: rows whose id another row has with another content. `curve`: how
     many come due per `step_ms`, by start."""
@@ -130,9 +130,9 @@ class Checked:
         return [Spike(start, count) for start, count in most if count >= 3 * usual]
 
 
-def check(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str, own_ids: bool) -> Checked:
+def check(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str, own_ids: bool) -> TableCheck:
     """Looks at all rows in two passes: one for values, one for ids. `own_ids`: the table came with them."""
-    checked = Checked()
+    checked = TableCheck()
     reasons = _reasons(rows, settings, now_ms, past)
     one = F.coalesce(*(F.when(wrong, F.lit(reason)) for reason, wrong in reasons))
     payload_bytes = F.octet_length("payload").cast("long")
@@ -174,7 +174,7 @@ def _reasons(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str) -
     return found
 
 
-def _check_ids(rows: DataFrame, checked: Checked, own_ids: bool) -> None:
+def _check_ids(rows: DataFrame, checked: TableCheck, own_ids: bool) -> None:
     """How many rows share an id with another one, and say the same or not."""
     said = F.xxhash64(*(name if name != "headers" else F.to_json("headers") for name in rows.columns if name != "id"))
     counted = (
@@ -189,7 +189,7 @@ def _check_ids(rows: DataFrame, checked: Checked, own_ids: bool) -> None:
     checked.identical = 0 if own_ids else int(found["same"] or 0)
 
 
-def _draw(good: DataFrame, checked: Checked) -> None:
+def _draw(good: DataFrame, checked: TableCheck) -> None:
     """The load curve, in steps of a minute or of more where that would be too many."""
     span_ms = max(1, checked.last_ms - checked.first_ms)
     checked.step_ms = next(step for step in _STEPS_MS if span_ms / step <= STEPS_SHOWN or step == _STEPS_MS[-1])
@@ -198,7 +198,7 @@ def _draw(good: DataFrame, checked: Checked) -> None:
     checked.curve = [(int(row["start"]), int(row["count"])) for row in found]
 
 
-def refuse_bad(checked: Checked, max_rejects: int, allow_identical: bool) -> None:
+def refuse_bad(checked: TableCheck, max_rejects: int, allow_identical: bool) -> None:
     """Raises Invalid when the rows are not as they must be; nothing was put yet."""
     if checked.rejected > max_rejects:
         told = [f"{count:,} × {reason}" for reason, count in sorted(checked.bad.items(), key=lambda each: -each[1])]
@@ -238,7 +238,7 @@ class LoadRequest:
 class LoadResult:
     """What a load did, or, `dry_run`, would do."""
 
-    checked: Checked
+    checked: TableCheck
     warnings: list[str] = field(default_factory=list)
     put: int = 0
     there: int = 0
@@ -293,7 +293,7 @@ def load(
     return loaded
 
 
-def _warnings(topic: Topic, checked: Checked) -> list[str]:
+def _warnings(topic: Topic, checked: TableCheck) -> list[str]:
     found: list[str] = []
     if not topic.settings.remember_ms:
         found.append(

@@ -206,7 +206,7 @@ def salt_of(run: str, part: int) -> int:
     return int.from_bytes(blake2b(f"{run}\0{part}".encode(), digest_size=8).digest(), "little")
 
 
-class Seen:
+class SeenBirths:
     """The ids that a part of a run has had, by half of their digest, in few sorted runs: to tell a row's first
     occurrence from the next. A wrong guess, once in 2^64 pairs, costs nothing: the broker compares the whole."""
 
@@ -228,7 +228,7 @@ class Seen:
         return found | later
 
 
-class Rejects:
+class RejectedRows:
     """A task's rejected rows. `path`: where to write them, empty: nowhere. `name`: that of this task's files, the same
     when the task runs again, so that it writes over what it wrote before."""
 

@@ -36,7 +36,7 @@ _NEVER_NULL = frozenset(field.name for field in READ.fields if not field.nullabl
 
 
 @dataclass(frozen=True)
-class Where:
+class PushedFilter:
     """What of a topic is asked for: of `states`, of `tag` (empty: any), due in [from_ms, to_ms) (to 0: no bound), or
     just `ids`. `nothing`: no message can match."""
 
@@ -47,30 +47,30 @@ class Where:
     ids: tuple[str, ...] | None = None
     nothing: bool = False
 
-    def due_from(self, millis: int) -> Where:
+    def due_from(self, millis: int) -> PushedFilter:
         """Only what is due at `millis` or later."""
         return replace(
             self, from_ms=max(self.from_ms, min(millis, MAX_TIME_MS)), nothing=self.nothing or millis > MAX_TIME_MS
         )
 
-    def due_before(self, millis: int) -> Where:
+    def due_before(self, millis: int) -> PushedFilter:
         """Only what is due before `millis`."""
         if millis > MAX_TIME_MS:
             return self
         to_ms = min(self.to_ms, millis) if self.to_ms else millis
         return replace(self, to_ms=max(to_ms, 1), nothing=self.nothing or to_ms <= 0)
 
-    def of_states(self, states: Iterable[str]) -> Where:
+    def of_states(self, states: Iterable[str]) -> PushedFilter:
         """Only what is in one of `states`, too."""
         wanted = set(states)
         left = tuple(state for state in self.states if state.value in wanted)
         return replace(self, states=left, nothing=self.nothing or not left)
 
-    def of_tag(self, tag: str) -> Where:
+    def of_tag(self, tag: str) -> PushedFilter:
         """Only what carries `tag`, too."""
         return replace(self, tag=tag, nothing=self.nothing or not tag or (bool(self.tag) and self.tag != tag))
 
-    def of_ids(self, ids: Iterable[str]) -> Where:
+    def of_ids(self, ids: Iterable[str]) -> PushedFilter:
         """Only those of `ids`, too."""
         wanted = {id for id in ids if id}
         left = wanted if self.ids is None else wanted & set(self.ids)
@@ -82,7 +82,7 @@ class Where:
         return self.nothing or (bool(self.to_ms) and self.from_ms >= self.to_ms)
 
 
-def pushed(where: Where, wanted: Filter) -> Where | None:
+def pushed(where: PushedFilter, wanted: Filter) -> PushedFilter | None:
     """`where` with `wanted` added, when a Scan can do all of it; None: Spark must."""
     path: tuple[str, ...] = getattr(wanted, "attribute", ())
     name = path[0] if len(path) == 1 else ""
@@ -104,7 +104,7 @@ def pushed(where: Where, wanted: Filter) -> Where | None:
     return None
 
 
-def _by_due(where: Where, wanted: Filter, value: datetime) -> Where | None:
+def _by_due(where: PushedFilter, wanted: Filter, value: datetime) -> PushedFilter | None:
     since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH
     floor, exact = since // _MILLI, not since % _MILLI
     ceiling = floor if exact else floor + 1
@@ -138,7 +138,7 @@ class TimelineReader(DataSourceReader):
         self._options = options
         self._schema = arrow_schema(schema)
         self._content = any(name in schema.names for name in CONTENT)
-        self._where = Where(options.states, options.tag)
+        self._where = PushedFilter(options.states, options.tag)
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of buckets, one task each."""

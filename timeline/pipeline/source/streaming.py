@@ -62,7 +62,7 @@ Offset = dict[str, Any]
 
 
 @dataclass
-class Share(InputPartition):
+class HolderPartition(InputPartition):
     """One partition of a micro-batch. `most`: rows it may lease. `again`: the batch was planned before, by a query that
     ended; nothing is leased for it any more."""
 
@@ -79,7 +79,7 @@ def holder_of(query: str, batch: int, part: int) -> str:
     return f"spark/{query}/{batch}/{part}"
 
 
-async def gather(client: Timeline, share: Share, first_try: bool) -> None:
+async def gather(client: Timeline, share: HolderPartition, first_try: bool) -> None:
     """What the partition is to have is under its holder, and will not be more. `first_try`: of the task."""
     if first_try and not share.again and await _leased(client, share):
         return
@@ -93,7 +93,7 @@ async def gather(client: Timeline, share: Share, first_try: bool) -> None:
         await asyncio.sleep((left_ms if found else min(left_ms, LOOK_MS)) / 1000.0)
 
 
-async def _brokers(client: Timeline, share: Share) -> int:
+async def _brokers(client: Timeline, share: HolderPartition) -> int:
     """Takes the holder over, which ends a lease under way at the broker that is reached; how many brokers there are."""
     try:
         async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
@@ -103,7 +103,7 @@ async def _brokers(client: Timeline, share: Share) -> int:
         return 1  # by another try at this broker, which leases no more than this one does
 
 
-async def _leased(client: Timeline, share: Share) -> bool:
+async def _leased(client: Timeline, share: HolderPartition) -> bool:
     """Leases for the partition, unless that was done or it is too late; False: another try took the holder over."""
     try:
         async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
@@ -115,7 +115,7 @@ async def _leased(client: Timeline, share: Share) -> bool:
         return False
 
 
-async def _look(client: Timeline, share: Share) -> tuple[bool, int]:
+async def _look(client: Timeline, share: HolderPartition) -> tuple[bool, int]:
     """Whether the holder has anything, and when the broker said so, by its clock."""
     now_ms = 0
     async for page in client.scan_pages(share.topic, holder=share.holder, limit=1):
@@ -168,22 +168,22 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = arrow_schema(schema)
         self._content = any(name in schema.names for name in CONTENT)
-        self._guard: _Guard | None = None
+        self._query: _RunningQuery | None = None
         self._left: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_guard": None}  # tasks only read
+        return self.__dict__ | {"_query": None}  # tasks only read
 
     # On the driver.
 
-    def _our_guard(self) -> _Guard:
-        if self._guard is None:
-            self._guard = _Guard(self._options)
-        return self._guard
+    def _our_query(self) -> _RunningQuery:
+        if self._query is None:
+            self._query = _RunningQuery(self._options)
+        return self._query
 
     def initialOffset(self) -> Offset:
         """Before the first micro-batch of a new query."""
-        topic = self._our_guard().topic
+        topic = self._our_query().topic
         return {"topic": topic.name, "uid": str(topic.uid), "query": uuid.uuid4().hex[:16], "batch": 0, "planned_ms": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -193,18 +193,18 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The next micro-batch when something is due, else `start`. Spark commits a batch when it begins the next: so
         that what is done does not stay leased until more comes, an empty one closes it."""
-        guard = self._our_guard()
-        guard.check(start)
+        query = self._our_query()
+        query.check(start)
         rows = self._rows(limit)
         if self._left is None:
-            due = guard.due() > 0
+            due = query.due() > 0
         else:
             due, self._left = self._left > 0, self._left - rows
-        if not due and guard.has_open(start):
-            return guard.next_offset(start, 0, partitions=0)
-        if not due and (self._left is not None or not guard.something_due(self._options.wait_ms)):
+        if not due and query.has_open(start):
+            return query.next_offset(start, 0, partitions=0)
+        if not due and (self._left is not None or not query.something_due(self._options.wait_ms)):
             return start
-        return guard.next_offset(start, -(-rows // self._options.partitions), self._options.partitions)
+        return query.next_offset(start, -(-rows // self._options.partitions), self._options.partitions)
 
     def _rows(self, limit: ReadLimit) -> int:
         if isinstance(limit, ReadMaxRows):
@@ -215,33 +215,33 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is due now is read, in as many micro-batches as that takes, and no more."""
-        self._left = self._our_guard().due()
+        self._left = self._our_query().due()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """A share for each holder of the micro-batch."""
-        guard = self._our_guard()
-        guard.check(end)
+        query = self._our_query()
+        query.check(end)
         if end["batch"] <= start["batch"]:
             return []
-        if guard.has_open(start):
+        if query.has_open(start):
             # What Spark reads on from is done; a query that ended just then could not say so, and nobody else will.
-            guard.commit(start)
-        return guard.shares(start, end)
+            query.commit(start)
+        return query.shares(start, end)
 
     def commit(self, end: Offset) -> None:
         """The micro-batch is done: its messages are acknowledged."""
-        self._our_guard().commit(end)
+        self._our_query().commit(end)
 
     def stop(self) -> None:
         """The query ends. What is held comes back by its leases."""
-        if self._guard is not None:
-            self._guard.close()
+        if self._query is not None:
+            self._query.close()
 
     # On the executors.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a share."""
-        assert isinstance(partition, Share)
+        assert isinstance(partition, HolderPartition)
         context = TaskContext.get()
         first_try = context is None or context.attemptNumber() == 0
         with SparkConnection(self._options.addresses, self._options.timeout_ms) as connection:
@@ -252,7 +252,7 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(whole.rows):
                     yield record_batch(whole, self._schema)
 
-    def _whole(self, connection: SparkConnection, share: Share, page: PageRows) -> PageRows:
+    def _whole(self, connection: SparkConnection, share: HolderPartition, page: PageRows) -> PageRows:
         """The page without what arrived damaged, with each message's due as it was asked for."""
         rows = page.rows
         if self._content:
@@ -264,7 +264,7 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return PageRows(replace(rows, due_ms=rows.scheduled_ms), page.now_ms)
 
 
-class _Guard:
+class _RunningQuery:
     """The driver's side of a query: its connection, and the thread that extends what is not committed yet."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -278,7 +278,7 @@ class _Guard:
         self._lease_ms = options.lease_ms or min(DEFAULT_LEASE_MS, most_ms)
         self._planned: set[int] = set()
         self._committed = -1
-        self._open: dict[int, list[Share]] = {}
+        self._open: dict[int, list[HolderPartition]] = {}
         """Micro-batches that are planned and not committed."""
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -332,9 +332,9 @@ class _Guard:
             "rows": rows,
         }
 
-    def shares(self, start: Offset, end: Offset) -> list[Share]:
+    def shares(self, start: Offset, end: Offset) -> list[HolderPartition]:
         """The partitions of the micro-batches after `start` up to `end`."""
-        found: list[Share] = []
+        found: list[HolderPartition] = []
         for batch in range(int(start["batch"]) + 1, int(end["batch"]) + 1):
             shares = self._shares_of(end, batch)
             with self._lock:
@@ -345,9 +345,9 @@ class _Guard:
             self._keeper.start()
         return found
 
-    def _shares_of(self, end: Offset, batch: int) -> list[Share]:
+    def _shares_of(self, end: Offset, batch: int) -> list[HolderPartition]:
         return [
-            Share(
+            HolderPartition(
                 topic=self.topic.name,
                 holder=holder_of(end["query"], batch, part),
                 most=int(end["rows"]),

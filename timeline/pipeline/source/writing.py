@@ -28,7 +28,7 @@ from timeline.model import Status
 from timeline.pipeline.connection import SparkConnection
 from timeline.pipeline.files import write_json
 from timeline.pipeline.source.columns import check_written
-from timeline.pipeline.source.intake import EXAMPLES, Judge, JudgedRows, Rejects, Seen, births_of, salt_of
+from timeline.pipeline.source.intake import EXAMPLES, Judge, JudgedRows, RejectedRows, SeenBirths, births_of, salt_of
 from timeline.pipeline.source.options import SourceOptions
 
 _STREAMS = ("sql.streaming.queryId", "streaming.sql.batchId")
@@ -42,7 +42,7 @@ _OK, _DUPLICATE = Status.OK.code, Status.DUPLICATE.code
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WriteCounts(WriterCommitMessage):
     """What a task did. `put`: rows that are new on the timeline; `there`: rows that were on it before, or that an
     earlier try of this task had put; `settled`: rows that were delivered before (on a topic that remembers);
     `collapsed`: identical rows without an id; `rejected` by reason, with a few `examples` as (row, reason)."""
@@ -60,7 +60,7 @@ class Written(WriterCommitMessage):
         """All rows that were looked at."""
         return self.put + self.there + self.settled + self.collapsed + self.rejected.total()
 
-    def add(self, other: Written) -> None:
+    def add(self, other: WriteCounts) -> None:
         """Counts `other`, too."""
         self.put += other.put
         self.there += other.there
@@ -105,22 +105,22 @@ def plan_write(options: SourceOptions, schema: StructType, streaming: bool) -> W
     return WritePlan(options, options.run or uuid.uuid4().hex, past_ms, not (streaming or options.allow_identical))
 
 
-class Task:
+class WriteTask:
     """One task's part of a write."""
 
     def __init__(self, plan: WritePlan, part: int) -> None:
         options = self._options = plan.options
         self._judge = Judge(plan.past_ms)
         self._salts = salt_of(plan.run, part), salt_of(f"{plan.run}\0again", part)
-        self._seen = Seen()
-        self._done = Written()
-        self._rejects = Rejects(options.rejects_path, f"{_digest(plan.run, batch_name())}-{part:05d}")
+        self._seen = SeenBirths()
+        self._done = WriteCounts()
+        self._rejects = RejectedRows(options.rejects_path, f"{_digest(plan.run, batch_name())}-{part:05d}")
         self._under_way: deque[tuple[JudgedRows, int, Future[Receipts]]] = deque()
         self._bytes = 0
         self._connection = SparkConnection(options.addresses, options.timeout_ms)
         self._producer = self._connection.client.producer(options.topic, options.group)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> WriteCounts:
         """Puts all rows; raises when the brokers did not take them all, or when too many are rejected."""
         try:
             for batch in batches:
@@ -215,7 +215,7 @@ _WORDS = {
 }
 
 
-def too_many(done: Written, options: SourceOptions) -> str:
+def too_many(done: WriteCounts, options: SourceOptions) -> str:
     """The sentence that ends a write for its rejected rows."""
     told = "; ".join(f"{many} × {reason}" for reason, many in done.rejected.most_common(5))
     first = "; ".join(f"row {row}: {reason}" for row, reason in done.examples[:3])
@@ -226,11 +226,11 @@ def too_many(done: Written, options: SourceOptions) -> str:
     )
 
 
-def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> Written:
+def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> WriteCounts:
     """All tasks' counts; raises Invalid where they are not what was allowed."""
-    done = Written()
+    done = WriteCounts()
     for message in messages:
-        if isinstance(message, Written):
+        if isinstance(message, WriteCounts):
             done.add(message)
     if plan.options.report_path:
         write_json(plan.options.report_path, done.as_json() | {"run": plan.run})
@@ -270,9 +270,9 @@ class TimelineWriter(DataSourceArrowWriter):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._plan = plan_write(options, schema, streaming=False)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
         """One task's rows."""
-        return Task(self._plan, part_number()).write(iterator)
+        return WriteTask(self._plan, part_number()).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
@@ -286,9 +286,9 @@ class TimelineStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._plan = plan_write(options, schema, streaming=True)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
         """One task's rows of a micro-batch."""
-        return Task(self._plan, part_number()).write(iterator)
+        return WriteTask(self._plan, part_number()).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A micro-batch is done."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from timeline.sync.etcd.session import EtcdSession, EtcdTiming, Told
+from timeline.sync.etcd.session import ClusterUpdate, EtcdSession, EtcdTiming
 from timeline.sync.etcd.url import EtcdLocation, parse
 from timeline.sync.membership import JoinState, Member, MembershipChange, MembershipRefused, MembershipState
 from timeline.sync.view import ViewMembership
@@ -86,7 +86,7 @@ class EtcdMembership(ViewMembership):
         if self._session is not None:
             self._session.topics_changed()
 
-    def _told(self, told: Told) -> None:
+    def _told(self, told: ClusterUpdate) -> None:
         """By the thread, through the event loop."""
         assert self._joined is not None
         if self._join_state is JoinState.APART:

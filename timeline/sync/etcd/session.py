@@ -1,8 +1,8 @@
 """The thread that keeps a broker in its cluster: joins, refreshes its lease, tells what it hosts, reads what others do.
 
 One loop, `_attend`, goes on as long as one member of etcd answers; when it does not, the next one is asked. What the
-thread learns it hands over as a `Told`. What the broker wants told it leaves in `host` and `topics_changed`, which
-never wait. A watch only hints that something changed: what did is always read.
+thread learns it hands over as a `ClusterUpdate`. What others are to learn the broker leaves in `host` and
+`topics_changed`, which never wait. A watch only hints that something changed: what did is always read.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EtcdTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ClusterUpdate:
     """What the thread has learned. `others` (this broker may be among them), `hosting`: None where it is as it was.
     `topics`: records have changed. `refused`: this broker never joined, and trying again would not help."""
 
@@ -95,7 +95,7 @@ class EtcdSession(threading.Thread):
         location: EtcdLocation,
         member: Member,
         cluster_uid: str,
-        tell: Callable[[Told], None],
+        tell: Callable[[ClusterUpdate], None],
         ended: Callable[[], None],
         timing: EtcdTiming,
     ) -> None:
@@ -400,7 +400,7 @@ class EtcdSession(threading.Thread):
             log.warning("etcd answers again")
         self._join_state, self._reason = JoinState.JOINED, ""
         self._believed, self._topics_told = believed, self._snapshot.topics_revision
-        self._tell(Told(JoinState.JOINED, "", *believed, topics))
+        self._tell(ClusterUpdate(JoinState.JOINED, "", *believed, topics))
 
     def _waits(self, reason: str) -> None:
         """It cannot join, or cannot ask, and says why."""
@@ -411,7 +411,7 @@ class EtcdSession(threading.Thread):
             log.warning("membership %s: %s", join_state, reason)
         if (join_state, reason) != (self._join_state, self._reason):
             self._join_state, self._reason = join_state, reason
-            self._tell(Told(join_state, reason))
+            self._tell(ClusterUpdate(join_state, reason))
 
     def _stumbled(self, reason: str) -> None:
         """The member of etcd that was asked is no good: the next one is."""
@@ -431,7 +431,7 @@ class EtcdSession(threading.Thread):
             self._pause(self._timing.refused)
         else:
             self._stopping = True
-            self._tell(Told(JoinState.APART, str(refused), refused=refused))
+            self._tell(ClusterUpdate(JoinState.APART, str(refused), refused=refused))
 
     def _pause(self, seconds: float) -> bool:
         """Waits so long; False when it is to end."""
