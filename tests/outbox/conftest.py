@@ -16,7 +16,7 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from timeline import outbox
 from timeline.model import Status
-from timeline.outbox.database import Outbox, Row, Waiting, outbox_url
+from timeline.outbox.database import Outbox, OutboxCounts, OutboxRow, outbox_url
 
 TOPIC = "reminders"
 
@@ -58,12 +58,12 @@ class Heard:
     set_aside: list[tuple[str, Status, str]] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    counts: list[Waiting] = field(default_factory=list)
+    counts: list[OutboxCounts] = field(default_factory=list)
 
     def sent(self, topic: str, status: Status, count: int) -> None:
         self.statuses[status] = self.statuses.get(status, 0) + count
 
-    def refused(self, row: Row, status: Status, reason: str) -> None:
+    def refused(self, row: OutboxRow, status: Status, reason: str) -> None:
         self.set_aside.append((row.id, status, reason))
 
     def trouble(self, reason: str) -> None:
@@ -72,7 +72,7 @@ class Heard:
     def warned(self, sentence: str) -> None:
         self.warnings.append(sentence)
 
-    def counted(self, waiting: Waiting, oldest_s: float) -> None:
+    def counted(self, waiting: OutboxCounts, oldest_s: float) -> None:
         self.counts.append(waiting)
 
 

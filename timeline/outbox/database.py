@@ -132,7 +132,7 @@ def _check_file(name: str | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutboxRow:
     """One message that waits to be sent. Times are milliseconds; exactly one of `due_ms` and `in_ms` is set."""
 
     seq: int
@@ -165,12 +165,12 @@ class Row:
         )
 
 
-COLUMNS = tuple(field.name for field in fields(Row) if field.name != "flaw")
+COLUMNS = tuple(field.name for field in fields(OutboxRow) if field.name != "flaw")
 """Those of the table that make a row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRow:
     """A row that was set aside. `refused_ms`: when, milliseconds UTC; `reason`: why."""
 
     seq: int
@@ -183,7 +183,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OutboxCounts:
     """How much stands in the table. `oldest_ms`: since when the oldest row waits, milliseconds UTC; 0: none does."""
 
     waiting: int
@@ -369,7 +369,7 @@ class Outbox:
 
     # ── sending ──
 
-    def take(self, most: int, without: Sequence[str] = ()) -> list[Row]:
+    def take(self, most: int, without: Sequence[str] = ()) -> list[OutboxRow]:
         """Up to `most` rows that wait, in the order of `seq`, none of the topics `without`; as many as TAKEN_BYTES
         allow. They are this relay's until `settle` or `give_back`."""
         self.give_back()
@@ -450,7 +450,7 @@ class Outbox:
 
     # ── looking ──
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> OutboxCounts:
         """How much waits and is set aside now, each counted up to COUNTED."""
         at = self._table.c
         with self._engine.connect() as connection:
@@ -461,15 +461,15 @@ class Outbox:
 
             first = sa.select(at.added_ms).where(at.refused_ms.is_(None)).order_by(at.seq).limit(1)
             oldest_ms = connection.execute(first).scalar_one_or_none()
-            return Waiting(count(at.refused_ms.is_(None)), count(at.refused_ms.is_not(None)), int(oldest_ms or 0))
+            return OutboxCounts(count(at.refused_ms.is_(None)), count(at.refused_ms.is_not(None)), int(oldest_ms or 0))
 
-    def set_aside(self, most: int) -> list[Refused]:
+    def set_aside(self, most: int) -> list[RefusedRow]:
         """Up to `most` rows that were set aside, in the order of `seq`."""
         at = self._table.c
         wanted = sa.select(at.seq, at.topic, at.grp, at.id, at.due_ms, at.refused_ms, sa.func.coalesce(at.refused, ""))
         look = wanted.where(at.refused_ms.is_not(None)).order_by(at.seq).limit(most)
         with self._engine.connect() as connection:
-            return [Refused(*map(_shown, row)) for row in connection.execute(look)]
+            return [RefusedRow(*map(_shown, row)) for row in connection.execute(look)]
 
     def retry(self, seqs: Sequence[int] | None) -> int:
         """Has rows that were set aside wait again: those of `seqs`, or all (None). Answers how many there were."""
@@ -497,12 +497,12 @@ def _table(name: str) -> sa.Table:
     return sa.Table(own_name, sa.MetaData(), *made, schema=schema or None)
 
 
-def _row(row: sa.Row[Any]) -> Row:
+def _row(row: sa.Row[Any]) -> OutboxRow:
     values = dict(row._mapping)
     payload = bytes(values.pop("payload") or b"")
     unreadable = [name for name, value in values.items() if isinstance(value, bytes) and _read(value) is value]
     flaw = f"{', '.join(unreadable)}: not text in UTF-8" if unreadable else ""
-    return Row(**{name: _shown(value) for name, value in values.items()}, payload=payload, flaw=flaw)
+    return OutboxRow(**{name: _shown(value) for name, value in values.items()}, payload=payload, flaw=flaw)
 
 
 def _read(text: bytes) -> str | bytes:

@@ -25,7 +25,7 @@ from timeline.driver.backoff import Backoff
 from timeline.errors import Closed, Invalid, TimelineError, TooLarge
 from timeline.metrics import Declaration, counter, counters, gauge
 from timeline.model import Status
-from timeline.outbox.database import Outbox, Row, Waiting, reason_of
+from timeline.outbox.database import Outbox, OutboxCounts, OutboxRow, reason_of
 
 BATCH = 1_000
 EVERY_MS = 200.0
@@ -47,7 +47,7 @@ class RelayObserver(Protocol):
     def sent(self, topic: str, status: Status, count: int) -> None:
         """`count` messages of `topic` are on their timeline: OK, or DUPLICATE (they were before)."""
 
-    def refused(self, row: Row, status: Status, reason: str) -> None:
+    def refused(self, row: OutboxRow, status: Status, reason: str) -> None:
         """A row was set aside."""
 
     def trouble(self, reason: str) -> None:
@@ -56,7 +56,7 @@ class RelayObserver(Protocol):
     def warned(self, sentence: str) -> None:
         """Something that its owner should know."""
 
-    def counted(self, waiting: Waiting, oldest_s: float) -> None:
+    def counted(self, waiting: OutboxCounts, oldest_s: float) -> None:
         """How much there is now, and how long the oldest row has waited."""
 
 
@@ -168,9 +168,9 @@ class OutboxRelay:
 
     # ── sending ──
 
-    async def _send(self, rows: Sequence[Row]) -> _Answer:
+    async def _send(self, rows: Sequence[OutboxRow]) -> _Answer:
         answer = _Answer()
-        groups: dict[tuple[str, str], list[tuple[Row, timeline.Message]]] = {}
+        groups: dict[tuple[str, str], list[tuple[OutboxRow, timeline.Message]]] = {}
         for row in rows:
             try:
                 message = row.message()
@@ -182,7 +182,7 @@ class OutboxRelay:
         return answer
 
     async def _send_group(
-        self, answer: _Answer, topic: str, group: str, some: list[tuple[Row, timeline.Message]]
+        self, answer: _Answer, topic: str, group: str, some: list[tuple[OutboxRow, timeline.Message]]
     ) -> None:
         try:
             producer = self._producer(topic, group)
@@ -201,7 +201,7 @@ class OutboxRelay:
             return
         self._settle(answer, topic, [row for row, _ in some], receipts)
 
-    def _settle(self, answer: _Answer, topic: str, rows: list[Row], receipts: timeline.Receipts) -> None:
+    def _settle(self, answer: _Answer, topic: str, rows: list[OutboxRow], receipts: timeline.Receipts) -> None:
         done: Counter[Status] = Counter()
         waits: list[timeline.Receipt] = []
         for row, receipt in zip(rows, receipts, strict=True):
@@ -221,7 +221,7 @@ class OutboxRelay:
         else:
             self._holds.pop(topic, None)
 
-    def _refuse(self, answer: _Answer, row: Row, status: Status, reason: str) -> None:
+    def _refuse(self, answer: _Answer, row: OutboxRow, status: Status, reason: str) -> None:
         answer.refused[row.seq] = f"{status}: {reason}"
         self._audience.refused(row, status, reason)
 
@@ -338,7 +338,7 @@ class RelayMetrics:
     def trouble(self, some: bool) -> None:
         self._gauges["timeline_relay_trouble"].set(float(some))
 
-    def counted(self, found: Waiting, oldest_s: float) -> None:
+    def counted(self, found: OutboxCounts, oldest_s: float) -> None:
         self._gauges["timeline_relay_waiting"].set(found.waiting)
         self._gauges["timeline_relay_set_aside"].set(found.set_aside)
         self._gauges["timeline_relay_oldest_seconds"].set(oldest_s)

@@ -30,7 +30,7 @@ from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl
 
 if TYPE_CHECKING:
-    from timeline.outbox.database import Outbox, Row, Waiting
+    from timeline.outbox.database import Outbox, OutboxCounts, OutboxRow
     from timeline.outbox.relay import RelayMetrics
 
 NEEDED = ("sqlalchemy", "prometheus_client")
@@ -269,7 +269,7 @@ class _Teller:
         if self._as_json:
             print_json({"topic": topic, "status": str(status), "sent": count})
 
-    def refused(self, row: Row, status: Status, reason: str) -> None:
+    def refused(self, row: OutboxRow, status: Status, reason: str) -> None:
         self.refusals += 1
         self._figures.refused(row.topic, str(status))
         if self._as_json:
@@ -286,7 +286,7 @@ class _Teller:
     def warned(self, sentence: str) -> None:
         self._say(sentence)
 
-    def counted(self, waiting: Waiting, oldest_s: float) -> None:
+    def counted(self, waiting: OutboxCounts, oldest_s: float) -> None:
         self._figures.counted(waiting, oldest_s)
 
     def ended(self) -> None:
