@@ -19,7 +19,7 @@ PACKAGE = ROOT / "timeline"
 TESTS = ROOT / "tests"
 
 MAX_LINES = 900
-BASE_DEPENDENCIES = {"grpcio", "flatbuffers", "numpy"}
+BASE_DEPENDENCIES = {"grpcio", "numpy"}
 # What only an extra brings: a driver-only install must import without them.
 EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich", "pyarrow")
 

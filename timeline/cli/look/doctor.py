@@ -21,7 +21,7 @@ from timeline.cli.terminal.output import console, print_json
 from timeline.driver.queries import PingAnswer
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 
-NEEDED = ("grpcio", "flatbuffers", "numpy")
+NEEDED = ("grpcio", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
 _MENDED = {
     "wants a token": "give one: --token-file FILE, or TIMELINE_TOKEN; 'timeline token create' makes one",
