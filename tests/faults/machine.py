@@ -19,7 +19,7 @@ from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.history import FAIL, Event, HistoryFile, Verdict, check, read_history
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.dump import dump_store
+from timeline.storage_plugins.conformance.crowd import dump_store
 
 LEASE_MS = 3_000
 CERTAIN = ("UNAVAILABLE", "INVALID", "TOO_LARGE", "THROTTLED")

@@ -29,7 +29,7 @@ from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.history import Event, History, Verdict, Violation, check
 from timeline.model import LEASE_AHEAD_AUTO, Topic, TopicSettings
-from timeline.storage_plugins.dump import dump_store
+from timeline.storage_plugins.conformance.crowd import dump_store
 
 TIMEOUTS_S = (0.7, 2.0, 4.0)
 """How long clients wait, by seed: the shorter, the more they are told UNAVAILABLE or UNKNOWN."""

@@ -85,7 +85,7 @@ def check(
     most: int = 20,
 ) -> Verdict:
     """Judges a run. `history`: events, or the lines of one history. `dump`: what the store had at the end (see
-    `storage_plugins.dump`).
+    `storage_plugins.conformance.crowd`).
 
     `durable`: what the store declares; where it does not keep what it answered, messages put before the last crash may
     be gone. `clock_bound_ms`: by how much the broker's clock may differ from true time (0 where one clock decides).
