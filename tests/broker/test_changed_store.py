@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,10 +277,11 @@ async def test_mysql_with_other_contents_and_settings(servers: Running):
 
 
 @pytest.mark.parametrize("happens", ["deleted", "replaced"])
-async def test_a_file_that_has_gone_takes_no_put(tmp_path: Path, happens: str):
+@pytest.mark.parametrize("of", ["a.db", "a.db-wal"])
+async def test_a_file_that_has_gone_takes_no_put(tmp_path: Path, happens: str, of: str):
     """What is written into a file without a name is gone when the broker ends."""
-    file, away = tmp_path / "a.db", tmp_path / "away.db"
-    async with broker(f"sqlite:///{file}") as link:
+    file, away = tmp_path / of, tmp_path / "away.db"
+    async with broker(f"sqlite:///{tmp_path}/a.db") as link:
         await link.put(["kept"], FAR_MS)
         file.rename(away)
         if happens == "replaced":
@@ -289,6 +293,23 @@ async def test_a_file_that_has_gone_takes_no_put(tmp_path: Path, happens: str):
         away.rename(file)
         assert await look(link) == ""
         assert await link.ids() == [b"kept"]
+
+
+@pytest.mark.parametrize(("of", "bytes_"), [("a.db", 4096), ("a.db-wal", 0)])
+async def test_a_file_that_was_cut_short_takes_no_put(tmp_path: Path, of: str, bytes_: int):
+    async with broker(f"sqlite:///{tmp_path}/a.db") as link:
+        await link.put([f"kept-{at}" for at in range(100)], FAR_MS)
+        checkpoint(tmp_path / "a.db")
+        await link.put(["later"], FAR_MS)
+        os.truncate(tmp_path / of, bytes_)
+        assert (await put(link, "lost")).status.tolist() == [Status.UNAVAILABLE.code]
+        assert f"{tmp_path / of} was cut short" in await look(link)
+
+
+def checkpoint(file: Path) -> None:
+    """Carries what the log has into the database, as the store does by itself."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 async def test_a_place_of_payloads_that_is_another_one(tmp_path: Path):

@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
@@ -125,7 +126,7 @@ class Database:
         self._location = location
         self._lock = Lock(location.path)
         self.cluster_uid = ""
-        self._file = (0, 0)
+        self._files: tuple[_Watched, ...] = ()
         self.clean = True
         """Whether the last process that had the file closed it in peace: then no payload lacks its message."""
 
@@ -164,7 +165,7 @@ class Database:
         try:
             connection = self.connect()
             self._prepare(connection)
-            self._file = _identity(path)
+            self._files = _Watched(path), _Watched(Path(f"{path}-wal"), LOG_BYTES)
             return connection
         except BaseException as error:
             if connection is not None:
@@ -179,20 +180,9 @@ class Database:
             raise
 
     def lost(self) -> str:
-        """Return why what is written now would be lost: the open file has its name no more. Empty while it has."""
-        path = self._location.path
-        try:
-            there = _identity(path)
-        except OSError as error:
-            happened = f"cannot be found ({error.strerror})"
-        else:
-            happened = "is another file than the one that this broker opened"
-            if there == self._file:
-                return ""
-        return (
-            f"{path} {happened}. Move the one that was opened back, and this broker goes on by itself. To accept what "
-            "is there, restart the broker."
-        )
+        """Return why what is written now would be lost: the file, or the log beside it, is another one or was cut
+        short. Empty while neither is."""
+        return next((f"{file.path} {happened}" for file in self._files if (happened := file.happened())), "")
 
     def cramped(self, connection: sqlite3.Connection) -> str:
         """Return why nothing more is put; empty while there is room. What is left on the disk is then for the log to be
@@ -284,9 +274,33 @@ class Database:
         return StoreFull(f"{path}: {judged.reason}") if name == "SQLITE_FULL" else judged
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+class _Watched:
+    """A file that SQLite has open. It never gets shorter than it was, or than `limit_bytes`, unless somebody else cuts
+    it: a database is not vacuumed, and a log that starts anew is kept up to its limit."""
+
+    BACK = (
+        "Move the one that was opened back, and this broker goes on by itself. To accept what is there, restart the "
+        "broker."
+    )
+    CUT = "was cut short, and has lost data. Stop the broker and restore the database from a backup."
+
+    def __init__(self, path: Path, limit_bytes: int = sys.maxsize) -> None:
+        self.path, self._limit_bytes = path, limit_bytes
+        found = path.stat()
+        self._identity, self._least_bytes = (found.st_dev, found.st_ino), min(found.st_size, limit_bytes)
+
+    def happened(self) -> str:
+        """Return what somebody else did to it; empty: nothing."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            return f"cannot be found ({error.strerror}). {self.BACK}"
+        if (found.st_dev, found.st_ino) != self._identity:
+            return f"is another file than the one that this broker opened. {self.BACK}"
+        if found.st_size < self._least_bytes:
+            return self.CUT
+        self._least_bytes = min(found.st_size, self._limit_bytes)
+        return ""
 
 
 def _judge_beginning(path: Path) -> None:
