@@ -254,6 +254,7 @@ def verdicts(found: list[Finding]) -> dict[str, Severity]:
         ({"version": "9.9"}, {}, "broker", Severity.WARNING, "timeline 9.9"),
         ({"store_ms": 80.0}, {}, "store", Severity.WARNING, "80 ms"),
         ({"store": "memory://"}, {}, "store", Severity.WARNING, "messages end with the broker"),
+        ({"trouble": "the store is down"}, {}, "store", Severity.WARNING, "not asked"),
     ],
 )
 def test_findings_of_a_broker(
@@ -264,7 +265,13 @@ def test_findings_of_a_broker(
     found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
     (one,) = [one for one in found if one.about == about]
     assert one.severity is verdict and said in one.found, one
-    assert bool(one.advice) is (verdict is not Severity.GOOD)
+    assert bool(one.advice) is (verdict is not Severity.GOOD and "not asked" not in said)
+
+
+def test_a_store_that_a_broker_warns_of_is_told_once() -> None:
+    down = dataclasses.replace(WELL, trouble="the store is another one", warnings=("it lost its data",))
+    found = [one.found for one in of_broker(down, NEAR) if one.about == "store"]
+    assert found == ["sqlite:///t.db: it lost its data"]
 
 
 @pytest.mark.parametrize(

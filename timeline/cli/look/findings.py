@@ -84,10 +84,11 @@ def _clock(ping: PingAnswer) -> Finding:
 
 
 def _store_of(one: BrokerStanding) -> list[Finding]:
-    """How the store does, and a finding for each setting that weakens it."""
+    """How the store does, and a finding for each warning of the broker. Where those say why it is not used, or what is
+    wrong with it, nothing else need be said."""
     weak = [Finding("store", WARNING, f"{one.store}: {warning}") for warning in one.warnings]
     asked = _store_at_work(one)
-    return weak if weak and asked.severity is GOOD else [asked, *weak]
+    return weak if weak and (one.trouble or asked.severity is GOOD) else [asked, *weak]
 
 
 def _store_at_work(one: BrokerStanding) -> Finding:
