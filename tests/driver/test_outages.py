@@ -53,6 +53,31 @@ async def test_a_change_that_was_never_sent_is_unavailable() -> None:
                 await call
 
 
+class _NoPing(GrpcTransport):
+    """The real way, but for pings: they break, or are never answered when the broker `hangs`."""
+
+    hangs = False
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        if method != "Ping":
+            return await super().unary(method, frame, timeout_s)
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise TransportError(Fault.BROKEN, "reset")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_put_is_not_sent_before_it_is_known_that_the_broker_can_replace(
+    broker: Broker, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_NoPing, "hangs", hangs)
+    async with Timeline(broker.address, "300ms", transport_factory=_NoPing) as tl:
+        await tl.create_topic("t")
+        with pytest.raises(timeline.Unavailable):
+            await tl.producer("t").produce(b"x", in_="1h", id="a", if_exists="replace")
+        assert await tl.get("t", "a") is None
+
+
 class _OpensLate(GrpcTransport):
     """An address that can be reached once `opened` is set. `sent` has the ids of each frame."""
 

@@ -72,8 +72,8 @@ class _Conversation:
     def __init__(self) -> None:
         self.over = False
         self.leaving = False
-        self.minor: int | None = None
-        """The wire's minor version at the broker, once it was asked for."""
+        self.minor = -1
+        """The wire's minor version at the broker; -1: it was not asked for yet."""
         self.fault: TransportError | None = None
 
 
@@ -163,9 +163,15 @@ class ProduceStream:
                 return
             request, batch = taken
             replaces = (batch.columns["flags"] & PutFlag.REPLACE) != 0
-            if replaces.any() and not await self._can_replace(opened, state):
-                queue.answer(request, _too_old(batch, replaces))
-                continue
+            if replaces.any():
+                if state.minor < 0:
+                    await self._ask_minor(opened, state, request, batch)
+                    if batch.outdated:  # who gave up meanwhile was told that nothing was sent
+                        queue.back(request, sent=False)
+                        continue
+                if state.minor < REPLACE_MINOR:
+                    queue.answer(request, _too_old(batch, replaces))
+                    continue
             try:
                 data = encode(self._frame(request, batch))
             except Invalid as bad:
@@ -173,13 +179,18 @@ class ProduceStream:
                 continue
             await opened.stream.send(data)
 
-    async def _can_replace(self, opened: OpenedStream, state: _Conversation) -> bool:
-        """Whether the broker knows REPLACE; one that does not would pass over it and do a plain put."""
-        if state.minor is None:
-            ping = encode(Ping(self._context.clock.now()))
-            transport = self._context.channel.transport(opened.address)
+    async def _ask_minor(self, opened: OpenedStream, state: _Conversation, request: int, batch: RequestBatch) -> None:
+        """Ask whether the broker knows REPLACE; one that does not would pass over it and do a plain put. `batch` waits
+        for that: nothing of it can have happened before."""
+        batch.outstanding = False
+        ping = encode(Ping(self._context.clock.now()))
+        transport = self._context.channel.transport(opened.address)
+        try:
             state.minor = minor_of(await transport.unary("Ping", ping, self._patience_ms / 1000.0))
-        return state.minor >= REPLACE_MINOR
+        except TransportError:
+            self.queue.back(request, sent=False)
+            raise
+        batch.outstanding = True
 
     @property
     def _may_form(self) -> bool:
