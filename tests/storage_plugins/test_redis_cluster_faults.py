@@ -13,9 +13,10 @@ from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TagMutation
-from timeline.storage_plugins.redis.changes import Keys
-from timeline.storage_plugins.redis.location import Location
-from timeline.storage_plugins.redis.server import Address, Server, slot_of
+from timeline.storage_plugins.redis.changes import BucketKeys
+from timeline.storage_plugins.redis.connection import Address
+from timeline.storage_plugins.redis.location import RedisLocation
+from timeline.storage_plugins.redis.server import Server, slot_of
 
 pytestmark = pytest.mark.servers
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.servers
 @pytest.fixture
 async def nodes(servers: Running) -> AsyncIterator[Server]:
     """The cluster, past the store."""
-    server = Server(Location.of(servers.server(RedisClusterServer).url))
+    server = Server(RedisLocation.of(servers.server(RedisClusterServer).url))
     await server.connect()
     yield server
     await server.close()
@@ -31,7 +32,7 @@ async def nodes(servers: Running) -> AsyncIterator[Server]:
 
 async def _places(nodes: Server, topic: Topic) -> tuple[int, Address, Address]:
     """The slot of the topic's only bucket, the node that has it, and another."""
-    slot = slot_of(Keys(nodes, topic).base(0))
+    slot = slot_of(BucketKeys(nodes, topic).base(0))
     for first, last, (_, port, *_rest) in await nodes.ask(nodes.masters[0], "CLUSTER", "SLOTS"):
         if first <= slot <= last:
             source = ("127.0.0.1", int(port))

@@ -18,9 +18,10 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.redis import promises, scripts
-from timeline.storage_plugins.redis.connection import Broken, Pool
-from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis import server as redis_server
+from timeline.storage_plugins.redis.connection import Broken, RedisPool
+from timeline.storage_plugins.redis.location import RedisLocation
 from timeline.storage_plugins.redis.server import Server as Connections
 
 pytestmark = pytest.mark.servers
@@ -46,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 async def _tell(server: RedisServer, *command: object) -> object:
     """One command, past the store."""
-    location = Location.of(server.url)
+    location = RedisLocation.of(server.url)
     connections = Connections(location)
     try:
         return await connections.ask(location.addresses[0], *command)
@@ -90,8 +91,8 @@ async def test_user_without_all_rights_is_refused_with_what_they_are(start: Star
 
 
 async def test_connection_that_is_being_made_when_the_store_closes_is_closed(start: Start) -> None:
-    location = Location.of(start().url)
-    pool = Pool(location, location.addresses[0], None)
+    location = RedisLocation.of(start().url)
+    pool = RedisPool(location, location.addresses[0], None)
     asking = asyncio.ensure_future(pool.exchange([("PING",)]))
     await asyncio.sleep(0)
     pool.close()
@@ -231,7 +232,7 @@ async def test_settings_of_the_url_are_checked() -> None:
         with pytest.raises(StoreRefused, match=said) as refused:
             make_store(url)
         assert "ter2" not in str(refused.value)
-    location = Location.of("redis://user:hunter2@host/0?ca=/no/such/file")
+    location = RedisLocation.of("redis://user:hunter2@host/0?ca=/no/such/file")
     assert location.tls and "hunter2" not in repr(location)
     with pytest.raises(StoreRefused, match=r"ca=/no/such/file: No such file"):
         await make_store("redis://host/0?ca=/no/such/file").open()
@@ -317,7 +318,7 @@ def _says(server: RedisServer, command: bytes, wanted: bytes) -> bool:
 
 async def test_server_that_is_too_old_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start()
-    monkeypatch.setattr(promises, "OLDEST", (99, 0))
+    monkeypatch.setattr(redis_server, "OLDEST", (99, 0))
     assert "upgrade it" in await _refusal(server.url)
 
 
@@ -335,7 +336,7 @@ async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> No
         hasty = f"{master.url}?wait_replicas=1&wait_ms=50"
         with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas"):
             await make_store(hasty).open()
-        connections = Connections(Location.of(hasty))
+        connections = Connections(RedisLocation.of(hasty))
         with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
             await connections.run(scripts.SWAP, [b"a record"], (b"field", b"", b"new"))
         await connections.close()
@@ -344,7 +345,7 @@ async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> No
 
 
 async def test_connections_are_bounded(start: Start) -> None:
-    location = Location.of(f"{start().url}?connections=1&timeout_ms=500")
+    location = RedisLocation.of(f"{start().url}?connections=1&timeout_ms=500")
     connections = Connections(location)
     held = [asyncio.create_task(connections.ask(location.addresses[0], "BLPOP", "nothing", "0")) for _ in range(3)]
     ends = await asyncio.gather(*held, return_exceptions=True)

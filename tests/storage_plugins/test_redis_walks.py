@@ -15,9 +15,9 @@ from timeline.model import Operation, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import ScanFilter
-from timeline.storage_plugins.redis import queries
-from timeline.storage_plugins.redis.changes import Keys
-from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis.changes import BucketKeys
+from timeline.storage_plugins.redis.location import RedisLocation
 from timeline.storage_plugins.redis.server import Server
 
 pytestmark = pytest.mark.servers
@@ -27,7 +27,7 @@ MANY = 10_000
 
 async def _calls(url: str) -> dict[str, int]:
     """How often the server has run each command."""
-    location = Location.of(url)
+    location = RedisLocation.of(url)
     server = Server(location)
     try:
         lines = (await server.ask(location.addresses[0], "INFO", "commandstats")).decode().splitlines()
@@ -85,14 +85,14 @@ async def test_ids_half_in_order_are_put_in_order_anew_by_another_run_of_the_ser
     """The cursor of a hash means nothing to the next process, whose hash is in another order."""
     require_service("redis")
     server = RedisServer(tmp_path, "--appendfsync", "always").start()
-    location = Location.of(server.url)
+    location = RedisLocation.of(server.url)
     asked = Server(location)
     try:
         async with Trial(lambda: make_store(server.url)) as trial:
             topic = await _filled(trial)
-            base = Keys(asked, topic).base(0)
+            base = BucketKeys(asked, topic).base(0)
             for _ in range(3):
-                await asked.run(queries.WALK, [base], (10, 2_000, 600_000, b""))
+                await asked.run(scripts.WALK, [base], (10, 2_000, 600_000, b""))
             said = await asked.at(base, "GET", base + b":w")
             assert said not in (None, b"all")
             await asyncio.to_thread(server.stop)

@@ -258,10 +258,10 @@ async def _vacuum(url: str) -> None:
 
 
 async def _rewrite(url: str) -> None:
-    from timeline.storage_plugins.redis.location import Location
+    from timeline.storage_plugins.redis.location import RedisLocation
     from timeline.storage_plugins.redis.server import Server
 
-    server = Server(Location.of(url))
+    server = Server(RedisLocation.of(url))
     try:
         await server.connect()
         for address in server.masters:

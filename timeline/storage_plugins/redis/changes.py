@@ -9,20 +9,21 @@ items alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
+from timeline.columns import Int64, Ragged, UInt64
 from timeline.leases import Ask, Decision, decide
-from timeline.model import Answers, Status, Topic, TopicSettings, buckets_of
-from timeline.storage_plugins.asks import fill, removal
-from timeline.storage_plugins.contract import StoreError, StoreUnavailable
-from timeline.storage_plugins.redis import queries, scripts
-from timeline.storage_plugins.redis.records import Stored, pack, unpack
+from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, put_ask, removal, settle_ask
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable
+from timeline.storage_plugins.records import dropped
+from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis.records import FREE, HEAD, HEAD_BYTES, RedisRow, pack, unpack
 from timeline.storage_plugins.redis.server import Server
 
 ITEMS_AT_ONCE = 2_000
@@ -45,7 +46,7 @@ class Items:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChangeOutcome:
     """What became of `Items`: `stands` where something else stood, `failed` where a part failed, all others are
     written. `gone`: the topic was dropped. `contents`, when asked for: of each item written, None where it is gone."""
 
@@ -56,7 +57,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Keys:
+class BucketKeys:
     """The keys of a topic's buckets."""
 
     server: Server
@@ -82,25 +83,25 @@ class Keys:
         found = [b""] * len(ids)
         shares = self._share(list(ids), 0)
         for places, values in zip(
-            shares.places, all_of(await self._run(queries.FETCH, (), shares, [ids])), strict=True
+            shares.places, all_of(await self._run(scripts.FETCH, (), shares, [ids])), strict=True
         ):
             for at, value in zip(places, values, strict=True):
                 found[at] = value or b""
         return found
 
-    async def put(self, ids: list[bytes], values: list[bytes], contents: list[bytes], weight: int) -> Outcome:
+    async def put(self, ids: list[bytes], values: list[bytes], contents: list[bytes], weight: int) -> ChangeOutcome:
         """Stores these where nothing stands under their ids, of which no two are the same. `weight`: the bytes of all
         contents."""
-        outcome = Outcome()
+        outcome = ChangeOutcome()
         shares = self._share(ids, weight, contents)
         answers = await self._run(scripts.PUT, (), shares, [ids, values, contents])
         for places, answer in zip(shares.places, answers, strict=True):
             _note(outcome, places, answer)
         return outcome
 
-    async def change(self, items: Items, want: bool = False) -> Outcome:
+    async def change(self, items: Items, want: bool = False) -> ChangeOutcome:
         """Writes what still stands as it was read."""
-        outcome = Outcome()
+        outcome = ChangeOutcome()
         weights = items.weights or [len(content) for content in items.contents]
         shares = self._share(items.ids, sum(weights), weights=weights)
         columns = [items.ids, items.old, items.new, items.contents]
@@ -202,7 +203,7 @@ def _by_weight(runs: list[tuple[int, int, int]], loads: list[int]) -> list[tuple
     return cut
 
 
-def _note(outcome: Outcome, places: list[int], answer: Any) -> None:
+def _note(outcome: ChangeOutcome, places: list[int], answer: Any) -> None:
     """Writes down what a part's script answered: numbers and what stands, in turn; or its failure."""
     if isinstance(answer, StoreError):
         outcome.failed.update(dict.fromkeys(places, answer))
@@ -222,7 +223,7 @@ def all_of(answers: list[Any]) -> list[Any]:
     return answers
 
 
-def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> Stored | None:
+def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> RedisRow | None:
     """What stands for the rules: nothing, too, where an id was remembered for its time and is not swept yet."""
     if not packed:
         return None
@@ -231,7 +232,7 @@ def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> Stored | No
     return None if faded else stored
 
 
-def left_of(stored: Stored, ask: Ask, decision: Decision, now_ms: int, settings: TopicSettings) -> bytes | None:
+def left_of(stored: RedisRow, ask: Ask, decision: Decision, now_ms: int, settings: TopicSettings) -> bytes | None:
     """The value that `decision` leaves of `stored`; None: it is to stay as it is."""
     message = decision.message
     gone = None if stored.message.remembered else removal(ask, decision)
@@ -243,27 +244,27 @@ def left_of(stored: Stored, ask: Ask, decision: Decision, now_ms: int, settings:
     return kept(stored, last_op, now_ms) if remembers and settings.remember_ms else b""
 
 
-def kept(stored: Stored, last_op: int, now_ms: int) -> bytes:
+def kept(stored: RedisRow, last_op: int, now_ms: int) -> bytes:
     """The remembered id that is left of a message."""
     old = stored.message
     message = dataclasses.replace(
         old, remembered=True, last_op=last_op, holder=b"", group=b"", dead=b"", due_ms=0, scheduled_ms=0, asked_ms=0,
         deliveries=0, expires_ms=0, died_ms=0,
     )  # fmt: skip
-    return pack(Stored(message, settled_ms=now_ms))
+    return pack(RedisRow(message, settled_ms=now_ms))
 
 
 @dataclass(slots=True)
-class Call:
-    """Items of one call decided one by one, each on what the ones before it left. `births`: for puts, what is stored
-    where nothing stands, and its content."""
+class RedisCall:
+    """Items of one call decided one by one, each on what the ones before it left. `ask`: what each asks. `news`: for
+    puts, the value and the content that each stores where nothing stands."""
 
-    keys: Keys
+    keys: BucketKeys
     now_ms: int
     ids: Sequence[bytes]
-    asks: Sequence[Ask]
+    ask: Callable[[int], Ask]
     answers: Answers
-    births: dict[int, tuple[Stored, bytes]] = field(default_factory=dict)
+    news: tuple[list[bytes], list[bytes]] = ([], [])
     troubles: list[StoreError] = field(default_factory=list)
     gone: bool = False
 
@@ -296,13 +297,14 @@ class Call:
             items, decisions, places = Items([], [], [], []), [], []
             for at in pending:
                 stored = standing(values[at], self.now_ms, settings)
-                decision = decide(stored.message if stored else None, self.asks[at], self.now_ms, settings)
+                ask = self.ask(at)
+                decision = decide(stored.message if stored else None, ask, self.now_ms, settings)
                 content = b""
                 new: bytes | None = None
                 if decision.born:
-                    new, content = pack(self.births[at][0]), self.births[at][1]
+                    new, content = self.news[0][at], self.news[1][at]
                 elif stored is not None and not decision.repeat:
-                    new = left_of(stored, self.asks[at], decision, self.now_ms, settings)
+                    new = left_of(stored, ask, decision, self.now_ms, settings)
                 if new is None:
                     fill(self.answers, at, decision)
                     continue
@@ -341,4 +343,117 @@ class Call:
         return self.answers
 
 
-__all__ = ["Call", "Items", "Keys", "Outcome", "all_of", "kept", "left_of", "standing"]
+# ── puts, settles and mutations by id ──
+
+
+def _contents(puts: Puts) -> list[bytes]:
+    payloads = puts.payloads.tolist()
+    if not puts.headers.nbytes:
+        return payloads
+    return [payload + headers for payload, headers in zip(payloads, puts.headers.tolist(), strict=True)]
+
+
+def _values(puts: Puts, now_ms: int) -> list[bytes]:
+    """The values of the puts as they are stored where nothing stands."""
+    count = len(puts)
+    heads = np.zeros(count, dtype=HEAD)
+    heads["birth"] = puts.birth
+    heads["version"] = 1
+    heads["due_ms"] = heads["scheduled_ms"] = puts.due_ms
+    heads["put_ms"] = heads["asked_ms"] = now_ms
+    heads["expires_ms"] = puts.expires_ms
+    heads["payload_sum"] = puts.payload_sum
+    heads["payload_bytes"] = puts.sizes
+    heads["headers_bytes"] = puts.headers.sizes
+    heads["group_size"] = puts.groups.sizes
+    heads["tag_size"] = puts.tags.sizes
+    heads["kind"] = FREE
+    packed = heads.tobytes()
+    cuts = range(0, count * HEAD_BYTES, HEAD_BYTES)
+    strings = zip(cuts, puts.tags.tolist(), puts.groups.tolist(), strict=True)
+    return [packed[cut : cut + HEAD_BYTES] + tag + group for cut, tag, group in strings]
+
+
+async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+    """`Store.put`: all as if nothing stood; what meets something is decided by the rules."""
+    count = len(puts)
+    answers = Answers.blank(count)
+    keys, ids, contents, values = BucketKeys(server, topic), puts.ids.tolist(), _contents(puts), _values(puts, now_ms)
+    weight = puts.payloads.nbytes + puts.headers.nbytes
+    late = puts.never_deliverable(now_ms)
+    first = range(count) if len(set(ids)) == count else _first(ids)
+    plain = first
+    if late.any() or len(first) < count:
+        doubtful = {ids[at] for at in np.flatnonzero(late).tolist()}
+        plain = [at for at in first if ids[at] not in doubtful]
+        chosen_ids, chosen_values, chosen_contents = ([c[at] for at in plain] for c in (ids, values, contents))
+        outcome = await keys.put(chosen_ids, chosen_values, chosen_contents, weight)
+    else:
+        outcome = await keys.put(ids, values, contents, weight)
+    if outcome.gone:
+        return dropped(topic, count)
+    chosen = np.asarray(plain, dtype=np.intp)
+    answers.version[chosen] = 1
+    answers.due_ms[chosen] = puts.due_ms[chosen]
+    call = RedisCall(keys, now_ms, ids, lambda at: put_ask(puts, at), answers, (values, contents))
+    call.fail({plain[number]: error for number, error in outcome.failed.items()})
+    rest = [plain[number] for number in outcome.stands]
+    if len(plain) < count:
+        rest = sorted({*rest, *set(range(count)).difference(plain)})
+    if rest:
+        answers.version[rest] = answers.due_ms[rest] = 0
+        known = {plain[number]: stands for number, stands in outcome.stands.items()}
+        await call.decide(rest, known)
+        if call.gone:
+            return dropped(topic, count)
+    return call.finish()
+
+
+def _first(ids: list[bytes]) -> list[int]:
+    """Where each id comes first."""
+    return sorted({id: at for at, id in zip(range(len(ids) - 1, -1, -1), reversed(ids), strict=True)}.values())
+
+
+async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+    """`Store.settle`. Acks whose token matches are done by one script, all else by the rules."""
+    ids = settles.ids.tolist()
+    blank = Answers.blank(len(ids), Status.NOT_FOUND)
+    call = RedisCall(BucketKeys(server, topic), now_ms, ids, lambda at: settle_ask(settles, at), blank)
+    left: Sequence[int] = range(len(ids))
+    if len(set(ids)) == len(ids):
+        left = await _ack(call, settles)
+    await call.decide(left)
+    return dropped(topic, len(ids)) if call.gone else call.finish()
+
+
+async def _ack(call: RedisCall, settles: Settles) -> list[int]:
+    """Does the plain acks; answers which settles are left to decide."""
+    acks = np.flatnonzero(settles.operation == Operation.ACK)
+    if not len(acks):
+        return list(range(len(settles)))
+    places, births = acks.tolist(), _eights(settles.birth[acks])
+    holders = settles.holders.tolist()
+    tokens = list(zip(_eights(settles.version[acks]), [holders[at] for at in places], strict=True))
+    digits, failed = await call.keys.ack([call.ids[at] for at in places], births, tokens, call.now_ms)
+    call.fail({places[n]: error for n, error in failed.items()})
+    found = np.frombuffer(digits, dtype=np.uint8) - ord("0")
+    done = acks[found < 2]
+    call.answers.status[done] = Status.OK.code
+    call.answers.late[done] = found[found < 2]
+    passed = set(done.tolist()).union(places[n] for n in failed)
+    return [at for at in range(len(settles)) if at not in passed] if len(passed) < len(settles) else []
+
+
+def _eights(numbers: Int64 | UInt64) -> list[bytes]:
+    """Each number as the eight bytes of it that stand in a value."""
+    packed: list[bytes] = np.ascontiguousarray(numbers.astype("<u8")).view("V8").tolist()
+    return packed
+
+
+async def mutate(server: Server, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+    """`Store.mutate`."""
+    ids, asks = mutations.ids.tolist(), mutation_asks(mutations)
+    blank = Answers.blank(len(ids), Status.NOT_FOUND)
+    call = RedisCall(BucketKeys(server, topic), now_ms, ids, asks.__getitem__, blank)
+    await call.decide(range(len(ids)))
+    return dropped(topic, len(ids)) if call.gone else call.finish()

@@ -14,7 +14,7 @@ from typing import Any
 
 import hiredis
 
-from timeline.storage_plugins.redis.location import Location
+from timeline.storage_plugins.redis.location import RedisLocation
 
 Address = tuple[str, int]
 
@@ -35,7 +35,7 @@ class Broken(Exception):
         self.sent = sent
 
 
-class Connection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """Made by `connect`. A reply that is an error is a value, a `Refusal`."""
 
     def __init__(self) -> None:
@@ -108,14 +108,14 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(
-    location: Location, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = ""
-) -> Connection:
+    location: RedisLocation, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = ""
+) -> RedisConnection:
     """A connection that has said who it is and chosen its database. `cluster_uid`: what the store's own record must
     say, where this server has it. Raises Broken, or Refusal."""
     timeout_s = location.timeout_ms / 1000
     try:
         async with asyncio.timeout(timeout_s):
-            _, connection = await asyncio.get_running_loop().create_connection(Connection, *address, ssl=tls)
+            _, connection = await asyncio.get_running_loop().create_connection(RedisConnection, *address, ssl=tls)
     except TimeoutError as error:
         raise Broken(f"no connection within {timeout_s:g} s", sent=False) from error
     except OSError as error:
@@ -145,16 +145,18 @@ async def connect(
     return connection
 
 
-class Pool:
+class RedisPool:
     """The connections to one server: at most so many at once, one call each; kept while they last. `cluster_uid`: see
     `connect`."""
 
-    def __init__(self, location: Location, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = "") -> None:
+    def __init__(
+        self, location: RedisLocation, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = ""
+    ) -> None:
         self._location, self._address, self._tls = location, address, tls
         self._cluster_uid = cluster_uid
         self._free = asyncio.Semaphore(location.connections)
-        self._idle: list[Connection] = []
-        self._used: set[Connection] = set()
+        self._idle: list[RedisConnection] = []
+        self._used: set[RedisConnection] = set()
         self._closed = False
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
@@ -170,7 +172,7 @@ class Pool:
                 "connections=… in the URL allows more",
                 sent=False,
             ) from error
-        connection: Connection | None = None
+        connection: RedisConnection | None = None
         try:
             while self._idle and connection is None:
                 kept = self._idle.pop()
@@ -196,4 +198,4 @@ class Pool:
         self._idle.clear()
 
 
-__all__ = ["Address", "Broken", "Connection", "Pool", "Refusal", "connect"]
+__all__ = ["Address", "Broken", "RedisConnection", "RedisPool", "Refusal", "connect"]

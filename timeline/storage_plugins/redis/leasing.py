@@ -13,8 +13,8 @@ from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, deal, decide
 from timeline.model import DELIVERED_OUT, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.redis import queries, scripts
-from timeline.storage_plugins.redis.changes import Items, Keys, left_of
+from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis.changes import BucketKeys, Items, left_of
 from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
@@ -90,7 +90,7 @@ async def lease_due(
     overdue_ms: int,
 ) -> LeasedRows:
     """`Store.lease_due`: one script where all buckets are at one server, decided here where they are not."""
-    search = _Search(Keys(server, topic), buckets, now_ms, due_before_ms, overdue_ms)
+    search = _Search(BucketKeys(server, topic), buckets, now_ms, due_before_ms, overdue_ms)
     taken = _Taken()
     left = [dataclasses.replace(grant, count=max(0, grant.count)) for grant in grants]
     next_due_ms: int | None = None
@@ -174,7 +174,7 @@ class _Search:
     """Reads what is due, removes or buries what it meets that may not be leased, and takes what may."""
 
     def __init__(
-        self, keys: Keys, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, overdue_ms: int
+        self, keys: BucketKeys, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, overdue_ms: int
     ) -> None:
         self._keys, self._buckets, self._now_ms = keys, buckets, now_ms
         self._due_before_ms = due_before_ms
@@ -223,7 +223,7 @@ class _Search:
 
     async def _read(self, wanted: int, per: int) -> Candidates:
         """The first `per` of each bucket, merged; what was passed over before is left out."""
-        answers = await self._keys.each(queries.DUE, self._buckets, self._free_until_ms, self._held_until_ms, per)
+        answers = await self._keys.each(scripts.DUE, self._buckets, self._free_until_ms, self._held_until_ms, per)
         ids: list[bytes] = []
         values: list[bytes] = []
         edges: list[int] = []
@@ -343,7 +343,7 @@ class _Search:
 
     async def next_lease_ms(self) -> int | None:
         """The earliest time at which more may become leasable."""
-        answers = await self._keys.each(queries.SOONEST, self._buckets, b"-inf")
+        answers = await self._keys.each(scripts.SOONEST, self._buckets, b"-inf")
         return min((time for _, (free, held) in answers for time in self.times(free, held)), default=None)
 
     def times(self, free: bytes, held: bytes) -> list[int]:

@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class RedisLocation:
     """A URL's parts, checked."""
 
     addresses: tuple[tuple[str, int], ...]
@@ -43,7 +43,7 @@ class Location:
         return f"{self.prefix}:store".encode()
 
     @classmethod
-    def of(cls, url: str) -> Location:
+    def of(cls, url: str) -> RedisLocation:
         """The location `url` names. Raises StoreRefused, which never repeats a password."""
         rest, _, query = url.removeprefix("redis://").partition("?")
         authority, _, path = rest.partition("/")
@@ -107,4 +107,4 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-__all__ = ["SETTINGS", "Location"]
+__all__ = ["SETTINGS", "RedisLocation"]

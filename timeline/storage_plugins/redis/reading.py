@@ -24,8 +24,8 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.redis import queries
-from timeline.storage_plugins.redis.changes import Items, Keys, Outcome, all_of, left_of, standing
+from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis.changes import BucketKeys, ChangeOutcome, Items, all_of, left_of, standing
 from timeline.storage_plugins.redis.records import KEPT, KIND_AT, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
@@ -51,7 +51,9 @@ def cursor_at(bucket: int, id: bytes) -> bytes:
     return bucket.to_bytes(4, "big") + id
 
 
-async def _walk(keys: Keys, tag: bytes, cursor: bytes, limit: int) -> tuple[list[bytes], list[bytes], bytes | None]:
+async def _walk(
+    keys: BucketKeys, tag: bytes, cursor: bytes, limit: int
+) -> tuple[list[bytes], list[bytes], bytes | None]:
     """The next at most `limit` ids of the walk with their values, and where it goes on."""
     bucket, last = place_of(cursor)
     buckets = keys.topic.settings.buckets
@@ -74,18 +76,18 @@ async def _walk(keys: Keys, tag: bytes, cursor: bytes, limit: int) -> tuple[list
 
 
 async def _read_tagged(
-    keys: Keys, buckets: Sequence[int], tag: bytes, last: bytes, limit: int
+    keys: BucketKeys, buckets: Sequence[int], tag: bytes, last: bytes, limit: int
 ) -> list[tuple[list[bytes], list[bytes]]]:
     """What carries the tag, of each bucket; `last`: the id after which to go on in the first."""
     start = bytes([len(tag)]) + tag
     calls = [
         ([keys.base(bucket)], (start, last if bucket == buckets[0] else b"", limit)) for bucket in buckets
     ]  # fmt: skip
-    return [(ids, packed) for ids, packed in all_of(await keys.server.run_each(queries.TAGGED, calls))]
+    return [(ids, packed) for ids, packed in all_of(await keys.server.run_each(scripts.TAGGED, calls))]
 
 
 async def _read_bucket(
-    keys: Keys, buckets: Sequence[int], _: bytes, last: bytes, limit: int
+    keys: BucketKeys, buckets: Sequence[int], _: bytes, last: bytes, limit: int
 ) -> list[tuple[list[bytes], list[bytes]]]:
     """The ids of the first of the buckets, and of as many behind it as come with it."""
     found: list[tuple[list[bytes], list[bytes]]] = []
@@ -98,7 +100,7 @@ async def _read_bucket(
             for group in groups
         ]
         try:
-            answers = all_of(await keys.server.run_each(queries.WALK, calls))
+            answers = all_of(await keys.server.run_each(scripts.WALK, calls))
         except StoreFull:
             return [await _read_unordered(keys, buckets[0], last, limit)]
         for answer in answers:
@@ -109,7 +111,7 @@ async def _read_bucket(
     return found
 
 
-async def _read_unordered(keys: Keys, bucket: int, last: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
+async def _read_unordered(keys: BucketKeys, bucket: int, last: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
     """The same of one bucket from a server that writes nothing, an order of ids neither: each page looks through all of
     it, a piece at a time."""
     base = keys.base(bucket)
@@ -133,7 +135,7 @@ def _matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> bo
     )
 
 
-async def _page(keys: Keys, ids: list[bytes], values: list[bytes], payload: bool, onward: bytes | None) -> Page:
+async def _page(keys: BucketKeys, ids: list[bytes], values: list[bytes], payload: bool, onward: bytes | None) -> Page:
     """A page of these rows; with payloads it ends where they are too much."""
     if not ids:
         return Page(Rows.empty(payload), onward)
@@ -148,7 +150,7 @@ async def _page(keys: Keys, ids: list[bytes], values: list[bytes], payload: bool
     return Page(rows_of(ids, values, await _contents(keys, ids)), onward)
 
 
-async def _contents(keys: Keys, ids: list[bytes]) -> list[bytes]:
+async def _contents(keys: BucketKeys, ids: list[bytes]) -> list[bytes]:
     """Payload and headers of each, back to back; empty where they are gone."""
     places: dict[int, list[int]] = {}
     for at, id in enumerate(ids):
@@ -169,7 +171,7 @@ async def scan(
     server: Server, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
 ) -> Page:
     """`Store.scan`."""
-    keys, limit = Keys(server, topic), max(1, limit)
+    keys, limit = BucketKeys(server, topic), max(1, limit)
     if where.ids is not None:
         places = sorted((bucket_of(id, topic.settings.buckets), id) for id in set(where.ids.tolist()))
         places = [place for place in places if not cursor or place > place_of(cursor)]
@@ -190,7 +192,7 @@ async def scan(
 async def held_by(server: Server, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
     """`Store.held_by`: through the leases of a bucket by their ends. An extend carries one back, so that it may come
     twice, never not at all. The cursor is the bucket, the end (8 bytes) and the id."""
-    keys, limit = Keys(server, topic), max(1, limit)
+    keys, limit = BucketKeys(server, topic), max(1, limit)
     bucket, rest = place_of(cursor)
     due, last = (str(int.from_bytes(rest[:8], "big")).encode(), rest[8:]) if rest else (b"", b"")
     ids: list[bytes] = []
@@ -201,7 +203,7 @@ async def held_by(server: Server, topic: Topic, now_ms: int, holder: bytes, curs
             if bucket == topic.settings.buckets:
                 break
         args = (now_ms, holder, due, last, LOOKED_AT, limit - len(ids))
-        found, packed, due, last = await server.run(queries.HELD, [keys.base(bucket)], args)
+        found, packed, due, last = await server.run(scripts.HELD_BY, [keys.base(bucket)], args)
         ids += found
         values += packed
         bucket += not last
@@ -222,11 +224,11 @@ def _held_cursor(bucket: int, due_ms: int, id: bytes) -> bytes:
     return cursor_at(bucket, due_ms.to_bytes(8, "big") + id)
 
 
-async def _next_with_leases(keys: Keys, bucket: int, now_ms: int) -> int:
+async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
     """The first bucket from this one on in which something is leased; the number of buckets where none is."""
     rest = range(bucket, keys.topic.settings.buckets)
     calls = [([keys.base(at)], (now_ms,)) for at in rest]
-    counts = all_of(await keys.server.run_each(queries.LEASES, calls))
+    counts = all_of(await keys.server.run_each(scripts.LEASES, calls))
     return next((at for at, count in zip(rest, counts, strict=True) if count), keys.topic.settings.buckets)
 
 
@@ -234,14 +236,14 @@ async def count_due(server: Server, topic: Topic, edges_ms: Int64) -> Int64:
     """`Store.count_due`."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
     if len(counts):
-        for _, part in await Keys(server, topic).each(queries.COUNT, None, *edges_ms.tolist()):
+        for _, part in await BucketKeys(server, topic).each(scripts.COUNT, None, *edges_ms.tolist()):
             counts += np.array(part, dtype=np.int64)
     return counts
 
 
 async def next_due(server: Server, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
     """`Store.next_due`."""
-    answers = await Keys(server, topic).each(queries.SOONEST, buckets, b"(%d" % after_ms)
+    answers = await BucketKeys(server, topic).each(scripts.SOONEST, buckets, b"(%d" % after_ms)
     return min((int(float(time)) for _, times in answers for time in times if time), default=None)
 
 
@@ -251,7 +253,7 @@ async def mutate_tag(
     """`Store.mutate_tag`."""
     if not mutation.tag:
         return TagStep({}, None)
-    keys, counts = Keys(server, topic), Counter[int]()
+    keys, counts = BucketKeys(server, topic), Counter[int]()
     ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
     pending = {id: value for id, value in zip(ids, values, strict=True) if value}
     earliest: list[int] = []
@@ -297,7 +299,7 @@ async def mutate_tag(
     return TagStep(dict(counts), onward, min(earliest, default=None))
 
 
-def _trouble(outcome: Outcome, written: bool) -> StoreError:
+def _trouble(outcome: ChangeOutcome, written: bool) -> StoreError:
     """The gravest of what failed; where something was `written`, that nothing happened would be untrue."""
     errors = list(outcome.failed.values())
     gravest = next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
@@ -308,7 +310,7 @@ def _trouble(outcome: Outcome, written: bool) -> StoreError:
 
 async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
     """`Store.sweep`. Payloads without metadata cannot be: one script writes and removes both."""
-    keys, limit, settings = Keys(server, topic), max(1, limit), topic.settings
+    keys, limit, settings = BucketKeys(server, topic), max(1, limit), topic.settings
     wanted = {b":e": now_ms}
     if settings.remember_ms:
         wanted[b":k"] = now_ms - settings.remember_ms
@@ -324,7 +326,7 @@ async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
         look, full = limit // settings.buckets + 16, True
         while full and len(items.ids) < limit:
             items, full = Items([], [], [], []), False
-            for _, answer in await keys.each(queries.RANGE, None, suffix, until_ms, look):
+            for _, answer in await keys.each(scripts.RANGE, None, suffix, until_ms, look):
                 for ids, values in answer:
                     full |= len(ids) == look
                     for id, value, new in _to_remove(suffix, ids, values, now_ms, topic):

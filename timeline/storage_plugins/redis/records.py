@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged, UInt8
+from timeline.columns import Ragged
 from timeline.leases import Message
 from timeline.model import ROW_DTYPES, Rows
 
@@ -52,7 +52,7 @@ _PACK = struct.Struct("<qqIBBqQqqqQQqIIHBB")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class RedisRow:
     """A message as the rules see it, and what they do not look at. `packed`: the value as it stands in Redis, which a
     change is compared with; empty for what is not stored yet."""
 
@@ -78,7 +78,7 @@ def kind_of(message: Message) -> int:
     return HELD if message.holder else FREE
 
 
-def pack(stored: Stored) -> bytes:
+def pack(stored: RedisRow) -> bytes:
     """The value that stands in Redis for `stored`."""
     message = stored.message
     head = _PACK.pack(
@@ -104,7 +104,7 @@ def pack(stored: Stored) -> bytes:
     return b"".join((head, stored.tag, message.group, message.holder, message.dead))
 
 
-def unpack(packed: bytes) -> Stored:
+def unpack(packed: bytes) -> RedisRow:
     """The reverse of `pack`."""
     numbers = _PACK.unpack_from(packed)
     version, due_ms, deliveries, holder_size, kind, expires_ms, birth, scheduled_ms, put_ms = numbers[:9]
@@ -112,7 +112,7 @@ def unpack(packed: bytes) -> Stored:
     reason_size, group_size, tag_size = numbers[15:]
     if kind == KEPT:
         kept = Message(birth, version, last_op=last_op, payload_sum=payload_sum, remembered=True)
-        return Stored(kept, settled_ms=died_ms, packed=packed)
+        return RedisRow(kept, settled_ms=died_ms, packed=packed)
     group_at = HEAD_BYTES + tag_size
     holder_at = group_at + group_size
     reason_at = holder_at + holder_size
@@ -131,18 +131,12 @@ def unpack(packed: bytes) -> Stored:
         died_ms=died_ms,
         dead=packed[reason_at : reason_at + reason_size],
     )
-    return Stored(message, put_ms, packed[HEAD_BYTES:group_at], payload_bytes, headers_bytes, packed=packed)
+    return RedisRow(message, put_ms, packed[HEAD_BYTES:group_at], payload_bytes, headers_bytes, packed=packed)
 
 
 def heads_of(values: Sequence[bytes]) -> Any:
     """The headers of packed values as named columns, to read only."""
     return np.frombuffer(b"".join([value[:HEAD_BYTES] for value in values]), dtype=HEAD)
-
-
-def kinds_of(values: Sequence[bytes]) -> UInt8:
-    """What each packed value is."""
-    kinds: UInt8 = heads_of(values)["kind"]
-    return kinds
 
 
 def rows_of(ids: list[bytes], values: list[bytes], contents: list[bytes] | None = None) -> Rows:
@@ -181,5 +175,5 @@ def _strings(values: list[bytes], heads: Any) -> list[Ragged]:
     return columns
 
 
-__all__ = ["DEAD", "FREE", "HEAD", "HEAD_BYTES", "HELD", "KEPT", "Stored", "heads_of", "kind_of", "kinds_of", "pack",
+__all__ = ["DEAD", "FREE", "HEAD", "HEAD_BYTES", "HELD", "KEPT", "RedisRow", "heads_of", "kind_of", "pack",
            "rows_of", "unpack"]  # fmt: skip

@@ -1,13 +1,21 @@
-"""The store's own record in Redis: its uuid, and the versions of how things lie there (see `versions`)."""
+"""Records in Redis: the store's own, with its uuid and the versions of how things lie there; and one for each topic.
+
+Topic records are fields of one hash, compared and set.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from timeline.storage_plugins.contract import StoreRefused
+from timeline.model import Topic, TopicSettings
+from timeline.storage_plugins.contract import StoreError, StoreRefused
+from timeline.storage_plugins.records import check_update, read_settings, same_settings, settings_record, spoilt
 from timeline.storage_plugins.redis import scripts
+from timeline.storage_plugins.redis.changes import BucketKeys
 from timeline.storage_plugins.redis.server import Server
 from timeline.storage_plugins.versions import Step, Versions, migrate
 
@@ -30,14 +38,14 @@ MIGRATIONS: tuple[Step[Runs], ...] = ()
 
 async def known_uid(server: Server) -> str:
     """The store's uuid; empty where there is none."""
-    key = _key(server)
+    key = _store_key(server)
     uid: bytes = await server.at(key, "HGET", key, "cluster_uid") or b""
     return uid.decode()
 
 
 async def cluster_uid(server: Server) -> str:
     """The store's uuid, made once, and its schema brought forward. Raises StoreRefused for one of a newer version."""
-    key = _key(server)
+    key = _store_key(server)
     uid = await known_uid(server)
     if not uid:
         newest = str(1 + len(MIGRATIONS))
@@ -52,7 +60,7 @@ async def cluster_uid(server: Server) -> str:
 async def migrated(server: Server, contract: bool) -> Versions:
     """The schema's versions, once it is brought forward; `contract`: without what only the version before needed. Two
     that do it at once do the same."""
-    key = _key(server)
+    key = _store_key(server)
     version, oldest = await server.at(key, "HMGET", key, "schema_version", "oldest_version")
     try:
         found = Versions.of(version or b"", oldest)
@@ -69,5 +77,118 @@ async def migrated(server: Server, contract: bool) -> Versions:
     return reached
 
 
-def _key(server: Server) -> bytes:
+def _store_key(server: Server) -> bytes:
     return server.location.record
+
+
+# ── topics ──
+
+log = logging.getLogger("timeline.store")
+
+GONE_MS = 7 * 86_400_000
+"""So long a dropped topic's buckets refuse the puts of a broker that has not heard of it."""
+
+
+def text_of(topic: Topic) -> bytes:
+    """A record as it stands in the hash. The uid is text: many readers of JSON round numbers of 64 bits. Records of
+    earlier versions have a number."""
+    record = {"name": topic.name, "uid": str(topic.uid), "revision": topic.revision, "created_ms": topic.created_ms}
+    return json.dumps({**record, "settings": settings_record(topic)}, sort_keys=True).encode()
+
+
+def topic_of(text: bytes) -> Topic:
+    """The reverse. Raises StoreRefused for what no Timeline wrote."""
+    try:
+        record = json.loads(text)
+        name, uid, told = str(record["name"]), int(record["uid"]), record["settings"]
+        revision, created_ms = int(record["revision"]), int(record["created_ms"])
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as bad:
+        raise spoilt("", f"{text!r:.80} is none") from bad
+    settings, newer = read_settings(name, told)
+    return Topic(name, uid, settings, revision, created_ms, newer)
+
+
+def key_of(server: Server) -> bytes:
+    """The hash of all records."""
+    return f"{server.location.prefix}:topics".encode()
+
+
+async def all_topics(server: Server) -> list[Topic]:
+    """All records, by name."""
+    key = key_of(server)
+    known, texts = server.records, await server.at(key, "HVALS", key)
+    server.records = {text: known.get(text) or topic_of(text) for text in texts}
+    return sorted(server.records.values(), key=lambda topic: topic.name)
+
+
+async def _raw(server: Server, name: str) -> bytes:
+    key = key_of(server)
+    found: bytes | None = await server.at(key, "HGET", key, name.encode())
+    return found or b""
+
+
+def _known(raw: bytes) -> Topic | None:
+    return topic_of(raw) if raw else None
+
+
+async def _swap(server: Server, name: str, old: bytes, new: bytes) -> bytes:
+    stands: bytes = await server.run(scripts.SWAP, [key_of(server)], (name.encode(), old, new))
+    return stands
+
+
+async def create_topic(server: Server, topic: Topic) -> Topic:
+    """The record that stands."""
+    text = text_of(topic)
+    stands = await _swap(server, topic.name, b"", text)
+    return topic if stands == text else same_settings(topic_of(stands), topic)
+
+
+async def update_topic(server: Server, topic: Topic) -> Topic:
+    """The record with its next revision."""
+    raw = await _raw(server, topic.name)
+    changed = check_update(_known(raw), topic)
+    stands = await _swap(server, topic.name, raw, text_of(changed))
+    return changed if stands == text_of(changed) else check_update(_known(stands), topic)
+
+
+async def drop_topic(server: Server, topic: Topic) -> bool:
+    """Removes the record, then the rows. False when no such record stood. That the rows are to go is noted first: a
+    sweep sees to it should this call not get that far."""
+    raw = await _raw(server, topic.name)
+    if not raw or topic_of(raw).uid != topic.uid:
+        return False
+    await server.run(scripts.SWAP, [_notes(server)], (b"%d" % topic.uid, b"", b"%d" % topic.settings.buckets))
+    while await _swap(server, topic.name, raw, b"") != b"":
+        raw = await _raw(server, topic.name)
+        if not raw or topic_of(raw).uid != topic.uid:
+            return False
+    await _clear(server, topic.uid, topic.settings.buckets)
+    return True
+
+
+def _notes(server: Server) -> bytes:
+    """The hash of dropped topics whose rows may be there: uid → buckets."""
+    return f"{server.location.prefix}:dropped".encode()
+
+
+async def _clear(server: Server, uid: int, buckets: int) -> None:
+    try:
+        await BucketKeys(server, Topic("", uid, TopicSettings(buckets=buckets))).each(scripts.DROP, None, GONE_MS)
+        await server.run(scripts.SWAP, [_notes(server)], (b"%d" % uid, b"%d" % buckets, b""))
+    except StoreError as left:
+        log.warning("what is left of a dropped topic waits for a sweep: %s", left)
+
+
+async def dropped_topics(server: Server) -> dict[int, int]:
+    """Topics whose drop did not get as far as their rows: uid → buckets."""
+    key = _notes(server)
+    noted = await server.at(key, "HGETALL", key)
+    stand = {topic.uid for topic in await all_topics(server)} if noted else set()
+    told = zip(map(int, noted[::2]), map(int, noted[1::2]), strict=True)
+    return {uid: buckets for uid, buckets in told if uid not in stand}
+
+
+async def clear(server: Server, left: dict[int, int]) -> None:
+    """Removes what is left of dropped topics; what cannot be removed now waits for the next sweep."""
+    for uid, buckets in left.items():
+        await _clear(server, uid, buckets)

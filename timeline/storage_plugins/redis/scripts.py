@@ -1,17 +1,52 @@
-"""What the server does for a call that changes something, in Lua.
+"""What the server does for each call, in Lua.
 
 A bucket's keys share its hash tag: `…}` itself is the hash id → packed value (`records.py`); `:p` the hash id →
 payload and headers; `:f`, `:h`, `:x`, `:k` sorted sets of free, held, dead and remembered ids by due, due, death and
 settling; `:e` of what expires by its expiry; `:t` of size of tag + tag + id, all at 0; `:gone` stands when the topic
-was dropped. While somebody walks a bucket, `:w` stands, and `:i` has its ids in order (`queries.py`). Scripts take any
-number of buckets; on a cluster the caller gives one. A script that refuses changes nothing, and deletes before it adds,
-so that a server without memory still takes what frees some.
+was dropped. Scripts take any number of buckets; on a cluster the caller gives one. A script that refuses changes
+nothing, and deletes before it adds, so that a server without memory still takes what frees some.
+
+Ids in order are wanted by walks alone, so they are put in order in `:i` when one comes by, some thousands a call, and
+kept so by every change for as long as walks go on: `:w` says how far that is, `all` for done, else the server's run and
+the cursor of its hash.
 """
 
 from __future__ import annotations
 
-from timeline.storage_plugins.redis.lease_script import LEASE
-from timeline.storage_plugins.redis.lua import PRELUDE
+SUFFIXES = (b":p", b":f", b":h", b":x", b":k", b":e", b":t", b":gone", b":w", b":i")
+"""The keys of a bucket beside the first. On a cluster a script is told all of them: while their slot is being moved to
+another node, and some are there already, the node then answers TRYAGAIN instead of running it on a part of them."""
+
+BASES = "local KEYS = KEYS[2] == KEYS[1] .. ':p' and {KEYS[1]} or KEYS\n"
+
+PRELUDE = """
+local function spread(name, key, args)
+  for at = 1, #args, 4000 do
+    redis.call(name, key, unpack(args, at, math.min(at + 3999, #args)))
+  end
+end
+local ZERO = string.rep('\\0', 8)
+local texts = {}
+local function text(bytes)  -- eight bytes of a time as the server's own commands take it
+  local known = texts[bytes]
+  if not known then
+    known = string.format('%.0f', (struct.unpack('<i8', bytes)))
+    texts[bytes] = known
+  end
+  return known
+end
+"""
+
+BEFORE = """
+local function before(a, b)  -- as bytes: Lua's own < goes by the locale
+  for at = 1, math.min(#a, #b) do
+    if a:byte(at) ~= b:byte(at) then return a:byte(at) < b:byte(at) end
+  end
+  return #a < #b
+end
+"""
+
+# ── what changes something ──
 
 PUT = (
     PRELUDE
@@ -287,7 +322,399 @@ try('UNLINK', base, window, timeline)
 return refused
 """
 
+LEASE = (
+    PRELUDE
+    + BEFORE
+    + """
+-- ARGV: now, free until, held until, most deliveries (0: any), '1' to tell what comes next, whose turn it is, then of
+-- each grant: holder, count, length in ms, bytes, '1' where alone.
+-- Takes the earliest by (due, id), dealt in turn. Answers: for each bucket, as often as something was taken there,
+-- ids, values as they were, turns, contents where they are small, and the number of its key; ids and values of
+-- what was met that has expired or was delivered out; whether there may be more; whose turn it is then; the earliest
+-- due of what is free and of what is held.
+local now, limit, wanted, turn = tonumber(ARGV[1]), tonumber(ARGV[4]), 0, tonumber(ARGV[6])
+local holders, counts, lengths, room, alone = {}, {}, {}, {}, {}
+for at = 7, #ARGV, 5 do
+  local g = #holders + 1
+  holders[g], counts[g], lengths[g] = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  room[g], alone[g] = tonumber(ARGV[at + 3]), ARGV[at + 4] == '1'
+  wanted = wanted + counts[g]
+end
+local most, MOST_BYTES = math.min(wanted, 2000), 4194304  -- so much at once: others wait meanwhile
+local count, spent, full = 0, 0, wanted == 0
+local answer, odd, odds = {}, {}, {}
+
+local memo, weights = {}, {}
+local function known(start)  -- what the first 30 bytes of a value say
+  local one = memo[start]
+  if not one then
+    local version, due, deliveries, size, _, expires = struct.unpack('<i8i8I4I1I1i8', start)
+    local out = limit > 0 and deliveries >= limit
+    one = {version = version, due = due, deliveries = deliveries, held = size > 0, new = {}, text = {}}
+    one.odd = (expires > 0 and expires <= now) or (out and due <= now)
+    one.rests = out and due > now
+    memo[start] = one
+  end
+  return one
+end
+local function leased(one, g)  -- the first 22 bytes once grant g has it
+  local due = math.max(now, one.due) + lengths[g]
+  local new = struct.pack('<i8i8I4I1I1', one.version + 1, due, one.deliveries + 1, #holders[g], 2)
+  one.new[g], one.text[g] = new, string.format('%.0f', due)
+  return new
+end
+local function deal(size)
+  for step = 0, #holders - 1 do
+    local g = (turn + step - 1) % #holders + 1
+    if counts[g] > 0 and (size <= room[g] or alone[g]) then
+      counts[g], room[g], alone[g] = counts[g] - 1, room[g] - size, false
+      turn = g % #holders + 1
+      return g
+    end
+  end
+end
+local function take(bucket, id, value, one)
+  local weight = value:sub(87, 94)
+  local size = weights[weight]
+  if not size then
+    local payload, headers = struct.unpack('<I4I4', weight)
+    size = payload + headers
+    weights[weight] = size
+  end
+  local g = deal(size)
+  if not g then
+    full = true
+    return
+  end
+  count, spent = count + 1, spent + size
+  bucket.bytes = bucket.bytes + size
+  local k, rest = bucket.count + 1, nil
+  if one.held then
+    local group, tag = value:byte(97, 98)
+    rest = value:sub(23, 98 + tag + group)
+  else
+    rest = value:sub(23)
+    bucket.free[#bucket.free + 1] = id
+  end
+  bucket.count = k
+  bucket.ids[k], bucket.olds[k] = id, value
+  bucket.fields[2 * k - 1], bucket.fields[2 * k] = id, (one.new[g] or leased(one, g)) .. rest .. holders[g]
+  bucket.times[2 * k - 1], bucket.times[2 * k] = one.text[g], id
+  if #holders > 1 then bucket.turns[k] = g - 1 end
+end
+local function begun()
+  return {count = 0, bytes = 0, ids = {}, olds = {}, fields = {}, times = {}, free = {}, turns = {}}
+end
+local dues = {{}, {}}  -- of each bucket the first that is free and the first that is held; nil where it is to be asked
+local function first_due(kind, n)
+  local due = dues[kind][n]
+  if due == nil then
+    local first = redis.call('ZRANGE', KEYS[n] .. (kind == 1 and ':f' or ':h'), 0, 0, 'WITHSCORES')
+    due = first[2] or false
+    dues[kind][n] = due
+  end
+  return due
+end
+local function write(n, bucket, first)  -- first: what was free was the first there
+  local base = KEYS[n]
+  dues[1][n], dues[2][n] = nil, nil
+  if first then
+    redis.call('ZREMRANGEBYRANK', base .. ':f', 0, bucket.count - 1)
+  else
+    spread('ZREM', base .. ':f', bucket.free)
+  end
+  spread('HSET', base, bucket.fields)
+  spread('ZADD', base .. ':h', bucket.times)
+  -- A script reads each byte of a string that it handles: large contents are asked for afterwards, by a plain command.
+  local small = bucket.bytes < 4096 * bucket.count
+  local contents = small and redis.call('HMGET', base .. ':p', unpack(bucket.ids)) or {}
+  answer[#answer + 1] = {bucket.ids, bucket.olds, bucket.turns, contents, n - 1}
+end
+
+local function take_all(listed, values)  -- of each bucket what is free, all of it
+  for n, ids in pairs(listed) do
+    local bucket, first = begun(), true
+    for i, value in ipairs(values[n]) do
+      if full or spent >= MOST_BYTES then break end
+      local one = known(value:sub(1, 30))
+      if one.odd then
+        odd[#odd + 1], odds[#odds + 1] = ids[i], value
+        first = false
+      elseif one.rests then
+        first = false
+      else
+        take(bucket, ids[i], value, one)
+      end
+    end
+    if bucket.count > 0 then write(n, bucket, first) end
+  end
+end
+local function take_earliest(listed, values, edge)  -- of all buckets what comes first
+  local lists, order, touched = {}, {}, {}
+  for kind = 1, 2 do
+    for n, ids in pairs(listed[kind]) do
+      for i, value in ipairs(values[kind][n]) do
+        local one = known(value:sub(1, 30))
+        local list = lists[one.due]
+        if not list then
+          list = {}
+          lists[one.due] = list
+          order[#order + 1] = one.due
+        end
+        list[#list + 1] = {n = n, id = ids[i], value = value, one = one}
+        list.mixed = list.mixed or kind == 2
+      end
+    end
+  end
+  table.sort(order)
+  for _, due in ipairs(order) do
+    if full or count >= most or spent >= MOST_BYTES or due > edge then break end
+    local list = lists[due]
+    if list.mixed then
+      table.sort(list, function(a, b) return a.n < b.n or (a.n == b.n and before(a.id, b.id)) end)
+    end
+    for _, item in ipairs(list) do
+      if item.one.odd then
+        odd[#odd + 1], odds[#odds + 1] = item.id, item.value
+      elseif not item.one.rests then
+        if full or count >= most or spent >= MOST_BYTES then break end
+        touched[item.n] = touched[item.n] or begun()
+        take(touched[item.n], item.id, item.value, item.one)
+      end
+    end
+  end
+  for n, bucket in pairs(touched) do
+    if bucket.count > 0 then write(n, bucket) end
+  end
+end
+
+local per = math.min(most, math.ceil(most / #KEYS) * 2 + 8)
+local truncated = false
+while not full and count < most and spent < MOST_BYTES do
+  local listed, values, met, edge, before_pass = {{}, {}}, {{}, {}}, 0, math.huge, count
+  truncated = false
+  for n, base in ipairs(KEYS) do
+    for kind = 1, 2 do
+      local first, ids = first_due(kind, n), {}
+      if first and tonumber(first) <= tonumber(ARGV[1 + kind]) then
+        ids = redis.call('ZRANGEBYSCORE', base .. (kind == 1 and ':f' or ':h'), '-inf', ARGV[1 + kind],
+          'LIMIT', 0, per)
+      end
+      if #ids > 0 then
+        local found = redis.call('HMGET', base, unpack(ids))
+        listed[kind][n], values[kind][n], met = ids, found, met + #ids
+        if #ids == per then  -- beyond the last there may be earlier ones of that bucket
+          truncated, edge = true, math.min(edge, known(found[#found]:sub(1, 30)).due)
+        end
+      end
+    end
+  end
+  if truncated or count + met > most or next(listed[2]) then
+    take_earliest(listed, values, edge)
+  else
+    take_all(listed[1], values[1])
+  end
+  if #odd > 0 or not truncated then break end
+  if count == before_pass then
+    if per >= 2000 then break end
+    per = math.min(2 * per, 2000)
+  end
+end
+if (count >= most and most < wanted) or spent >= MOST_BYTES then truncated = true end
+local soonest = {'', ''}
+if ARGV[5] == '1' then
+  for n = 1, #KEYS do
+    for kind = 1, 2 do
+      local first = first_due(kind, n)
+      if first and (soonest[kind] == '' or tonumber(first) < tonumber(soonest[kind])) then soonest[kind] = first end
+    end
+  end
+end
+return {answer, odd, odds, truncated and not full and 1 or 0, turn, soonest[1], soonest[2]}
+"""
+)
+
 WRITING = frozenset((ACK, CHANGE, DROP, LEASE, PUT, SWAP))
 """The scripts that change something: an answer that is lost leaves open whether they did."""
 
-__all__ = ["ACK", "CHANGE", "DROP", "LEASE", "PROBE", "PUT", "SWAP", "WRITING"]
+# ── what only reads ──
+
+DUE = """
+-- ARGV: free until, held until, how many of each bucket. Answers for each key:
+-- {ids, values, whether there may be more of the free (1) and the held (2), how many are free}.
+local found = {}
+for n, base in ipairs(KEYS) do
+  local ids = redis.call('ZRANGEBYSCORE', base .. ':f', '-inf', ARGV[1], 'LIMIT', 0, ARGV[3])
+  local more = #ids == tonumber(ARGV[3]) and 1 or 0
+  local held = redis.call('ZRANGEBYSCORE', base .. ':h', '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+  if #held == tonumber(ARGV[3]) then more = more + 2 end
+  local free = #ids
+  for _, id in ipairs(held) do ids[#ids + 1] = id end
+  local values = {}
+  if #ids > 0 then values = redis.call('HMGET', base, unpack(ids)) end
+  found[n] = {ids, values, more, free}
+end
+return found
+"""
+
+SOONEST = """
+-- ARGV[1]: after. Answers the least due of the free and of the held above it, '' when there is none.
+local least = {'', ''}
+for _, base in ipairs(KEYS) do
+  for at, name in ipairs({':f', ':h'}) do
+    local first = redis.call('ZRANGEBYSCORE', base .. name, ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if first[2] and (least[at] == '' or tonumber(first[2]) < tonumber(least[at])) then least[at] = first[2] end
+  end
+end
+return least
+"""
+
+COUNT = """
+local counts = {}
+for i = 1, #ARGV - 1 do
+  local sum = 0
+  for _, base in ipairs(KEYS) do sum = sum + redis.call('ZCOUNT', base .. ':f', ARGV[i], '(' .. ARGV[i + 1]) end
+  counts[i] = sum
+end
+return counts
+"""
+
+FETCH = """
+-- ARGV for each key: how many, and the ids. Answers the values in order.
+local values, at = {}, 1
+for _, base in ipairs(KEYS) do
+  local count = tonumber(ARGV[at])
+  for from = at + 1, at + count, 4000 do
+    local part = redis.call('HMGET', base, unpack(ARGV, from, math.min(from + 3999, at + count)))
+    for i = 1, #part do values[#values + 1] = part[i] end
+  end
+  at = at + 1 + count
+end
+return values
+"""
+
+RANGE = """
+-- ARGV: suffix, until, how many of each bucket. Answers for each key: ids and values of what is up to there.
+local found = {}
+for n, base in ipairs(KEYS) do
+  local ids = redis.call('ZRANGEBYSCORE', base .. ARGV[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+  local values = {}
+  for from = 1, #ids, 4000 do
+    local part = redis.call('HMGET', base, unpack(ids, from, math.min(from + 3999, #ids)))
+    for i = 1, #part do values[#values + 1] = part[i] end
+  end
+  found[n] = {ids, values}
+end
+return found
+"""
+
+TAGGED = """
+-- KEYS: one. ARGV: size of tag and tag, the id after which to go on, how many. Answers ids and values.
+local start = ARGV[1]
+local members = redis.call('ZRANGEBYLEX', KEYS[1] .. ':t', (ARGV[2] == '' and '[' or '(') .. start .. ARGV[2],
+  '[' .. start .. string.rep('\\255', 256), 'LIMIT', 0, ARGV[3])
+for i = 1, #members do members[i] = members[i]:sub(#start + 1) end
+local values = {}
+for from = 1, #members, 4000 do
+  local part = redis.call('HMGET', KEYS[1], unpack(members, from, math.min(from + 3999, #members)))
+  for i = 1, #part do values[#values + 1] = part[i] end
+end
+return {members, values}
+"""
+
+WALK = """
+-- The ids of buckets in order. ARGV: how many in all, how many of a bucket's hash one call puts in order, how long
+-- their order is kept, the id after which to go on in the first key's bucket.
+-- Answers for each key as far as it got: {whether its ids are in order by now, ids, values}.
+local left, found = tonumber(ARGV[1]), {}
+for n, base in ipairs(KEYS) do
+  local order, at = base .. ':i', redis.call('GET', base .. ':w')
+  redis.call('PEXPIRE', order, 2 * ARGV[3])  -- first: a server without memory refuses what begins with more
+  local run, cursor
+  if at ~= 'all' then  -- a cursor means nothing to another process: after a restart, a fail-over or a move of the slot
+    run = redis.call('INFO', 'server'):match('run_id:(%w+)')
+    cursor = at and at:match('^' .. run .. ' (%d+)$')
+  end
+  if at ~= 'all' and not cursor then
+    redis.call('UNLINK', order)
+    redis.call('ZADD', order, 0, '')
+    redis.call('PEXPIRE', order, 2 * ARGV[3])
+    cursor = '0'
+  end
+  if cursor then
+    local scanned = redis.call('HSCAN', base, cursor, 'COUNT', ARGV[2])
+    local pairs, members = scanned[2], {}
+    for i = 1, #pairs, 2 do
+      if pairs[i + 1]:byte(22) < 4 then
+        members[#members + 1] = 0
+        members[#members + 1] = pairs[i]
+      end
+    end
+    for from = 1, #members, 4000 do
+      redis.call('ZADD', order, unpack(members, from, math.min(from + 3999, #members)))
+    end
+    at = scanned[1] == '0' and 'all' or run .. ' ' .. scanned[1]
+  end
+  redis.call('SET', base .. ':w', at, 'PX', ARGV[3])
+  if at ~= 'all' then
+    found[n] = {0, {}, {}}
+    break
+  end
+  local ids = redis.call('ZRANGEBYLEX', order, '(' .. (n == 1 and ARGV[4] or ''), '+', 'LIMIT', 0, left)
+  local values = {}
+  for from = 1, #ids, 4000 do
+    local part = redis.call('HMGET', base, unpack(ids, from, math.min(from + 3999, #ids)))
+    for i = 1, #part do values[#values + 1] = part[i] end
+  end
+  left = left - #ids
+  found[n] = {1, ids, values}
+  if left <= 0 then break end
+end
+return found
+"""
+
+LEASES = """
+-- KEYS: one. How many leases end after ARGV[1].
+return redis.call('ZCOUNT', KEYS[1] .. ':h', '(' .. ARGV[1], '+inf')
+"""
+
+HELD_BY = (
+    BEFORE
+    + """
+-- KEYS: one. What a holder has, by due. ARGV: now, the holder, the due and the id after which to go on, how many to
+-- look at, how many to answer. Answers ids, values, and the due and id to go on with ('' and '': no more).
+local base, held, due, last = KEYS[1], KEYS[1] .. ':h', ARGV[3], ARGV[4]
+local from = redis.call('ZCOUNT', held, '-inf', ARGV[1])
+if last ~= '' then
+  if redis.call('ZSCORE', held, last) == due then
+    from = redis.call('ZRANK', held, last) + 1
+  else
+    from = math.max(from, redis.call('ZCOUNT', held, '-inf', '(' .. due))
+    local passed = true
+    while passed do  -- among those of the same due, which may be many, up to where the lost one was
+      local near = redis.call('ZRANGE', held, from, from + 999, 'WITHSCORES')
+      passed = #near > 0
+      for at = 1, #near, 2 do
+        if near[at + 1] ~= due or before(last, near[at]) then
+          passed = false
+          break
+        end
+        from = from + 1
+      end
+    end
+  end
+end
+local listed = redis.call('ZRANGE', held, from, from + ARGV[5] - 1)
+local stand = #listed > 0 and redis.call('HMGET', base, unpack(listed)) or {}
+local ids, values, looked = {}, {}, 0
+for at, value in ipairs(stand) do
+  looked = at
+  if value and value:byte(21) == #ARGV[2] and value:sub(-#ARGV[2]) == ARGV[2] then
+    ids[#ids + 1], values[#values + 1] = listed[at], value
+    if #ids == tonumber(ARGV[6]) then break end
+  end
+end
+if looked == #listed and #listed < tonumber(ARGV[5]) then return {ids, values, '', ''} end
+return {ids, values, redis.call('ZSCORE', held, listed[looked]), listed[looked]}
+"""
+)

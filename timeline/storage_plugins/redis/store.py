@@ -24,14 +24,14 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.redis import leasing, messages, promises, reading, schema, scripts, topics
-from timeline.storage_plugins.redis.location import Location
-from timeline.storage_plugins.redis.server import Server
+from timeline.storage_plugins.redis import changes, leasing, reading, schema, scripts
+from timeline.storage_plugins.redis.location import RedisLocation
+from timeline.storage_plugins.redis.server import Server, check_rights, read_settings
 from timeline.storage_plugins.versions import Versions
 
 
 class RedisStore(Store):
-    """The store of `redis://`; see `location.Location` for the URL. Each message of a batch is decided by
+    """The store of `redis://`; see `location.RedisLocation` for the URL. Each message of a batch is decided by
     compare-and-set; where only a part of a batch could be written, its other messages answer UNAVAILABLE or UNKNOWN."""
 
     capabilities = Capabilities(
@@ -44,7 +44,7 @@ class RedisStore(Store):
     )
 
     def __init__(self, url: str) -> None:
-        self._location = Location.of(url)
+        self._location = RedisLocation.of(url)
         self._server: Server | None = None
         self._opened: Opened | None = None
 
@@ -53,8 +53,8 @@ class RedisStore(Store):
             server = Server(self._location)
             try:
                 await server.connect()
-                promised = await promises.read(server)
-                await promises.check_rights(server)
+                found = await read_settings(server)
+                await check_rights(server)
                 uid = await schema.cluster_uid(server)
             except StoreUnknown as error:
                 await server.close()
@@ -64,8 +64,8 @@ class RedisStore(Store):
                 raise
             self._server = server
             server.serves(uid)
-            self.capabilities = dataclasses.replace(type(self).capabilities, durable=promised.durable)
-            self._opened = Opened(uid, promised.server, promised.warnings)
+            self.capabilities = dataclasses.replace(type(self).capabilities, durable=found.durable)
+            self._opened = Opened(uid, found.server, found.warnings)
         return self._opened
 
     async def inspect(self) -> Opened:
@@ -73,12 +73,12 @@ class RedisStore(Store):
         fresh = Server(self._location)  # whoever answers now, on connections of its own
         try:
             await fresh.connect()
-            promised = await promises.read(fresh)
+            found = await read_settings(fresh)
             uid = await schema.known_uid(fresh)
         finally:
             await fresh.close()
-        self.capabilities = dataclasses.replace(self.capabilities, durable=promised.durable)
-        return Opened(uid, promised.server, promised.warnings)
+        self.capabilities = dataclasses.replace(self.capabilities, durable=found.durable)
+        return Opened(uid, found.server, found.warnings)
 
     async def close(self) -> None:
         server, self._server, self._opened = self._server, None, None
@@ -107,21 +107,21 @@ class RedisStore(Store):
     # ── topics ──
 
     async def topics(self) -> list[Topic]:
-        return await topics.all_topics(self._running())
+        return await schema.all_topics(self._running())
 
     async def create_topic(self, topic: Topic) -> Topic:
-        return await topics.create(self._running(), topic)
+        return await schema.create_topic(self._running(), topic)
 
     async def update_topic(self, topic: Topic) -> Topic:
-        return await topics.update(self._running(), topic)
+        return await schema.update_topic(self._running(), topic)
 
     async def drop_topic(self, topic: Topic) -> bool:
-        return await topics.drop(self._running(), topic)
+        return await schema.drop_topic(self._running(), topic)
 
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        return await messages.put(self._running(), topic, now_ms, puts)
+        return await changes.put(self._running(), topic, now_ms, puts)
 
     async def lease_due(
         self,
@@ -135,10 +135,10 @@ class RedisStore(Store):
         return await leasing.lease_due(self._running(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        return await messages.settle(self._running(), topic, now_ms, settles)
+        return await changes.settle(self._running(), topic, now_ms, settles)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await messages.mutate(self._running(), topic, now_ms, mutations)
+        return await changes.mutate(self._running(), topic, now_ms, mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         return await reading.mutate_tag(self._running(), topic, now_ms, mutation, cursor, limit)
@@ -159,7 +159,7 @@ class RedisStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         server = self._running()
-        left = await topics.dropped(server)
+        left = await schema.dropped_topics(server)
         swept = await reading.sweep(server, topic, now_ms, limit)
-        await topics.clear(server, left)
+        await schema.clear(server, left)
         return swept
