@@ -9,7 +9,7 @@ import pytest
 from tests.storage_plugins import faulty_leases, faulty_limits, faulty_stores
 from timeline.errors import Invalid
 from timeline.model import Topic
-from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, Violation, run_check, run_suite
+from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, StoreViolation, run_check, run_suite
 from timeline.storage_plugins.contract import Store, StoreRefused, Swept
 from timeline.storage_plugins.memory import MemoryStore
 
@@ -99,6 +99,6 @@ def test_every_check_has_a_sentence() -> None:
 async def test_a_failed_result_raises_what_must_hold_and_what_was_seen() -> None:
     faulty, name = next(iter(FAULTS.items()))
     result = await run_check(name, faulty)
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(StoreViolation) as raised:
         result.raise_failed()
     assert result.sentence in str(raised.value) and result.found in str(raised.value)

@@ -9,7 +9,7 @@ import pytest
 
 from timeline.model import Answers, Topic
 from timeline.storage_plugins.conformance.crowd import Crowd
-from timeline.storage_plugins.conformance.trial import Trial, Violation
+from timeline.storage_plugins.conformance.trial import StoreViolation, Trial
 from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
 
@@ -76,12 +76,12 @@ async def test_a_lost_message_is_seen() -> None:
         crowd = Crowd(trial, await trial.topic(buckets=4, max_deliveries=0), [trial.store] * 3)
         await crowd.run(30)
         await crowd.settle_all()
-        with pytest.raises(Violation, match="S8"):
+        with pytest.raises(StoreViolation, match="S8"):
             await crowd.expect_kept()
 
 
 async def test_what_never_came_is_named() -> None:
     async with Trial(MemoryStore) as trial:
         crowd = Crowd(trial, await trial.topic(), [trial.store])
-        with pytest.raises(Violation, match=r"never answered.*'ack', 'OK'"):
+        with pytest.raises(StoreViolation, match=r"never answered.*'ack', 'OK'"):
             await crowd.expect_kept(("ack", "OK"))

@@ -17,7 +17,15 @@ from timeline.cli.terminal.progress import Progress
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins import PluginRefused, make_store, shown
-from timeline.storage_plugins.conformance import CHECKS, CallWatch, Outcome, Report, Result, Violation, run_suite
+from timeline.storage_plugins.conformance import (
+    CHECKS,
+    CallWatch,
+    Outcome,
+    Result,
+    StoreViolation,
+    SuiteReport,
+    run_suite,
+)
 from timeline.storage_plugins.contract import Opened
 from timeline.wording import shown_duration
 
@@ -90,7 +98,7 @@ class _Run:
         except (TimelineError, OSError):
             raise
         except Exception as error:  # whatever a stranger's plugin raises
-            found = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            found = str(error) if isinstance(error, StoreViolation) else f"{type(error).__name__}: {error}"
             told = " ".join((found, *getattr(error, "__notes__", ()))).rstrip(".")
             raise Failed(SOME_FAILED, f"the store cannot be opened: {told}. --debug shows where.") from error
         finally:
@@ -143,7 +151,7 @@ def _declared(opened: Opened, declared: dict[str, Any]) -> None:
         console().print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
 
 
-def _summed_up(url: str, report: Report, opened: Opened, declared: dict[str, Any], as_json: bool) -> None:
+def _summed_up(url: str, report: SuiteReport, opened: Opened, declared: dict[str, Any], as_json: bool) -> None:
     counts = report.counts()
     if as_json:
         of = {"server": opened.server, "declares": declared, "warnings": list(opened.warnings)}

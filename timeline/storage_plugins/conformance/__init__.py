@@ -28,12 +28,12 @@ from timeline.storage_plugins.conformance.suite import (
     CallWatch,
     Check,
     Outcome,
-    Report,
     Result,
+    SuiteReport,
     run_check,
     run_suite,
 )
-from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
+from timeline.storage_plugins.conformance.trial import MakeStore, StoreViolation, Trial
 
 GROUPS = (topics, putting, leasing, settling, mutating, walking, sweeping, limits, races, against_rules)
 """The modules that hold checks, easy ones first: who writes a plugin meets what is simple before what is random."""
@@ -49,10 +49,10 @@ __all__ = [
     "Check",
     "MakeStore",
     "Outcome",
-    "Report",
     "Result",
+    "StoreViolation",
+    "SuiteReport",
     "Trial",
-    "Violation",
     "run_check",
     "run_suite",
 ]

@@ -21,8 +21,8 @@ from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import (
     PLENTY,
     T0,
+    StoreViolation,
     Trial,
-    Violation,
     by_id,
     expect,
     expect_equal,
@@ -224,8 +224,8 @@ class _ExpectedLease:
         return Ask(Operation.LEASE, time_ms=lease_ms, holder=holder, due_before_ms=self.due_before_ms)
 
     def compare(self, grants: Sequence[Grant], leased: LeasedRows, left: set[bytes]) -> None:
-        """Raise Violation where `leased` is not allowed; else do the same in the reference store. `left`: the ids that
-        the store still has after the call, which tells whose expiry was met."""
+        """Raise StoreViolation where `leased` is not allowed; else do the same in the reference store. `left`: the ids
+        that the store still has after the call, which tells whose expiry was met."""
         standing, now_ms = self.reference.rows(self.topic), self.now_ms
         eligible = [id for id, decision in self.decided.items() if decision.status is Status.OK]
         rows = by_id(leased.rows)
@@ -336,7 +336,7 @@ def _compare(call: Puts | Settles | Mutations, found: Answers, wanted: Answers) 
         if answer != must:
             what = f"{name} {Operation(int(call.operation[at])).name}" if isinstance(call, Settles) else name
             said = f"(status, version, due, settled, late, repeat) of {what} {call.ids[at]!r}"
-            raise Violation(f"{said}: {answer} where {must} must be")
+            raise StoreViolation(f"{said}: {answer} where {must} must be")
     expect_equal(found.displaced, wanted.displaced, "what puts displaced")
 
 

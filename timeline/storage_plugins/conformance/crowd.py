@@ -9,25 +9,257 @@ whose connection breaks at every turn.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
-from timeline.history import Event, History, Verdict, check
+import numpy as np
+
+from timeline.clock import Clock
+from timeline.columns import Ragged
+from timeline.history import FAIL, UNKNOWN, Event, History, Verdict, check, outcome_of
 from timeline.leases import Message, state_of
-from timeline.model import Operation, State, Topic, payload_sum
-from timeline.storage_plugins.conformance.callers import (
-    AHEAD_MS,
-    LONGEST_LEASE_MS,
-    MOST_TRIES,
-    Producer,
-    Ticks,
-    Worker,
+from timeline.model import Answers, Operation, Rows, State, Status, Topic, payload_sum
+from timeline.storage_plugins.conformance.trial import T0, StoreViolation, Trial, column, ragged
+from timeline.storage_plugins.contract import (
+    Grant,
+    Mutations,
+    ScanFilter,
+    Settles,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
 )
-from timeline.storage_plugins.conformance.trial import Trial, Violation
-from timeline.storage_plugins.contract import ScanFilter, Store, StoreUnavailable, StoreUnknown
+
+MOST_TRIES = 200
+"""A call that is unknown so often in a row is not going to be answered."""
+LONGEST_LEASE_MS = 60
+AHEAD_MS = 40
+GROUP = "default"
 
 T = TypeVar("T")
+
+
+class Ticks(Clock):
+    """A clock that counts what happens, in milliseconds from T0."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        super().__init__(lambda: T0 / 1000, lambda: 0.0)
+
+    def now(self) -> float:
+        return float(T0 + self.at)
+
+    def monotonic_ms(self) -> float:
+        return float(self.at)
+
+    def tick(self, by_ms: int = 1) -> int:
+        """The next instant, in milliseconds UTC."""
+        self.at += by_ms
+        return T0 + self.at
+
+
+class CrowdCaller:
+    """One caller: a name, a store, and a history."""
+
+    def __init__(self, scene: Crowd, name: str, store: Store, seed: int) -> None:
+        self.scene, self.name, self.store = scene, name, store
+        self.rng = random.Random(f"{seed}-{name}")
+        self.history = History(name, scene.clock, scene.events)
+
+    async def ask(
+        self, operations: Sequence[str], arguments: list[dict[str, Any]], call: Callable[[int], Awaitable[Answers]]
+    ) -> Answers | None:
+        """Calls, notes what was asked and answered, repeats while the outcome is unknown; None when nothing happened.
+        `call` is handed the time of each attempt."""
+        scene, repeated = self.scene, False
+        now_ms = scene.clock.tick()
+        noted = [
+            self.history.call(operation, {"topic": scene.topic.name, **one})[0]
+            for operation, one in zip(operations, arguments, strict=True)
+        ]
+        for _ in range(MOST_TRIES):
+            try:
+                answers = await call(now_ms)
+            except StoreUnknown:
+                scene.unknown += 1
+                repeated, now_ms = True, scene.clock.tick()
+                continue
+            except StoreUnavailable:
+                scene.unavailable += 1
+                now_ms = scene.clock.tick()
+                if repeated:  # what came before may have happened: only an answer ends it
+                    await scene.served.wait()
+                    continue
+                self.history.answer(noted, FAIL)
+                return None
+            scene.clock.tick()
+            for at, event in enumerate(noted):
+                self._answered(event, answers, at, repeated)
+            return answers
+        raise StoreViolation(f"{operations[0] if operations else 'a call'} was not answered in {MOST_TRIES} attempts")
+
+    def _answered(self, event: Event, answers: Answers, at: int, repeated: bool) -> None:
+        status = Status.of(int(answers.status[at]))
+        if repeated and status is Status.NOT_FOUND and event.operation == "ack":
+            status = Status.OK
+        unsure = repeated and status is Status.NOT_FOUND and event.operation in ("cancel", "purge")
+        result: dict[str, Any] = {
+            "status": str(status),
+            "version": int(answers.version[at]),
+            "due_ms": int(answers.due_ms[at]),
+            "settled": bool(answers.settled[at]),
+            "late": bool(answers.late[at]),
+        }
+        if event.operation == "extend":
+            result["lease_until_ms"] = int(answers.due_ms[at])
+        if repeated:
+            result["repeated"] = True
+        self.history.answer([event], UNKNOWN if unsure else outcome_of(str(status)), result)
+
+
+class CrowdProducer(CrowdCaller):
+    """Puts, moves and cancels ids that others use too."""
+
+    async def act(self) -> None:
+        """One call."""
+        rng = self.rng
+        chosen = rng.choices(self.scene.ids, k=rng.randint(1, 12))
+        kind = rng.choices(("put", "move", "cancel"), (5, 3, 1))[0]
+        if kind == "put":
+            await self.put(chosen)
+        else:
+            await self.mutate(Operation.MOVE if kind == "move" else Operation.CANCEL, chosen)
+
+    def _dues(self, count: int) -> list[int]:
+        now_ms = self.scene.clock.now_ms()
+        return [now_ms + self.rng.randint(-10, AHEAD_MS) for _ in range(count)]
+
+    async def put(self, ids: list[bytes]) -> Answers | None:
+        """Puts `ids`, each with a payload of its own."""
+        rng, count = self.rng, len(ids)
+        payloads = [f"{self.name} {rng.getrandbits(32)}".encode() * rng.randint(1, 5) for _ in ids]
+        due_ms, move = self._dues(count), [rng.random() < 0.2 for _ in ids]
+        puts = self.scene.trial.puts(ids, due_ms, payload=payloads, move=move)
+        arguments = [
+            {
+                "id": id.decode(),
+                "group": GROUP,
+                "due_ms": due_ms[at],
+                "sum": int(puts.payload_sum[at]),
+                "move": move[at],
+                "birth": int(puts.birth[at]),
+            }
+            for at, id in enumerate(ids)
+        ]
+        return await self.ask(["put"] * count, arguments, lambda now_ms: self.store.put(self.scene.topic, now_ms, puts))
+
+    async def mutate(self, operation: Operation, ids: list[bytes]) -> Answers | None:
+        """Moves or cancels `ids`."""
+        count = len(ids)
+        due_ms, leased = self._dues(count), [self.rng.random() < 0.2 for _ in ids]
+        mutations = Mutations(
+            operation=operation,
+            ids=Ragged.of(ids),
+            groups=ragged(GROUP.encode(), count),
+            due_ms=column(due_ms, count, np.int64),
+            if_version=column(0, count, np.int64),
+            leased=column(leased, count, np.bool_),
+            op=self.scene.trial.numbers(count),
+        )
+        name = operation.name.lower()
+        arguments = [
+            {"id": id.decode(), "group": GROUP, "leased": leased[at]}
+            | ({"due_ms": due_ms[at]} if operation is Operation.MOVE else {})
+            for at, id in enumerate(ids)
+        ]
+        return await self.ask(
+            [name] * count, arguments, lambda now_ms: self.store.mutate(self.scene.topic, now_ms, mutations)
+        )
+
+
+class CrowdWorker(CrowdCaller):
+    """Leases, then extends, releases or acknowledges some of what it has or had, some of it too late."""
+
+    had: Rows | None = None
+
+    async def act(self) -> None:
+        """A lease and perhaps a settle."""
+        rng, rows = self.rng, await self.lease(self.rng.randint(1, 12))
+        if rng.random() < 0.2:
+            self.scene.clock.tick(rng.randint(1, LONGEST_LEASE_MS))
+        await asyncio.sleep(0)
+        if self.had is not None and rng.random() < 0.3:
+            rows, self.had = self.had, rows
+        elif rows is not None and len(rows):
+            self.had = rows
+        if rows is None or not len(rows) or rng.random() < 0.2:
+            return
+        operation = rng.choice((Operation.ACK, Operation.ACK, Operation.RELEASE, Operation.EXTEND))
+        await self.settle(operation, rows.take(np.arange(rng.randint(1, len(rows)))))
+
+    async def lease(self, count: int) -> Rows | None:
+        """Leases up to `count` and notes each as received; None when no answer came (whatever was leased runs out)."""
+        scene = self.scene
+        now_ms = scene.clock.tick()
+        grant = Grant(self.name.encode(), count, self.rng.randint(5, LONGEST_LEASE_MS), 1 << 40)
+        try:
+            leased = await self.store.lease_due(scene.topic, None, now_ms, 0, [grant])
+        except StoreUnknown:
+            scene.unknown += 1
+            return None
+        except StoreUnavailable:
+            scene.unavailable += 1
+            return None
+        scene.clock.tick()
+        rows = leased.rows
+        for at, id in enumerate(rows.ids.tolist()):
+            content = payload_sum(rows.payloads[at], rows.headers[at]) if rows.payloads and rows.headers else 0
+            self.history.note(
+                "receive",
+                {
+                    "topic": scene.topic.name,
+                    "id": id.decode(),
+                    "consumer": self.name,
+                    "session": 1,
+                    "birth": int(rows.birth[at]),
+                    "version": int(rows.version[at]),
+                    "due_ms": int(leased.was_due_ms[at]),
+                    "scheduled_ms": int(rows.scheduled_ms[at]),
+                    "lease_until_ms": int(rows.due_ms[at]),
+                    "sum": content,
+                    "size": int(rows.payload_bytes[at]),
+                    "deliveries": int(rows.deliveries[at]),
+                },
+            )
+        return rows
+
+    async def settle(self, operation: Operation, rows: Rows) -> Answers | None:
+        """Settles `rows` with their tokens."""
+        count, now_ms = len(rows), self.scene.clock.now_ms()
+        time_ms = now_ms + self.rng.randint(0, LONGEST_LEASE_MS)
+        settles = Settles(
+            ids=rows.ids,
+            birth=rows.birth,
+            version=rows.version,
+            holders=rows.holders,
+            operation=column(operation, count, np.uint8),
+            time_ms=column(time_ms, count, np.int64),
+            op=self.scene.trial.numbers(count),
+            unseen=column(False, count, np.bool_),
+            reasons=ragged(b"", count),
+        )
+        arguments = [
+            {"id": id.decode(), "consumer": self.name, "birth": birth, "version": version}
+            | ({"due_ms": time_ms} if operation is Operation.RELEASE else {})
+            for id, birth, version in zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
+        ]
+        return await self.ask(
+            [operation.name.lower()] * count,
+            arguments,
+            lambda at_ms: self.store.settle(self.scene.topic, at_ms, settles),
+        )
 
 
 @asynccontextmanager
@@ -64,16 +296,16 @@ class Crowd:
 
     async def run(self, rounds: int) -> None:
         """Two workers and two producers for each store, `rounds` calls each."""
-        callers: list[Worker | Producer] = []
+        callers: list[CrowdWorker | CrowdProducer] = []
         for at, store in enumerate(self.stores):
             for number in range(2):
-                callers.append(Worker(self, f"worker-{at}-{number}", store, self.seed))
-                callers.append(Producer(self, f"producer-{at}-{number}", store, self.seed))
+                callers.append(CrowdWorker(self, f"worker-{at}-{number}", store, self.seed))
+                callers.append(CrowdProducer(self, f"producer-{at}-{number}", store, self.seed))
         await asyncio.gather(*(self._calls(caller, rounds) for caller in callers))
 
     async def settle_all(self) -> None:
         """Takes and acknowledges all that is left, as it comes due and leases run out."""
-        worker = Worker(self, "worker-last", self.stores[0], self.seed)
+        worker = CrowdWorker(self, "worker-last", self.stores[0], self.seed)
         for _ in range(MOST_TRIES):
             self.clock.tick(LONGEST_LEASE_MS + AHEAD_MS)
             rows = await worker.lease(100_000)
@@ -81,7 +313,7 @@ class Crowd:
                 await worker.settle(Operation.ACK, rows)
             elif rows is not None and await self._answered(self._next_due) is None:
                 return
-        raise Violation(f"what was put was not all leased and acknowledged in {MOST_TRIES} attempts")
+        raise StoreViolation(f"what was put was not all leased and acknowledged in {MOST_TRIES} attempts")
 
     async def judge(self) -> Verdict:
         """What the checker says of the whole history and of what the store has now."""
@@ -90,13 +322,15 @@ class Crowd:
         return check(self.events, rows, end_wall_ms=self.clock.now())
 
     async def expect_kept(self, *wanted: tuple[str, str]) -> None:
-        """Violation when a promise was broken, or when one of the `wanted` (operation, status) never came."""
+        """StoreViolation when a promise was broken, or when one of the `wanted` (operation, status) never came."""
         verdict = await self.judge()
         if not verdict.holds:
-            raise Violation(f"what was answered breaks promises: {verdict.summary()}")
+            raise StoreViolation(f"what was answered breaks promises: {verdict.summary()}")
         missing = [pair for pair in wanted if not verdict.statuses[pair]]
         if missing:
-            raise Violation(f"never answered, which must come in such a crowd: {missing}; {dict(verdict.statuses)}")
+            raise StoreViolation(
+                f"never answered, which must come in such a crowd: {missing}; {dict(verdict.statuses)}"
+            )
 
     async def _next_due(self) -> int | None:
         return await self.stores[0].next_due(self.topic, None, 0)
@@ -111,9 +345,9 @@ class Crowd:
                 await self.served.wait()
             except StoreUnknown:
                 self.unknown += 1
-        raise Violation(f"a question was not answered in {MOST_TRIES} attempts")
+        raise StoreViolation(f"a question was not answered in {MOST_TRIES} attempts")
 
-    async def _calls(self, caller: Worker | Producer, rounds: int) -> None:
+    async def _calls(self, caller: CrowdWorker | CrowdProducer, rounds: int) -> None:
         for _ in range(rounds):
             await caller.act()
             await asyncio.sleep(0)  # a store that never waits lets the others have their turn, too

@@ -16,7 +16,7 @@ from typing import Any, cast
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.conformance.trial import MakeStore, Trial, Violation
+from timeline.storage_plugins.conformance.trial import MakeStore, StoreViolation, Trial
 from timeline.storage_plugins.contract import Capabilities, Store
 
 CHECK_TIMEOUT_S = 300.0
@@ -57,13 +57,13 @@ class Result:
     hung: bool = False
 
     def raise_failed(self) -> None:
-        """Raises Violation when the check failed."""
+        """Raises StoreViolation when the check failed."""
         if self.outcome is Outcome.FAILED:
-            raise Violation(f"{self.name}: {self.sentence}\n{self.found}")
+            raise StoreViolation(f"{self.name}: {self.sentence}\n{self.found}")
 
 
 @dataclass(slots=True)
-class Report:
+class SuiteReport:
     """The results of a run, in order."""
 
     results: list[Result] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Report:
         return {outcome.value: sum(result.outcome is outcome for result in self.results) for outcome in Outcome}
 
 
-class Hung(Violation):
+class Hung(StoreViolation):
     """A call of the plugin did not return."""
 
 
@@ -155,7 +155,7 @@ class _Bounded:
                     async with asyncio.timeout(watch.most_s) as within:
                         answer = found(*given, **named)
                         if not inspect.isawaitable(answer):
-                            raise Violation(f"{name} is no coroutine function: write 'async def {name}'")
+                            raise StoreViolation(f"{name} is no coroutine function: write 'async def {name}'")
                         return await answer
                 except TimeoutError as late:
                     if not within.expired():
@@ -165,7 +165,7 @@ class _Bounded:
                     error.add_note(f"The plugin's {name} raised it.")
                     raise
                 except SystemExit as error:  # it would end the run, with the exit code of a success perhaps
-                    raise Violation(f"{name} raised {error!r:.80}, which ends the program") from error
+                    raise StoreViolation(f"{name} raised {error!r:.80}, which ends the program") from error
 
         return bounded
 
@@ -206,7 +206,7 @@ async def run_check(
             await found.run(trial)
     except TimeoutError:
         return Result(name, Outcome.FAILED, found.sentence, f"not done after {timeout_s:g} s")
-    except Violation as violation:
+    except StoreViolation as violation:
         told = _told(str(violation), violation)
         return Result(name, Outcome.FAILED, found.sentence, told, hung=isinstance(violation, Hung))
     except Exception as error:  # whatever a stranger's plugin raises is a finding, and the other checks go on
@@ -228,7 +228,7 @@ async def run_suite(
     *,
     begun: Callable[[str], None] | None = None,
     watch: CallWatch | None = None,
-) -> Report:
+) -> SuiteReport:
     """Runs all checks, or those named in `only`, one after the other, each on fresh topics of its own. A call that does
     not return ends the run: those after it would wait for it, too.
 
@@ -241,7 +241,7 @@ async def run_suite(
     if unknown:
         raise Invalid(f"no such check: {', '.join(unknown)}. Checks: {', '.join(CHECKS)}")
     make = _maker(target) if isinstance(target, str) else target
-    done = Report()
+    done = SuiteReport()
     for name in names:
         if begun is not None:
             begun(name)

@@ -12,8 +12,8 @@ from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import (
     T0,
+    StoreViolation,
     Trial,
-    Violation,
     expect,
     expect_equal,
     named,
@@ -38,7 +38,7 @@ async def _expect_conflict(update: Awaitable[Topic], what: str) -> None:
         answer = await update
     except TopicConflict:
         return
-    raise Violation(f"{what} answered {answer}")
+    raise StoreViolation(f"{what} answered {answer}")
 
 
 @check()
@@ -98,7 +98,7 @@ async def check_creating_a_topic_twice(trial: Trial) -> None:
     except TopicConflict as conflict:
         expect("lease_ms" in str(conflict), f"the conflict does not name lease_ms: {conflict}")
     else:
-        raise Violation("creating a topic with other settings raised nothing")
+        raise StoreViolation("creating a topic with other settings raised nothing")
     expect_equal(await _find(trial.store, first.name), first, "the record afterwards")
 
 

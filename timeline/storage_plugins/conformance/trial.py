@@ -42,20 +42,20 @@ Step = TypeVar("Step", Page, TagStep)
 MOST_STEPS = 3_000
 
 
-class Violation(AssertionError):
+class StoreViolation(AssertionError):
     """Something that must hold does not; the text says what was seen."""
 
 
 def expect(holds: object, found: str) -> None:
-    """Raises Violation with what was `found` unless it `holds`."""
+    """Raises StoreViolation with what was `found` unless it `holds`."""
     if not holds:
-        raise Violation(found)
+        raise StoreViolation(found)
 
 
 def expect_equal(found: object, wanted: object, what: str) -> None:
-    """Raises Violation unless both are the same; `what` names them."""
+    """Raises StoreViolation unless both are the same; `what` names them."""
     if found != wanted:
-        raise Violation(f"{what}: {_short(found)} where {_short(wanted)} must be")
+        raise StoreViolation(f"{what}: {_short(found)} where {_short(wanted)} must be")
 
 
 def _short(value: object) -> str:
@@ -301,12 +301,12 @@ class Trial:
         """The fields of the message under `id`, which must be there."""
         found = (await self.everything(topic, now_ms=now_ms)).get(id)
         if found is None:
-            raise Violation(f"{id!r} is not in the store")
+            raise StoreViolation(f"{id!r} is not in the store")
         return found
 
 
 async def walked(step: Callable[[bytes], Awaitable[Step]]) -> AsyncIterator[Step]:
-    """The steps of a walk from its start, `step(cursor)` each, until one has no cursor; Violation when none comes."""
+    """Yield the steps of a walk, `step(cursor)` each, until one has no cursor. Raise StoreViolation when none comes."""
     cursor = b""
     for _ in range(MOST_STEPS):
         taken = await step(cursor)
@@ -314,7 +314,7 @@ async def walked(step: Callable[[bytes], Awaitable[Step]]) -> AsyncIterator[Step
         if taken.cursor is None:
             return
         cursor = taken.cursor
-    raise Violation(f"a walk did not end within {MOST_STEPS:,} steps")
+    raise StoreViolation(f"a walk did not end within {MOST_STEPS:,} steps")
 
 
 def by_id(rows: Rows) -> dict[bytes, dict[str, Any]]:
