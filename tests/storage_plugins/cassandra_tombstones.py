@@ -1,7 +1,8 @@
 """What a lease reads of Cassandra after much was acknowledged, by the server's own traces.
 
-The test of `test_cassandra_faults.py` does it with some thousands. `python -m tests.storage_plugins.cassandra_traces`
-does it with a million on a node of its own: no flush, no compaction by hand, gc_grace_seconds as it is.
+The test of `test_cassandra_faults.py` does it with some thousands.
+`python -m tests.storage_plugins.cassandra_tombstones` does it with a million on a node of its own: no flush, no
+compaction by hand, gc_grace_seconds as it is.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Any
 from tests.servers.cassandra import CassandraServer
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.cassandra.session import Connected
+from timeline.storage_plugins.cassandra.session import CassandraSession
 from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, named, statuses
 
 _READ = re.compile(r"Read (\d+) live rows and (\d+) tombstone")
 TRACE_S = 30.0
 
 
-class TracedConnected:
+class TracedSession:
     """A session every statement of which is traced. `reads`: (live rows, tombstones) of each read of a partition."""
 
-    def __init__(self, connected: Connected) -> None:
+    def __init__(self, connected: CassandraSession) -> None:
         self._session: Any = connected.session
         self._sent: list[Any] = []
         self._plain: Callable[[Any], Any] = self._session.execute_async
@@ -64,7 +65,7 @@ async def traced_lease(trial: Trial, topic: Topic) -> list[tuple[int, int]]:
     """What the reads of one lease of five messages out of ten meet, in a process that knows nothing of the store."""
     await trial.stored(topic, named(10, "last"), T0 + 50)
     await trial.reopen()
-    traced = TracedConnected(trial.store._desk.partition.connected)  # type: ignore[attr-defined]
+    traced = TracedSession(trial.store._context.partition.connected)  # type: ignore[attr-defined]
     leased = await trial.lease(topic, 5, now_ms=T0 + 50)
     expect_equal(len(leased.rows), 5, "number leased")
     return await asyncio.to_thread(traced.reads)

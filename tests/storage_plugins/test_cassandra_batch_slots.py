@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from timeline.storage_plugins.cassandra.batch_slots import (
+    FAIR,
+    FEW,
+    SPREAD,
+    SPREAD_OF_FEW,
+    BatchSlots,
+    CooperativeYield,
+)
 from timeline.storage_plugins.cassandra.bucket import Bucket
-from timeline.storage_plugins.cassandra.turns import FAIR, FEW, SPREAD, SPREAD_OF_FEW, Breaths, Turns
 
 
 @dataclass(eq=False)
@@ -24,7 +31,7 @@ class Asked:
 class Changing:
     """Buckets that wait for their turn and keep it until `end` is called. `given`: who got it, in order."""
 
-    turns: Turns = field(default_factory=Turns)
+    slots: BatchSlots = field(default_factory=BatchSlots)
     given: list[int] = field(default_factory=list)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     buckets: dict[int, Bucket] = field(default_factory=dict)
@@ -38,7 +45,7 @@ class Changing:
         await _settled()
 
     async def _change(self, bucket: Bucket) -> None:
-        async with self.turns.turn(bucket):
+        async with self.slots.slot(bucket):
             self.given.append(bucket.number)
             await self._ends[bucket.number].wait()
 
@@ -89,11 +96,11 @@ async def test_who_is_asked_for_enough_while_it_waits_waits_no_longer(changing: 
         await changing.wait(number)
     late = changing.buckets[SPREAD_OF_FEW]
     late.wait(Asked([b"id"] * (FEW - 2)))
-    changing.turns.asked(late)
+    changing.slots.asked(late)
     await _settled()
     assert late.number not in changing.given
     late.wait(Asked([b"id"]))
-    changing.turns.asked(late)
+    changing.slots.asked(late)
     await _settled()
     assert changing.given[-1] == late.number
     await changing.over()
@@ -125,7 +132,7 @@ async def test_a_turn_of_one_who_is_cancelled_is_anothers(changing: Changing, af
     if after_it_was_given:
         # It has the turn, and is cancelled before it goes on.
         changing._ends[0].set()
-        while changing.buckets[first] in changing.turns._line:
+        while changing.buckets[first] in changing.slots._line:
             await asyncio.sleep(0)
         assert first not in changing.given
     await changing.cancel(first)
@@ -134,7 +141,7 @@ async def test_a_turn_of_one_who_is_cancelled_is_anothers(changing: Changing, af
     await _settled()
     assert changing.given[-1] == second
     await changing.over()
-    assert changing.turns._under_way == {True: 0, False: 0}
+    assert changing.slots._under_way == {True: 0, False: 0}
 
 
 async def test_a_turn_that_ends_as_the_next_in_line_is_cancelled_is_anothers(changing: Changing) -> None:
@@ -146,11 +153,11 @@ async def test_a_turn_that_ends_as_the_next_in_line_is_cancelled_is_anothers(cha
     await _settled()
     assert changing.given == [*range(SPREAD_OF_FEW), second]
     await changing.over()
-    assert changing.turns._under_way == {True: 0, False: 0}
+    assert changing.slots._under_way == {True: 0, False: 0}
 
 
 async def test_one_who_takes_a_breath_goes_on_in_a_round_of_its_own() -> None:
-    breaths, rounds, went = Breaths(), 0, list[int]()
+    cooperative, rounds, went = CooperativeYield(), 0, list[int]()
 
     def count() -> None:
         nonlocal rounds
@@ -159,7 +166,7 @@ async def test_one_who_takes_a_breath_goes_on_in_a_round_of_its_own() -> None:
             asyncio.get_running_loop().call_soon(count)
 
     async def work(turn: Callable[[], int]) -> None:
-        await breaths.take()
+        await cooperative.take()
         went.append(turn())
 
     asyncio.get_running_loop().call_soon(count)
@@ -168,4 +175,4 @@ async def test_one_who_takes_a_breath_goes_on_in_a_round_of_its_own() -> None:
     working[3].cancel()
     await asyncio.wait(working)
     assert len(went) == len(set(went)) == 7
-    await asyncio.wait_for(breaths.take(), 60)
+    await asyncio.wait_for(cooperative.take(), 60)

@@ -16,9 +16,9 @@ from tests.servers.fixture import Running
 from timeline.columns import Ragged
 from timeline.model import Operation, Status, buckets_of
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.cassandra.batch_slots import FEW, SPREAD_OF_FEW
 from timeline.storage_plugins.cassandra.bucket import PASSED, Bucket, Buckets, Head
-from timeline.storage_plugins.cassandra.session import Doubt
-from timeline.storage_plugins.cassandra.turns import FEW, SPREAD_OF_FEW
+from timeline.storage_plugins.cassandra.session import WriteUnknown
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
@@ -41,9 +41,9 @@ async def _asked(bucket: Any, *calls: Coroutine[Any, Any, Any]) -> list[asyncio.
 async def _held(trial: Trial, topic: Any, number: int = 0) -> AsyncIterator[tuple[Any, list[int]]]:
     """A bucket of a topic, locked as if a change of it were under way, and how many statements each conditional batch
     since then had."""
-    desk: Any = trial.store._desk  # type: ignore[attr-defined]
-    [bucket] = desk.buckets.of(topic.uid, [number])
-    connected, sent = desk.partition.connected, list[int]()
+    context: Any = trial.store._context  # type: ignore[attr-defined]
+    [bucket] = context.buckets.of(topic.uid, [number])
+    connected, sent = context.partition.connected, list[int]()
     plain = connected.write
 
     async def write(statements: Any) -> Any:
@@ -82,7 +82,7 @@ async def test_a_lease_goes_with_the_puts_and_settles_that_wait_for_its_bucket(s
 async def test_calls_that_are_cancelled_leave_nothing_asked_and_no_turn_taken(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic(buckets=4)
-        desk: Any = trial.store._desk  # type: ignore[attr-defined]
+        context: Any = trial.store._context  # type: ignore[attr-defined]
         dice = random.Random(5)
         for turn in range(6):
             calls = [asyncio.ensure_future(trial.put(topic, named(6, f"{turn}-{at}"))) for at in range(20)]
@@ -101,10 +101,10 @@ async def test_calls_that_are_cancelled_leave_nothing_asked_and_no_turn_taken(se
             [put] = await _asked(bucket, trial.put(topic, [id]))
             put.cancel()
             await asyncio.wait([put])
-        buckets = desk.buckets.of(topic.uid, range(4))
+        buckets = context.buckets.of(topic.uid, range(4))
         assert {(bucket.asked, bucket.leases, len(bucket.waiting)) for bucket in buckets} == {(0, 0, 0)}
         assert not any(bucket.lock.locked() for bucket in buckets)
-        assert desk.turns._under_way == {True: 0, False: 0} and not desk.turns._line
+        assert context.slots._under_way == {True: 0, False: 0} and not context.slots._line
         await trial.stored(topic, named(30, "after"))
 
 
@@ -118,7 +118,7 @@ async def test_leases_that_wait_while_their_topic_is_dropped_do_not_go_in_circle
             leases = [asyncio.ensure_future(trial.lease(topic, 2, holder=b"%d" % at)) for at in range(10)]
             calls = await _asked(bucket, *puts)
             assert await trial.store.drop_topic(topic)
-            connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+            connected: Any = trial.store._context.partition.connected  # type: ignore[attr-defined]
             plain, reads = connected.read, Counter[str]()
 
             async def read(name: str, *values: Any, serial: bool = False) -> Any:
@@ -209,7 +209,7 @@ async def test_what_comes_onto_one_timeline_while_the_other_is_read_is_found(ser
         [id] = named(1)
         await trial.stored(topic, [id])
         held = (await trial.lease(topic, 1, lease_ms=1_000)).rows
-        connected: Any = other.store._desk.partition.connected  # type: ignore[attr-defined]
+        connected: Any = other.store._context.partition.connected  # type: ignore[attr-defined]
         plain, now_ms, released = connected.read, T0 + 5_000, list[Status]()
 
         async def read(name: str, *values: Any, serial: bool = False) -> Any:
@@ -229,7 +229,7 @@ async def test_what_was_leased_of_one_bucket_is_kept_where_another_fails(servers
         ids = named(20)
         await trial.stored(topic, ids)
         numbers = buckets_of(Ragged.of(ids), 2).tolist()
-        connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+        connected: Any = trial.store._context.partition.connected  # type: ignore[attr-defined]
         plain = connected.write
 
         async def write(statements: Any) -> Any:
@@ -254,12 +254,12 @@ async def test_a_lease_that_is_not_known_to_be_made_is_not_returned(servers: Run
         await trial.stored(topic, named(2))
         await trial.lease(topic, 0)
         async with _held(trial, topic) as (bucket, _):
-            connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
+            connected: Any = trial.store._context.partition.connected  # type: ignore[attr-defined]
             plain = connected.write
 
             async def write(statements: Any) -> Any:
                 await plain(statements)
-                raise Doubt("nobody knows")
+                raise WriteUnknown("nobody knows")
 
             async def unread(*_: Any, **__: Any) -> Any:
                 raise StoreUnavailable("nor that")
@@ -319,12 +319,12 @@ def test_a_head_that_was_read_before_a_change_of_ours_is_no_news() -> None:
 
 async def test_small_batches_wait_for_company_and_large_ones_do_not(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
-        desk: Any = trial.store._desk  # type: ignore[attr-defined]
+        context: Any = trial.store._context  # type: ignore[attr-defined]
         topic = await trial.topic(buckets=1)
-        [bucket] = desk.buckets.of(topic.uid, [0])
+        [bucket] = context.buckets.of(topic.uid, [0])
         async with AsyncExitStack() as taken:
             for number in range(SPREAD_OF_FEW):
-                await taken.enter_async_context(desk.turns.turn(Bucket(0, number)))
+                await taken.enter_async_context(context.slots.slot(Bucket(0, number)))
             small, more = await _asked(bucket, trial.put(topic, named(1)), trial.put(topic, named(2, "more")))
             wide = await trial.topic(buckets=1)
             assert set(statuses(await trial.put(wide, named(FEW)))) == {Status.OK}

@@ -21,10 +21,10 @@ def test_a_sweep_of_a_topic_looks_at_no_other_topics_buckets():
     buckets = Buckets()
     mine, other = buckets.of(1, [2, 0]), buckets.of(2, [0])
     assert [bucket.number for bucket in mine] == [0, 2]
-    mine[1].traces.update({DEAD: 5, EXPIRES: 4})
+    mine[1].tombstones.update({DEAD: 5, EXPIRES: 4})
     unasked: Any = Elsewhere()
     other[0].topic = unasked
-    assert buckets.traced(1, 5) == [(mine[1], DEAD)]
+    assert buckets.with_tombstones(1, 5) == [(mine[1], DEAD)]
 
 
 def test_what_is_forgotten_leaves_its_room_to_others():
@@ -35,4 +35,4 @@ def test_what_is_forgotten_leaves_its_room_to_others():
     assert buckets.of(1, [0])[0] is first and first.room < MOST_OF_ONE
     buckets.forget(2)
     assert buckets.of(1, [0])[0].room == MOST_OF_ONE
-    assert buckets.traced(2, 0) == []
+    assert buckets.with_tombstones(2, 0) == []

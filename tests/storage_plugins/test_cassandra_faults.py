@@ -13,12 +13,11 @@ from cassandra import cluster as driver
 
 from tests.servers.cassandra import CassandraServer
 from tests.servers.fixture import Running
-from tests.storage_plugins.cassandra_traces import TracedConnected, acknowledge, traced_lease
+from tests.storage_plugins.cassandra_tombstones import TracedSession, acknowledge, traced_lease
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, buckets_of
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.cassandra.opening import older
-from timeline.storage_plugins.cassandra.session import Doubt
+from timeline.storage_plugins.cassandra.session import WriteUnknown, older
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.versions import Versions
@@ -105,12 +104,12 @@ async def test_data_of_a_newer_timeline_is_refused(servers: Running) -> None:
     await store.open()
     assert (await store.migrate(contract=True)) == Versions(1, 1)
     for name in ("schema", "oldest"):
-        await store._desk.partition.connected.write([("probe", (name, "999"))])
+        await store._context.partition.connected.write([("probe", (name, "999"))])
     try:
         with pytest.raises(StoreRefused, match="schema has version 999"):
             await make_store(url).open()
     finally:
-        session = store._desk.partition.connected.session
+        session = store._context.partition.connected.session
         await asyncio.to_thread(session.execute, "DROP KEYSPACE timeline_newer")
         await store.close()
 
@@ -120,7 +119,7 @@ async def test_a_table_that_reads_repaired_is_repaired_by_reads_no_more(servers:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic()
         await trial.stored(topic, named(3))
-        session = trial.store._desk.partition.connected.session  # type: ignore[attr-defined]
+        session = trial.store._context.partition.connected.session  # type: ignore[attr-defined]
 
         def repairs(change: str = "") -> str:
             if change:
@@ -140,7 +139,7 @@ async def test_what_is_left_of_dropped_topics_is_cleared(servers: Running) -> No
     """Rows and contents that a put brought late are gone after the next sweep, and so is the note of the topic."""
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         store: Any = trial.store
-        connected = store._desk.partition.connected
+        connected = store._context.partition.connected
         for note in await connected.read("dropped"):
             await connected.write([("dropped_remove", (note.uid,))])
         gone, stays = await trial.topic(buckets=3), await trial.topic(buckets=3)
@@ -164,11 +163,11 @@ async def test_a_topic_that_another_broker_dropped_is_kept_in_mind_no_longer(ser
         await trial.stored(topic, named(20))
         await trial.store.sweep(topic, T0, 100)
         store: Any = trial.store
-        assert topic.uid in store._desk.buckets._known
+        assert topic.uid in store._context.buckets._known
         assert await other.store.drop_topic(topic)
         assert set(statuses(await trial.put(topic, named(1, "late")))) == {Status.NOT_FOUND}
-        assert topic.uid not in store._desk.buckets._known
-        assert topic.uid not in store._desk.looking
+        assert topic.uid not in store._context.buckets._known
+        assert topic.uid not in store._context.looking
 
 
 async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) -> None:
@@ -177,7 +176,7 @@ async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) ->
     async with Trial(lambda: make_store(url)) as trial:
         topic = await trial.topic(buckets=2)
         await trial.stored(topic, named(4), payload=b"x" * 4_000)
-        session = trial.store._desk.partition.connected.session  # type: ignore[attr-defined]
+        session = trial.store._context.partition.connected.session  # type: ignore[attr-defined]
         await asyncio.to_thread(session.execute, "DROP TABLE payload")
         with pytest.raises(StoreUnknown, match="a part of it was done"):
             await trial.lease(topic)
@@ -204,7 +203,7 @@ async def test_a_walk_comes_past_more_traces_than_cassandra_reads(servers: Runni
         topic = await trial.topic(buckets=1)
         await acknowledge(trial, topic, 6_000, 500)
         with pytest.raises(StoreUnavailable, match="TOMBSTONES"):
-            await trial.store._desk.partition.connected.read("walk", topic.uid, 0, b"", 1)  # type: ignore[attr-defined]
+            await trial.store._context.partition.connected.read("walk", topic.uid, 0, b"", 1)  # type: ignore[attr-defined]
         await trial.stored(topic, named(30), [T0 + 10 * (at % 7) for at in range(30)], tag=b"t", payload=b"p" * 2_000)
         held = (await trial.lease(topic, 5, now_ms=T0)).rows
         dead = (await trial.lease(topic, 1, now_ms=T0 + 10)).rows
@@ -220,8 +219,8 @@ async def test_a_walk_comes_past_more_traces_than_cassandra_reads(servers: Runni
 async def test_a_bucket_that_fails_is_the_status_of_its_messages_alone(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic(buckets=4)
-        connected: Any = trial.store._desk.partition.connected  # type: ignore[attr-defined]
-        plain, kinds = connected.write, {1: StoreUnavailable("not now"), 2: Doubt("nobody knows")}
+        connected: Any = trial.store._context.partition.connected  # type: ignore[attr-defined]
+        plain, kinds = connected.write, {1: StoreUnavailable("not now"), 2: WriteUnknown("nobody knows")}
 
         async def write(statements: Any) -> Any:
             name, values = statements[0]
@@ -252,7 +251,7 @@ async def test_a_sweep_meets_no_trace_of_what_went_before(servers: Running) -> N
         await acknowledge(trial, topic, 3_000, 1_500)
         swept = [(await trial.store.sweep(topic, T0 + 1_000, 2_000)).forgotten for _ in range(2)]
         assert swept == [2_000, 1_000]
-        traced = TracedConnected(trial.store._desk.partition.connected)  # type: ignore[attr-defined]
+        traced = TracedSession(trial.store._context.partition.connected)  # type: ignore[attr-defined]
         assert (await trial.store.sweep(topic, T0 + 1_000, 2_000)).forgotten == 0
         reads = await asyncio.to_thread(traced.reads)
     assert reads, "nothing was traced"
@@ -268,7 +267,7 @@ async def test_a_sweep_meets_no_trace_of_what_was_acknowledged_before_it_expired
             assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows, now_ms=T0))) == {Status.OK}
         await trial.stored(topic, [b"stays"], T0 + 600, expires_ms=T0 + 900)
         assert (await trial.store.sweep(topic, T0 + 500, 100)).expired == 0
-        traced = TracedConnected(trial.store._desk.partition.connected)  # type: ignore[attr-defined]
+        traced = TracedSession(trial.store._context.partition.connected)  # type: ignore[attr-defined]
         assert (await trial.store.sweep(topic, T0 + 1_000, 100)).expired == 1
         reads = await asyncio.to_thread(traced.reads)
         assert reads and max(tombstones for _, tombstones in reads) < 1_000, reads

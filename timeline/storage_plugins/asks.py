@@ -1,11 +1,16 @@
-"""What a call's columns ask of the rules, a message at a time, and what the rules' decision is as its answer."""
+"""What a call's columns ask of the rules, a message at a time, and what the rules' decision is as its answer.
+
+And what scans ask: whether a message matches, and cursors along (bucket, id).
+"""
 
 from __future__ import annotations
 
-from timeline.leases import Ask, Decision, Message
+from timeline.leases import Ask, Decision, Message, state_of
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Displaced, Operation, Status
-from timeline.storage_plugins.contract import Mutations, Puts, Settles, TagMutation
+from timeline.model import Answers, Displaced, Operation, State, Status
+from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, Settles, TagMutation
+
+LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
 
 def put_ask(puts: Puts, at: int) -> Ask:
@@ -114,3 +119,23 @@ def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
     if decision.status is not Status.OK or decision.message is not None or decision.repeat:
         return None
     return ask.op if ask.operation is Operation.CANCEL else 0, ask.operation in REMEMBERED
+
+
+def matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> bool:
+    """Return whether a scan returns a message, its `where.ids` apart."""
+    return (
+        state_of(message, now_ms) in (where.states or LIVING)
+        and (not where.tag or tag == where.tag)
+        and message.due_ms >= where.due_from_ms
+        and (not where.due_to_ms or message.due_ms < where.due_to_ms)
+    )
+
+
+def cursor_at(bucket: int, id: bytes) -> bytes:
+    """Return the cursor of a walk that has passed (bucket, id)."""
+    return bucket.to_bytes(4, "big") + id
+
+
+def place_of(cursor: bytes) -> tuple[int, bytes]:
+    """Return the (bucket, id) that a walk with this cursor has passed; (0, empty) at its start."""
+    return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (0, b"")

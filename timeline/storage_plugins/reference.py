@@ -29,7 +29,7 @@ from timeline.model import (
     Topic,
     bucket_of,
 )
-from timeline.storage_plugins.asks import fill, mutation_ask, put_ask, removal, settle_ask, tag_ask
+from timeline.storage_plugins.asks import cursor_at, fill, matches, mutation_ask, put_ask, removal, settle_ask, tag_ask
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -49,7 +49,6 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.records import check_update, dropped, same_settings
 
 PAGE_BYTES = 1024 * 1024
-LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
 
 @dataclass(slots=True)
@@ -300,7 +299,7 @@ class ReferenceStore(Store):
         found: list[ReferenceRow] = []
         room, buckets = PAGE_BYTES, topic.settings.buckets
         rows = [row for row in self.rows(topic).values() if not row.message.remembered and wanted(row)]
-        placed = sorted((bucket_of(row.id, buckets).to_bytes(4, "big") + row.id, row) for row in rows)
+        placed = sorted((cursor_at(bucket_of(row.id, buckets), row.id), row) for row in rows)
         for place, row in placed:
             if place <= cursor:
                 continue
@@ -316,13 +315,7 @@ class ReferenceStore(Store):
         ids = None if where.ids is None else set(where.ids.tolist())
 
         def wanted(row: ReferenceRow) -> bool:
-            return (
-                state_of(row.message, now_ms) in (where.states or LIVING)
-                and (not where.tag or row.tag == where.tag)
-                and row.message.due_ms >= where.due_from_ms
-                and (not where.due_to_ms or row.message.due_ms < where.due_to_ms)
-                and (ids is None or row.id in ids)
-            )
+            return matches(where, row.message, row.tag, now_ms) and (ids is None or row.id in ids)
 
         found, after = self._walk(topic, cursor, limit, wanted, payload)
         return Page(rows_of(found, payload), after)

@@ -24,7 +24,7 @@ FAIR = 4
 message that is leased late is late, and one that is put or acknowledged late is not."""
 
 
-class Breaths:
+class CooperativeYield:
     """Work that takes a while, one piece in each round of the event loop, so that what is due goes out between them."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Breaths:
             loop.call_soon(self._next, loop)
 
 
-class Turns:
+class BatchSlots:
     """The buckets of one process that wait to change, and how many do. Of those in line it knows which have enough for
     a large batch, and of which a lease is asked: some may have thousands of buckets."""
 
@@ -61,7 +61,7 @@ class Turns:
         self._given = 0
 
     @asynccontextmanager
-    async def turn(self, bucket: Bucket) -> AsyncIterator[None]:
+    async def slot(self, bucket: Bucket) -> AsyncIterator[None]:
         """Waits until it is the bucket's turn, whose lock the caller holds, and keeps the turn while the body runs.
         Who is cancelled leaves the line, and the turn to others."""
         given: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

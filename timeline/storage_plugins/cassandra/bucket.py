@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from timeline.storage_plugins.cassandra.rows import Entry, Stored
+from timeline.storage_plugins.cassandra.rows import CassandraRow, Entry
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
 
 NOWHERE_MS = 1 << 62
@@ -29,7 +29,7 @@ WORTH_CUTTING = 3
 
 Place = tuple[int, bytes]
 """(due, id): where something lies on a timeline."""
-Pairs = Mapping[bytes, tuple[Stored | None, Stored | None]]
+Pairs = Mapping[bytes, tuple[CassandraRow | None, CassandraRow | None]]
 """By id what stood and what is to stand."""
 
 
@@ -60,8 +60,8 @@ class Changed(Exception):
 
 
 @dataclass(slots=True)
-class Stretch:
-    """The beginning of a timeline, in order: every entry before `until` (None: every entry)."""
+class TimelinePrefix:
+    """The first entries of a timeline, in order: every entry before `until` (None: every entry)."""
 
     entries: list[Place]
     until: Place | None
@@ -77,14 +77,14 @@ class Stretch:
         """Whether what lies there would be known."""
         return self.until is None or place < self.until
 
-    def changed(self, gone: Collection[Place], come: Iterable[Place], room: int) -> Stretch:
+    def changed(self, gone: Collection[Place], come: Iterable[Place], room: int) -> TimelinePrefix:
         """The same once `gone` is off the timeline and `come` on it, with at most `room` entries."""
         entries = [place for place in self.entries if place not in gone]
         entries += [place for place in come if self.covers(place)]
         entries.sort()
         if len(entries) > room:
-            return Stretch(entries[:room], entries[room])
-        return Stretch(entries, self.until)
+            return TimelinePrefix(entries[:room], entries[room])
+        return TimelinePrefix(entries, self.until)
 
     def runs(self, gone: Collection[Place], come: Collection[Place]) -> Iterator[tuple[Place, Place]]:
         """Ranges that hold entries of `gone` alone, first and end of each: worth one deletion. What comes into such
@@ -100,8 +100,8 @@ class Stretch:
 @dataclass(slots=True, eq=False)
 class Bucket:
     """One bucket. `head` may be old, never newer than what is read afterwards. Whoever reads it to change it holds
-    `lock`. `room`: entries to know of each timeline. `traces`: deletions that this process has left in each index along
-    which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `asked`:
+    `lock`. `room`: entries to know of each timeline. `tombstones`: deletions that this process has left in each index
+    along which a sweep looks, since these were last made one. `waiting`: parts of calls that ask for a change. `asked`:
     messages of those and of the batch under way. `leases`: how many of them lease, or wait for the lock to do so.
     `passed`: the last few states on the way to the known one that this process has changed. A lease looks at what is
     known without the lock, and keeps of that what a head by itself says of a timeline."""
@@ -111,13 +111,13 @@ class Bucket:
     head: Head | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: int = MOST_OF_ONE
-    traces: Counter[int] = field(default_factory=Counter)
+    tombstones: Counter[int] = field(default_factory=Counter)
     waiting: list[Any] = field(default_factory=list)
     asked: int = 0
     leases: int = 0
     passed: deque[int | None] = field(default_factory=lambda: deque(maxlen=PASSED))
-    stretches: dict[int, Stretch] = field(default_factory=dict)
-    messages: dict[bytes, Stored] = field(default_factory=dict)
+    prefixes: dict[int, TimelinePrefix] = field(default_factory=dict)
+    messages: dict[bytes, CassandraRow] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class Bucket:
 
     def forget(self) -> None:
         """Forgets all of it."""
-        self.head, self.stretches, self.messages = None, {}, {}
+        self.head, self.prefixes, self.messages = None, {}, {}
         self.passed.clear()
 
     def meet(self, head: Head) -> bool:
@@ -156,19 +156,19 @@ class Bucket:
             return False
         self.forget()
         self.head = head
-        self.stretches = {kind: Stretch([], None) for kind in (FREE, HELD) if head.floor(kind) >= NOWHERE_MS}
+        self.prefixes = {kind: TimelinePrefix([], None) for kind in (FREE, HELD) if head.floor(kind) >= NOWHERE_MS}
         return True
 
     def current(self, head: Head) -> bool:
         """Whether what is known is of the state that was read, or of a later one."""
         return self.head is not None and (self.head.last == head.last or head.last in self.passed)
 
-    def reached(self, kind: int, limit: int, due_ms: int) -> Stretch | None:
+    def reached(self, kind: int, limit: int, due_ms: int) -> TimelinePrefix | None:
         """The beginning of a timeline as far as `limit` entries or `due_ms`, if so much of it is known."""
-        known = self.stretches.get(kind)
+        known = self.prefixes.get(kind)
         if known is None and self.head is not None and self.head.floor(kind) > due_ms:
-            # What was acknowledged beyond the floor has left traces that need not be met to know that nothing is due.
-            known = self.stretches[kind] = Stretch([], (self.head.floor(kind), b""))
+            # Tombstones beyond the floor need not be met to know that nothing is due.
+            known = self.prefixes[kind] = TimelinePrefix([], (self.head.floor(kind), b""))
         if known is None or not (known.until is None or len(known.entries) >= limit or known.until[0] > due_ms):
             return None
         return known
@@ -178,37 +178,37 @@ class Bucket:
         if self.meet(Head.of(row)):
             raise Changed
 
-    def keep(self, stored: Iterable[Stored]) -> None:
-        """Keeps messages as they stand, those on a stretch that is known."""
+    def keep(self, stored: Iterable[CassandraRow]) -> None:
+        """Keeps messages as they stand, those on a prefix that is known."""
         for one in stored:
             kind, place = HELD if one.message.holder else FREE, (one.message.due_ms, one.id)
-            known = self.stretches.get(kind)
+            known = self.prefixes.get(kind)
             lives = not one.message.died_ms and not one.message.remembered
             if lives and one.whole and known is not None and known.covers(place):
                 self.messages[one.id] = one
 
-    def became(self, head: Head, stretches: dict[int, Stretch], pairs: Pairs) -> None:
+    def became(self, head: Head, prefixes: dict[int, TimelinePrefix], pairs: Pairs) -> None:
         """Takes note of a change that was made."""
         if self.head is not None:
             self.passed.append(self.head.last)
-        self.head, self.stretches = head, stretches
+        self.head, self.prefixes = head, prefixes
         for id in pairs:
             self.messages.pop(id, None)
         self.keep(after for _, after in pairs.values() if after is not None)
-        if len(self.messages) > sum(len(known.entries) for known in stretches.values()):
-            on = {id for known in stretches.values() for _, id in known.entries}
+        if len(self.messages) > sum(len(known.entries) for known in prefixes.values()):
+            on = {id for known in prefixes.values() for _, id in known.entries}
             self.messages = {id: one for id, one in self.messages.items() if id in on}
 
 
 @dataclass(slots=True)
-class Change:
+class IndexChange:
     """What a batch does to the index of a bucket."""
 
     gone: set[Entry]
     come: set[Entry]
 
     @classmethod
-    def of(cls, pairs: Pairs) -> Change:
+    def of(cls, pairs: Pairs) -> IndexChange:
         """An entry that stays is in neither: in one batch a removal would win."""
         change = cls(set(), set())
         for before, after in pairs.values():
@@ -218,17 +218,17 @@ class Change:
             change.come |= new - old
         return change
 
-    def stretches(self, bucket: Bucket) -> dict[int, Stretch]:
+    def prefixes(self, bucket: Bucket) -> dict[int, TimelinePrefix]:
         """What is known of the timelines afterwards."""
-        after: dict[int, Stretch] = {}
-        for kind, known in bucket.stretches.items():
+        after: dict[int, TimelinePrefix] = {}
+        for kind, known in bucket.prefixes.items():
             after[kind] = known.changed(_on(kind, self.gone), _on(kind, self.come), bucket.room)
         return after
 
     def cuts(self, bucket: Bucket) -> list[tuple[int, Place, Place]]:
         """Ranges to delete, as (kind, first, end); what they hold is in `gone` no more."""
         found: list[tuple[int, Place, Place]] = []
-        for kind, known in bucket.stretches.items():
+        for kind, known in bucket.prefixes.items():
             mine = _on(kind, self.gone)
             for first, end in known.runs(mine, _on(kind, self.come)):
                 found.append((kind, first, end))
@@ -260,14 +260,25 @@ class Buckets:
             bucket.room = room
         return found
 
-    def traced(self, topic: int, least: int) -> list[tuple[Bucket, int]]:
-        """Those of a topic with an index that has so many traces at least."""
+    def with_tombstones(self, topic: int, least: int) -> list[tuple[Bucket, int]]:
+        """Those of a topic with an index that has so many tombstones at least."""
         mine = self._known.get(topic, {}).values()
-        return [(bucket, kind) for bucket in mine for kind, count in bucket.traces.items() if count >= least]
+        return [(bucket, kind) for bucket in mine for kind, count in bucket.tombstones.items() if count >= least]
 
     def forget(self, topic: int) -> None:
         """Forgets a topic that was dropped."""
         self._count -= len(self._known.pop(topic, {}))
 
 
-__all__ = ["NOWHERE_MS", "Bucket", "Buckets", "Change", "Changed", "Head", "Pairs", "Place", "Stretch", "beyond"]
+__all__ = [
+    "NOWHERE_MS",
+    "Bucket",
+    "Buckets",
+    "Changed",
+    "Head",
+    "IndexChange",
+    "Pairs",
+    "Place",
+    "TimelinePrefix",
+    "beyond",
+]

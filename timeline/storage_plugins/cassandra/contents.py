@@ -1,6 +1,6 @@
 """Contents that lie apart from their messages: written before, read by those who deliver, deleted after.
 
-What is small lies in the message's own row, see `Stored.content`.
+What is small lies in the message's own row, see `CassandraRow.content`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from timeline.storage_plugins.cassandra.rows import Stored, signed
-from timeline.storage_plugins.cassandra.session import Connected, Doubt, Statement
+from timeline.storage_plugins.cassandra.rows import CassandraRow, signed
+from timeline.storage_plugins.cassandra.session import CassandraSession, Statement, WriteUnknown
 from timeline.storage_plugins.cassandra.statements import part_of
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable
 
@@ -32,7 +32,7 @@ class Content:
     headers: bytes = b""
 
     @classmethod
-    def of(cls, bucket: int, stored: Stored) -> Content:
+    def of(cls, bucket: int, stored: CassandraRow) -> Content:
         return cls(bucket, stored.id, stored.message.birth, stored.attempt, stored.content_bytes)
 
     @property
@@ -60,7 +60,7 @@ def _batches(contents: Iterable[Content]) -> Iterator[tuple[tuple[int, int], lis
 class Contents:
     """The contents of all topics."""
 
-    def __init__(self, connected: Connected) -> None:
+    def __init__(self, connected: CassandraSession) -> None:
         self._connected = connected
         self._deleting: set[asyncio.Task[None]] = set()
 
@@ -77,12 +77,12 @@ class Contents:
             )
         done = await asyncio.gather(*map(self._connected.write, batches), return_exceptions=True)
         for result in done:
-            if isinstance(result, Doubt):
+            if isinstance(result, WriteUnknown):
                 raise StoreUnavailable(f"the content could not be stored: {result}") from result
             if isinstance(result, BaseException):
                 raise result
 
-    async def read(self, topic: int, wanted: Sequence[tuple[int, Stored]]) -> list[tuple[bytes, bytes] | None]:
+    async def read(self, topic: int, wanted: Sequence[tuple[int, CassandraRow]]) -> list[tuple[bytes, bytes] | None]:
         """(payload, headers) of each (bucket, message), in order; None where it is gone. Those that lie beside their
         message came with it."""
         apart = [Content.of(bucket, stored) for bucket, stored in wanted if not stored.inline]
@@ -109,7 +109,7 @@ class Contents:
     async def _delete(self, batches: list[list[Statement]]) -> None:
         done = await asyncio.gather(*map(self._connected.write, batches), return_exceptions=True)
         for result in done:
-            if isinstance(result, BaseException) and not isinstance(result, (Doubt, StoreError)):
+            if isinstance(result, BaseException) and not isinstance(result, (WriteUnknown, StoreError)):
                 raise result
 
     async def finish(self) -> None:
@@ -118,7 +118,9 @@ class Contents:
             await asyncio.gather(*self._deleting)
 
 
-def _content(stored: Stored, found: dict[tuple[bytes, int, int], tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+def _content(
+    stored: CassandraRow, found: dict[tuple[bytes, int, int], tuple[bytes, bytes]]
+) -> tuple[bytes, bytes] | None:
     if not stored.inline:
         return found.get((stored.id, signed(stored.message.birth), stored.attempt))
     return stored.content if stored.content_bytes else (b"", b"")

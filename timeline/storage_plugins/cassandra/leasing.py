@@ -20,13 +20,19 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Rows, Status, Topic
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place, Stretch
-from timeline.storage_plugins.cassandra.desk import Desk, Standing, partly, settled_on
+from timeline.storage_plugins.cassandra.batch_slots import FEW
+from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place, TimelinePrefix
+from timeline.storage_plugins.cassandra.changes import (
+    BatchPart,
+    DecidedMessages,
+    Dropped,
+    StoreContext,
+    partly,
+    settled_on,
+)
 from timeline.storage_plugins.cassandra.partition import AT_ONCE
-from timeline.storage_plugins.cassandra.rows import Stored, rows_of
-from timeline.storage_plugins.cassandra.sharing import Dropped, Part
+from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
-from timeline.storage_plugins.cassandra.turns import FEW
 from timeline.storage_plugins.contract import Grant, LeasedRows, StoreUnavailable
 
 KINDS = (FREE, HELD)
@@ -35,21 +41,21 @@ ROUNDS = 50
 
 
 @dataclass(slots=True)
-class Window:
+class BucketWindow:
     """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all."""
 
     bucket: Bucket
     more: bool = False
-    eligible: list[Stored] = field(default_factory=list)
-    expired: list[Stored] = field(default_factory=list)
-    spent: list[Stored] = field(default_factory=list)
+    eligible: list[CassandraRow] = field(default_factory=list)
+    expired: list[CassandraRow] = field(default_factory=list)
+    spent: list[CassandraRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Call:
+class LeaseCall:
     """The arguments of a `lease_due`."""
 
-    desk: Desk
+    context: StoreContext
     topic: Topic
     now_ms: int
     due_before_ms: int
@@ -61,22 +67,22 @@ class Call:
             return self.now_ms - max(self.topic.settings.redelivery_backoff_ms, self.overdue_ms)
         return self.now_ms - self.overdue_ms if self.overdue_ms > 0 else max(self.now_ms, self.due_before_ms)
 
-    def glance(self, bucket: Bucket, limit: int) -> Window | None:
+    def glance(self, bucket: Bucket, limit: int) -> BucketWindow | None:
         """What is due, at most `limit` of each timeline, by what is known; None where that is not all of it."""
-        stretches = [bucket.reached(kind, limit + 1, self.due_by(kind)) for kind in KINDS]
-        known = [stretch for stretch in stretches if stretch is not None]
+        prefixes = [bucket.reached(kind, limit + 1, self.due_by(kind)) for kind in KINDS]
+        known = [prefix for prefix in prefixes if prefix is not None]
         if len(known) < len(KINDS):
             return None
         ids, more = self._first(known, limit)
         if not all(id in bucket.messages for id in ids):
             return None
-        return self._judged(Window(bucket, more), [bucket.messages[id] for id in ids])
+        return self._judged(BucketWindow(bucket, more), [bucket.messages[id] for id in ids])
 
-    async def look(self, bucket: Bucket, limit: int) -> Window:
+    async def look(self, bucket: Bucket, limit: int) -> BucketWindow:
         """The same, read where it is not known; the caller holds the bucket's lock. Raises Changed."""
-        partition = self.desk.partition
-        stretches = [await partition.reach(bucket, kind, limit + 1, self.due_by(kind)) for kind in KINDS]
-        ids, more = self._first(stretches, limit)
+        partition = self.context.partition
+        prefixes = [await partition.reach(bucket, kind, limit + 1, self.due_by(kind)) for kind in KINDS]
+        ids, more = self._first(prefixes, limit)
         missing = [id for id in ids if id not in bucket.messages]
         found = await partition.find(bucket, missing, whole=True) if missing else {}
         if len(found) < len(missing):
@@ -84,29 +90,29 @@ class Call:
             raise Changed
         stored = [found[id] if id in found else bucket.messages[id] for id in ids]
         bucket.keep(found.values())
-        return self._judged(Window(bucket, more), stored)
+        return self._judged(BucketWindow(bucket, more), stored)
 
-    def _first(self, stretches: Sequence[Stretch], limit: int) -> tuple[list[bytes], bool]:
+    def _first(self, prefixes: Sequence[TimelinePrefix], limit: int) -> tuple[list[bytes], bool]:
         """The ids of what is due on both timelines, in order, and whether there is more."""
         due: list[Place] = []
         bound: Place = (NOWHERE_MS, b"")
-        for kind, stretch in zip(KINDS, stretches, strict=True):
+        for kind, prefix in zip(KINDS, prefixes, strict=True):
             by_ms = self.due_by(kind)
-            first = [place for place in stretch.entries[: limit + 1] if place[0] <= by_ms]
+            first = [place for place in prefix.entries[: limit + 1] if place[0] <= by_ms]
             if len(first) > limit:
                 # Beyond the end of a timeline that was cut off, the other one must not run ahead of it.
                 bound = min(bound, first.pop())
             due += first
         return [id for at, id in sorted(due) if (at, id) < bound], bound[0] < NOWHERE_MS
 
-    def _judged(self, window: Window, found: Sequence[Stored]) -> Window:
+    def _judged(self, window: BucketWindow, found: Sequence[CassandraRow]) -> BucketWindow:
         lists = {Status.OK: window.eligible, Status.EXPIRED: window.expired, Status.DEAD: window.spent}
         for stored in found:
             if (verdict := self.verdict(stored)) is not None:
                 lists[verdict].append(stored)
         return window
 
-    def verdict(self, stored: Stored) -> Status | None:
+    def verdict(self, stored: CassandraRow) -> Status | None:
         """What is to become of a message: leased (OK), removed (EXPIRED), buried (DEAD), or nothing."""
         message = stored.message
         if message.due_ms > self.due_by(HELD if message.holder else FREE):
@@ -119,19 +125,19 @@ class Call:
 
 
 @dataclass(slots=True)
-class Lot:
+class LeasePlan:
     """What was chosen of a bucket: `chosen` tells which grant each id goes to, and of which birth it was: another life
     may be larger than the grant has bytes. Expired and delivered-out ones go where `removes`. What became of it:
     (before, after, grant) of what was `leased`, how many `expired`, what was `buried`. What is lost to others since it
     was chosen is dealt anew in the next round, without regard to whose it was."""
 
-    call: Call
+    call: LeaseCall
     grants: Sequence[Grant]
     chosen: dict[bytes, tuple[int, int]]
     removes: bool
-    leased: list[tuple[Stored, Stored, int]] = field(default_factory=list)
+    leased: list[tuple[CassandraRow, CassandraRow, int]] = field(default_factory=list)
     expired: int = 0
-    buried: list[Stored] = field(default_factory=list)
+    buried: list[CassandraRow] = field(default_factory=list)
 
     def done(self) -> bool:
         """Whether anything was changed."""
@@ -141,10 +147,10 @@ class Lot:
         """Whether something that was chosen was not leased."""
         return len(self.leased) < len(self.chosen)
 
-    def decided(self, found: dict[bytes, Stored]) -> Standing:
+    def decided(self, found: dict[bytes, CassandraRow]) -> DecidedMessages:
         """Judges again what was found as it stands now, and notes what becomes of it."""
         call = self.call
-        standing = Standing(call.topic, call.now_ms, found)
+        standing = DecidedMessages(call.topic, call.now_ms, found)
         self.leased, self.expired, self.buried = [], 0, []
         for id, stored in found.items():
             verdict = call.verdict(stored)
@@ -164,27 +170,27 @@ class Lot:
 
 
 @dataclass(slots=True)
-class Harvest:
+class LeaseResult:
     """What a call leased so far."""
 
-    stored: list[tuple[int, Stored]] = field(default_factory=list)
-    before: list[Stored] = field(default_factory=list)
+    stored: list[tuple[int, CassandraRow]] = field(default_factory=list)
+    before: list[CassandraRow] = field(default_factory=list)
     grant: list[int] = field(default_factory=list)
     expired: int = 0
-    buried: list[Stored] = field(default_factory=list)
+    buried: list[CassandraRow] = field(default_factory=list)
 
     def done(self) -> bool:
         """Whether anything was changed."""
         return bool(self.stored or self.expired or self.buried)
 
-    def add(self, number: int, lot: Lot) -> None:
+    def add(self, number: int, plan: LeasePlan) -> None:
         """Adds what was leased of bucket `number`."""
-        for before, after, grant in lot.leased:
+        for before, after, grant in plan.leased:
             self.before.append(before)
             self.stored.append((number, after))
             self.grant.append(grant)
-        self.expired += lot.expired
-        self.buried += lot.buried
+        self.expired += plan.expired
+        self.buried += plan.buried
 
     def sort(self) -> None:
         """By what was due first, over all buckets."""
@@ -196,7 +202,7 @@ class Harvest:
 
 
 async def lease_due(
-    desk: Desk,
+    context: StoreContext,
     topic: Topic,
     buckets: Sequence[int] | None,
     now_ms: int,
@@ -207,34 +213,34 @@ async def lease_due(
     """`Store.lease_due`: nothing of a topic that was dropped."""
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
-    call, harvest = Call(desk, topic, now_ms, due_before_ms, overdue_ms), Harvest()
+    call, result = LeaseCall(context, topic, now_ms, due_before_ms, overdue_ms), LeaseResult()
     # Where nothing is due by a bucket's own word, nothing of it needs to be known.
-    heads, stands = await asyncio.gather(desk.partition.heads(topic.uid, numbers), desk.stands(topic))
+    heads, stands = await asyncio.gather(context.partition.heads(topic.uid, numbers), context.stands(topic))
     if not stands:
         return empty()
     times = {at: _idle_until(call, head) for at, head in heads.items()}
-    known = desk.buckets.of(topic.uid, [at for at, time in times.items() if time is None])
-    with partly(harvest.done):
-        times |= await _harvest(call, known, heads, list(grants), harvest)
+    known = context.buckets.of(topic.uid, [at for at, time in times.items() if time is None])
+    with partly(result.done):
+        times |= await _lease_rounds(call, known, heads, list(grants), result)
     next_ms = min((time for time in times.values() if time is not None and time < NOWHERE_MS), default=None)
-    harvest.sort()
-    with partly(harvest.done):
-        contents = await desk.contents.read(topic.uid, harvest.stored)
-    rows = rows_of([stored for _, stored in harvest.stored], [pair or (b"", b"") for pair in contents])
+    result.sort()
+    with partly(result.done):
+        contents = await context.contents.read(topic.uid, result.stored)
+    rows = rows_of([stored for _, stored in result.stored], [pair or (b"", b"") for pair in contents])
     return LeasedRows(
         rows=rows,
-        grant=np.array(harvest.grant, dtype=np.uint32),
-        was_due_ms=np.array([old.message.due_ms for old in harvest.before], dtype=np.int64),
-        prior_holders=Ragged.of([old.message.holder for old in harvest.before]),
+        grant=np.array(result.grant, dtype=np.uint32),
+        was_due_ms=np.array([old.message.due_ms for old in result.before], dtype=np.int64),
+        prior_holders=Ragged.of([old.message.holder for old in result.before]),
         next_due_ms=None if overdue_ms > 0 else next_ms,
-        expired=harvest.expired,
-        buried=rows_of(harvest.buried),
+        expired=result.expired,
+        buried=rows_of(result.buried),
         damaged=tuple(at for at, pair in enumerate(contents) if pair is None),
     )
 
 
-async def _harvest(
-    call: Call, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], harvest: Harvest
+async def _lease_rounds(
+    call: LeaseCall, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], result: LeaseResult
 ) -> dict[int, int | None]:
     """Looks and leases until the grants are used up or nothing more is due; answers when to look again, by bucket.
     `heads`: as they were read since the call began."""
@@ -247,19 +253,19 @@ async def _harvest(
         limit = min(wanted, AT_ONCE, max(8, 2 * wanted // max(1, len(left)))) * further if wanted else 1
         windows = await _seen(call, left, heads, limit)
         chosen = _dealt(windows, grants)
-        lots = [Lot(call, grants, part, removes=wanted > 0) for part in chosen]
-        ends = await asyncio.gather(*map(_drawn, windows, lots), return_exceptions=True)
-        for window, lot in zip(windows, lots, strict=True):
-            harvest.add(window.bucket.number, lot)
+        plans = [LeasePlan(call, grants, part, removes=wanted > 0) for part in chosen]
+        ends = await asyncio.gather(*map(_drawn, windows, plans), return_exceptions=True)
+        for window, plan in zip(windows, plans, strict=True):
+            result.add(window.bucket.number, plan)
         if failed := [end for end in ends if end is not None]:
             worst = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
-            if worst is not None or not harvest.done():
+            if worst is not None or not result.done():
                 raise worst or failed[0]
             break  # Nothing happened in those; what was leased of others is not thrown away for that.
-        grants = _left(grants, lots)
-        if any(window.more and not lot.done() for window, lot in zip(windows, lots, strict=True)):
+        grants = _left(grants, plans)
+        if any(window.more and not plan.done() for window, plan in zip(windows, plans, strict=True)):
             further *= 2  # What is neither leased nor removed must not hide what comes after it.
-        lost = any(lot.lost() for lot in lots)
+        lost = any(plan.lost() for plan in plans)
         full = not lost and sum(map(len, chosen)) < sum(len(window.eligible) for window in windows)
         for bucket in left:
             times[bucket.number] = _next_ms(call, bucket)
@@ -270,25 +276,25 @@ async def _harvest(
             window.bucket
             for window in windows
             if (next_ms := times[window.bucket.number]) is None
-            or (goes_on and (lost or window.more or _came_since(call, harvest, next_ms)))
+            or (goes_on and (lost or window.more or _came_since(call, result, next_ms)))
         ]
     return times | {bucket.number: call.now_ms for bucket in left}
 
 
-def _came_since(call: Call, harvest: Harvest, next_ms: int) -> bool:
+def _came_since(call: LeaseCall, result: LeaseResult, next_ms: int) -> bool:
     """Whether, where nothing was found, something is due by now all the same: to answer nothing beside that would mean
     that no grant has room for it."""
-    return not harvest.done() and not call.overdue_ms and next_ms <= call.now_ms
+    return not result.done() and not call.overdue_ms and next_ms <= call.now_ms
 
 
-def _idle_until(call: Call, head: Head) -> int | None:
+def _idle_until(call: LeaseCall, head: Head) -> int | None:
     """Until when nothing of a bucket is due, by its floors; None where something may be."""
     if any(head.floor(kind) <= call.due_by(kind) for kind in KINDS):
         return None
     return min(head.floor(FREE), head.floor(HELD) + call.topic.settings.redelivery_backoff_ms)
 
 
-def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[bytes, tuple[int, int]]]:
+def _dealt(windows: Sequence[BucketWindow], grants: Sequence[Grant]) -> list[dict[bytes, tuple[int, int]]]:
     """For each window what of it goes to which grant, and its birth: the earliest first, over all of them."""
     eligible = [(s.message.due_ms, s.id, at, s) for at, window in enumerate(windows) for s in window.eligible]
     eligible.sort(key=lambda one: one[:3])
@@ -299,23 +305,25 @@ def _dealt(windows: Sequence[Window], grants: Sequence[Grant]) -> list[dict[byte
     return chosen
 
 
-async def _seen(call: Call, buckets: Sequence[Bucket], heads: Mapping[int, Head], limit: int) -> list[Window]:
+async def _seen(
+    call: LeaseCall, buckets: Sequence[Bucket], heads: Mapping[int, Head], limit: int
+) -> list[BucketWindow]:
     """What is due of each bucket by what stood when its head was read, or later."""
-    windows: list[Window | None] = []
-    since_breath = 0
+    windows: list[BucketWindow | None] = []
+    since_yield = 0
     for bucket in buckets:
-        if since_breath >= FEW:
-            await call.desk.breaths.take()
-            since_breath = 0
+        if since_yield >= FEW:
+            await call.context.cooperative.take()
+            since_yield = 0
         window = call.glance(bucket, limit) if bucket.current(heads[bucket.number]) else None
-        since_breath += len(window.eligible) if window is not None else 0
+        since_yield += len(window.eligible) if window is not None else 0
         windows.append(window)
 
-    async def read(bucket: Bucket) -> Window:
-        async with call.desk.turns.lease_of(bucket), bucket.lock:
+    async def read(bucket: Bucket) -> BucketWindow:
+        async with call.context.slots.lease_of(bucket), bucket.lock:
             if not bucket.current(heads[bucket.number]):
                 # As it stands now: what was read before this waited would undo what others have learnt meanwhile.
-                await call.desk.partition.confirm([bucket])
+                await call.context.partition.confirm([bucket])
             return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
 
     unknown = [bucket for bucket, window in zip(buckets, windows, strict=True) if window is None]
@@ -323,28 +331,28 @@ async def _seen(call: Call, buckets: Sequence[Bucket], heads: Mapping[int, Head]
     return [next(found) if window is None else window for window in windows]
 
 
-async def _drawn(window: Window, lot: Lot) -> None:
-    """Asks the bucket for what was chosen of it, and for what of it is to go, and adds to `lot` what became of it."""
-    call = lot.call
-    gone = window.expired + window.spent if lot.removes else []
-    ids = [*lot.chosen, *(stored.id for stored in gone)]
+async def _drawn(window: BucketWindow, plan: LeasePlan) -> None:
+    """Asks the bucket for what was chosen of it, and for what of it is to go, and adds to `plan` what became of it."""
+    call = plan.call
+    gone = window.expired + window.spent if plan.removes else []
+    ids = [*plan.chosen, *(stored.id for stored in gone)]
     for start in range(0, len(ids), AT_ONCE):
-        some = Lot(call, lot.grants, lot.chosen, lot.removes)
-        part = Part(call.desk, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True, leases=True)
+        some = LeasePlan(call, plan.grants, plan.chosen, plan.removes)
+        part = BatchPart(call.context, call.topic, ids[start : start + AT_ONCE], some.decided, whole=True, leases=True)
         try:
             await part.done(window.bucket)
         except Dropped:
             return
-        lot.leased += some.leased
-        lot.expired += some.expired
-        lot.buried += some.buried
+        plan.leased += some.leased
+        plan.expired += some.expired
+        plan.buried += some.buried
 
 
-def _left(grants: Sequence[Grant], lots: Sequence[Lot]) -> list[Grant]:
+def _left(grants: Sequence[Grant], plans: Sequence[LeasePlan]) -> list[Grant]:
     """What is left of the grants."""
     counts, sizes = Counter[int](), Counter[int]()
-    for lot in lots:
-        for before, _, at in lot.leased:
+    for plan in plans:
+        for before, _, at in plan.leased:
             counts[at] += 1
             sizes[at] += before.size_bytes
     return [
@@ -358,7 +366,7 @@ def _left(grants: Sequence[Grant], lots: Sequence[Lot]) -> list[Grant]:
     ]
 
 
-def _leased(call: Call, stored: Stored, grant: Grant) -> Stored:
+def _leased(call: LeaseCall, stored: CassandraRow, grant: Grant) -> CassandraRow:
     ask = Ask(
         Operation.LEASE,
         time_ms=grant.lease_ms,
@@ -370,19 +378,19 @@ def _leased(call: Call, stored: Stored, grant: Grant) -> Stored:
     return dataclasses.replace(stored, message=message)
 
 
-def _buried(call: Call, stored: Stored) -> Stored:
+def _buried(call: LeaseCall, stored: CassandraRow) -> CassandraRow:
     return dataclasses.replace(
         stored, message=dataclasses.replace(stored.message, dead=DELIVERED_OUT, died_ms=max(1, call.now_ms))
     )
 
 
-def _next_ms(call: Call, bucket: Bucket) -> int | None:
+def _next_ms(call: LeaseCall, bucket: Bucket) -> int | None:
     """When something of a bucket may be leasable next, by what is known of its timelines; None where that is not
     known."""
-    if not all(kind in bucket.stretches for kind in KINDS):
+    if not all(kind in bucket.prefixes for kind in KINDS):
         return None
     backoff_ms = call.topic.settings.redelivery_backoff_ms
-    free, held = (bucket.stretches[kind].floor for kind in KINDS)
+    free, held = (bucket.prefixes[kind].floor for kind in KINDS)
     return min(free, held + backoff_ms if held < NOWHERE_MS else held)
 
 

@@ -18,7 +18,7 @@ _OPTIONS = ("datacenter", "replication", "timeout_s", "tls", "ca")
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class CassandraLocation:
     """`cassandra://[user:password@]host[:port],host[:port]/keyspace?option=value`.
 
     `datacenter`: the one to talk to, when there are several. `replication`: with it a missing keyspace is created with
@@ -37,7 +37,7 @@ class Location:
     ca: str = ""
 
     @classmethod
-    def of(cls, url: str) -> Location:
+    def of(cls, url: str) -> CassandraLocation:
         """The parts of `url`; StoreRefused with what is wrong with it."""
         try:
             parts = urlsplit(url)

@@ -11,9 +11,18 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from timeline.storage_plugins.cassandra.bucket import Bucket, Change, Changed, Head, Pairs, Place, Stretch, beyond
-from timeline.storage_plugins.cassandra.rows import Stored
-from timeline.storage_plugins.cassandra.session import Connected, Doubt, Statement
+from timeline.storage_plugins.cassandra.bucket import (
+    Bucket,
+    Changed,
+    Head,
+    IndexChange,
+    Pairs,
+    Place,
+    TimelinePrefix,
+    beyond,
+)
+from timeline.storage_plugins.cassandra.rows import CassandraRow
+from timeline.storage_plugins.cassandra.session import CassandraSession, Statement, WriteUnknown
 from timeline.storage_plugins.cassandra.statements import FREE, HEAD, HELD, MESSAGE, SWEPT
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
@@ -26,14 +35,14 @@ LAST_ID = b"\xff" * 256
 """Beyond any id."""
 
 
-class Met(Changed):
+class AlreadyThere(Changed):
     """Something that was taken for absent is there: find it."""
 
 
-class Partition:
+class BucketAccess:
     """Reads and changes buckets over a session."""
 
-    def __init__(self, connected: Connected) -> None:
+    def __init__(self, connected: CassandraSession) -> None:
         self.connected = connected
         self._random = random.SystemRandom()
 
@@ -63,17 +72,17 @@ class Partition:
             heads.update({row.bucket: Head.of(row) for row in rows})
         return heads
 
-    async def find(self, bucket: Bucket, ids: Sequence[bytes], whole: bool = False) -> dict[bytes, Stored]:
+    async def find(self, bucket: Bucket, ids: Sequence[bytes], whole: bool = False) -> dict[bytes, CassandraRow]:
         """Messages and remembered ids; `whole`: with what content lies beside them. Raises Changed."""
-        found: dict[bytes, Stored] = {}
+        found: dict[bytes, CassandraRow] = {}
         for start in range(0, len(ids), AT_ONCE):
             name, some = "find_whole" if whole else "find", list(ids[start : start + AT_ONCE])
             for row in await self.connected.read(name, *bucket.key, some):
                 bucket.agree(row)
-                found[row.id] = Stored.of(row, whole)
+                found[row.id] = CassandraRow.of(row, whole)
         return found
 
-    async def reach(self, bucket: Bucket, kind: int, limit: int, due_ms: int) -> Stretch:
+    async def reach(self, bucket: Bucket, kind: int, limit: int, due_ms: int) -> TimelinePrefix:
         """The beginning of a timeline: its first `limit` entries at least, or all until `due_ms`. Raises Changed."""
         head = await self.head(bucket)
         known = bucket.reached(kind, limit, due_ms)
@@ -86,8 +95,8 @@ class Partition:
                 raise Changed  # Where there is no row, none tells of which state that is.
             entries: list[Place] = [(row.at, row.id) for row in rows]
             whole = len(rows) < count
-            known = Stretch(entries, None if whole else beyond(entries[-1]))
-            bucket.stretches[kind] = known
+            known = TimelinePrefix(entries, None if whole else beyond(entries[-1]))
+            bucket.prefixes[kind] = known
         return known
 
     async def change(
@@ -99,10 +108,10 @@ class Partition:
     ) -> None:
         """Makes it so, on the state that `bucket.head` names; the caller holds its lock. `absent`: of ids that nobody
         looked for, but takes for free. `cleared`: (kind, first, end) of an index of which all goes that is there.
-        Raises Changed when that state has passed, Met when one of those ids is there, StoreUnknown when it cannot be
-        told whether it was done."""
-        head, change = await self.head(bucket), Change.of(pairs)
-        after = change.stretches(bucket)
+        Raises Changed when that state has passed, AlreadyThere when one of those ids is there, StoreUnknown when it
+        cannot be told whether it was done."""
+        head, change = await self.head(bucket), IndexChange.of(pairs)
+        after = change.prefixes(bucket)
         floors: dict[int, int] = {}
         for kind in (FREE, HELD):
             come = [at for where, at, _ in change.come if where == kind]
@@ -119,7 +128,7 @@ class Partition:
         if head.last is None:
             rest.append(("index", (*bucket.key, HEAD, 0, b"")))
         number = await self._claim(bucket, head, floors, rest, bool(absent))
-        bucket.traces.update(kind for kind, _, _ in change.gone if kind in SWEPT)
+        bucket.tombstones.update(kind for kind, _, _ in change.gone if kind in SWEPT)
         bucket.became(Head(number, floors[FREE], floors[HELD]), after, pairs)
 
     async def _claim(
@@ -138,7 +147,7 @@ class Partition:
                 if rows[0][0]:
                     return tried[-1]
                 stands = next((row.last for row in rows if getattr(row, "last", None) is not None), None)
-            except Doubt as doubt:
+            except WriteUnknown as doubt:
                 trouble = str(doubt)
                 stands = await self._read_back(bucket, trouble)
             except StoreUnavailable as error:
@@ -156,7 +165,7 @@ class Partition:
         bucket.forget()
         if trouble:
             raise StoreUnknown(f"a change was sent and its answer lost ({trouble}); the bucket has changed since")
-        raise Met if presumes and stands == head.last else Changed
+        raise AlreadyThere if presumes and stands == head.last else Changed
 
     async def _read_back(self, bucket: Bucket, trouble: str) -> int | None:
         try:
@@ -167,7 +176,9 @@ class Partition:
         return rows[0].last if rows else None
 
 
-def _stated(bucket: Bucket, id: bytes, before: Stored | None, after: Stored | None, absent: bool) -> Statement:
+def _stated(
+    bucket: Bucket, id: bytes, before: CassandraRow | None, after: CassandraRow | None, absent: bool
+) -> Statement:
     """What makes a message stand as `after`. Its content is written with it once, and taken away with what is only
     remembered."""
     if after is None:

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from timeline.model import Topic
-from timeline.storage_plugins.cassandra.session import Connected, Doubt
+from timeline.storage_plugins.cassandra.session import CassandraSession, WriteUnknown
 from timeline.storage_plugins.cassandra.statements import PARTS
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.storage_plugins.records import check_update, same_settings
@@ -25,12 +25,12 @@ def _topic(row: Any) -> Topic:
     return topic_of(row.uid, row.name, row.settings, row.revision, row.created_ms)
 
 
-async def all_topics(connected: Connected) -> list[Topic]:
+async def all_topics(connected: CassandraSession) -> list[Topic]:
     """All records, by name."""
     return sorted(map(_topic, await connected.read("topics")), key=lambda topic: topic.name)
 
 
-async def standing(connected: Connected, name: str, serial: bool = False) -> Topic | None:
+async def standing(connected: CassandraSession, name: str, serial: bool = False) -> Topic | None:
     """The record under a name. `serial`: settles what is under way first."""
     rows = await connected.read("topic", name, serial=serial)
     return _topic(rows[0]) if rows else None
@@ -39,7 +39,7 @@ async def standing(connected: Connected, name: str, serial: bool = False) -> Top
 class Records:
     """Which topics stand, as it was read a moment ago."""
 
-    def __init__(self, connected: Connected) -> None:
+    def __init__(self, connected: CassandraSession) -> None:
         self._connected = connected
         self._until_s: dict[int, float] = {}
 
@@ -61,13 +61,13 @@ class Records:
         self._until_s.pop(topic, None)
 
 
-async def create(connected: Connected, topic: Topic) -> Topic:
+async def create(connected: CassandraSession, topic: Topic) -> Topic:
     """The record that stands afterwards."""
     settings = settings_text(topic)
     values = (topic.name, topic.uid, settings, topic.revision, topic.created_ms)
     try:
         await connected.write([("topic_create", values)])
-    except Doubt as doubt:
+    except WriteUnknown as doubt:
         stands = await standing(connected, topic.name, serial=True)
         if stands is None:
             raise StoreUnknown(f"the topic may be created yet: {doubt}") from doubt
@@ -78,13 +78,13 @@ async def create(connected: Connected, topic: Topic) -> Topic:
     return same_settings(stands, topic)
 
 
-async def update(connected: Connected, topic: Topic) -> Topic:
+async def update(connected: CassandraSession, topic: Topic) -> Topic:
     """The record with its next revision."""
     changed = check_update(await standing(connected, topic.name), topic)
     values = (settings_text(changed), changed.revision, changed.created_ms, topic.name, topic.uid)
     try:
         rows = await connected.write([("topic_update", (*values, topic.revision))])
-    except Doubt as doubt:
+    except WriteUnknown as doubt:
         raise StoreUnknown(f"the topic may be changed: {doubt}") from doubt
     if not rows[0][0]:
         check_update(await standing(connected, topic.name, serial=True), topic)
@@ -92,7 +92,7 @@ async def update(connected: Connected, topic: Topic) -> Topic:
     return changed
 
 
-async def drop(connected: Connected, topic: Topic) -> bool:
+async def drop(connected: CassandraSession, topic: Topic) -> bool:
     """Removes the record, then its rows and contents. That they are to go is noted first: a sweep sees to it should
     this process not get that far, and once more, for what a put that was under way has left."""
     stands = await standing(connected, topic.name)
@@ -103,23 +103,23 @@ async def drop(connected: Connected, topic: Topic) -> bool:
         rows = await connected.write([("topic_drop", (topic.name, topic.uid))])
         if not rows[0][0]:
             return False
-    except Doubt as doubt:
+    except WriteUnknown as doubt:
         raise StoreUnknown(f"the topic may be dropped: {doubt}") from doubt
     try:
         await _clear(connected, topic.uid, topic.settings.buckets)
-    except (Doubt, StoreUnavailable) as left:
+    except (WriteUnknown, StoreUnavailable) as left:
         log.warning("what is left of topic %s waits for a sweep: %s", topic.name, left)
     return True
 
 
-async def _clear(connected: Connected, uid: int, buckets: int) -> None:
+async def _clear(connected: CassandraSession, uid: int, buckets: int) -> None:
     for start in range(0, buckets, CLEARED_AT_ONCE):
         numbers = list(range(start, min(buckets, start + CLEARED_AT_ONCE)))
         await connected.write([("bucket_drop", (uid, numbers))])
         await connected.write([("content_drop", (uid, numbers, list(range(PARTS + 1))))])
 
 
-async def clear_dropped(connected: Connected) -> bool:
+async def clear_dropped(connected: CassandraSession) -> bool:
     """Removes what is left of one dropped topic, if there is any; answers whether there was."""
     rows = await connected.read("dropped")
     stand = {topic.uid for topic in await all_topics(connected)} if rows else set()
@@ -129,31 +129,31 @@ async def clear_dropped(connected: Connected) -> bool:
     try:
         await _clear(connected, gone.uid, gone.buckets)
         await connected.write([("dropped_remove", (gone.uid,))])
-    except Doubt as doubt:
+    except WriteUnknown as doubt:
         raise StoreUnknown(f"what is left of a dropped topic may be removed: {doubt}") from doubt
     return True
 
 
-async def cluster_uid(connected: Connected, fresh: str, version: str) -> str:
+async def cluster_uid(connected: CassandraSession, fresh: str, version: str) -> str:
     """The cluster's uid, made once, and the schema's version noted with it."""
     for name, value in (("schema", version), ("oldest", version), ("cluster", fresh)):
         if not await connected.read("meta", name):
             try:
                 await connected.write([("meta_add", (name, value))])
-            except Doubt as doubt:
+            except WriteUnknown as doubt:
                 raise StoreUnavailable(f"the cluster's record is not known to be written: {doubt}") from doubt
     return await known_uid(connected)
 
 
-async def known_uid(connected: Connected) -> str:
+async def known_uid(connected: CassandraSession) -> str:
     """The cluster's uid; empty where there is none."""
     found = await connected.read("meta", "cluster", serial=True)
     return str(found[0].value) if found else ""
 
 
-async def probe(connected: Connected) -> None:
+async def probe(connected: CassandraSession) -> None:
     """Raises StoreUnavailable when a write would not work now."""
     try:
         await connected.write([("probe", ("probe", ""))])
-    except Doubt as doubt:
+    except WriteUnknown as doubt:
         raise StoreUnavailable(str(doubt)) from doubt

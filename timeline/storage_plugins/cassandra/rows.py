@@ -19,7 +19,7 @@ Entry = tuple[int, int, bytes]
 """Where a row lies in its bucket: (kind, at, id)."""
 
 _FIELDS = struct.Struct("<B3Q9q4I4H")
-"""A message but for its id: the layout's number, then what `Stored.fields` lists, then four strings by length."""
+"""A message but for its id: the layout's number, then what `CassandraRow.fields` lists, then four strings by length."""
 _LAYOUT = 1
 
 
@@ -34,7 +34,7 @@ def tag_key(tag: bytes, id: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CassandraRow:
     """A message as the rules see it, and what they do not need. `settled_ms`: when, where only the id is remembered.
     `payload_bytes`: as its producer sees it; `content_bytes`: what lies here. `attempt`: of the put that stored it.
     `content`: (payload, headers) where these lie beside the message and are known here."""
@@ -51,7 +51,7 @@ class Stored:
     content: tuple[bytes, bytes] | None = None
 
     @classmethod
-    def of(cls, row: Any, whole: bool = False) -> Stored:
+    def of(cls, row: Any, whole: bool = False) -> CassandraRow:
         """From a row of `find` or `walk`; `whole`: of those that read content."""
         packed: bytes = row.fields
         numbers = _FIELDS.unpack_from(packed)
@@ -98,7 +98,7 @@ class Stored:
         """Whether all of it is known that lies in its row."""
         return self.content is not None or not self.inline or not self.content_bytes
 
-    def settled(self, last_op: int, now_ms: int) -> Stored:
+    def settled(self, last_op: int, now_ms: int) -> CassandraRow:
         """What is left of it on a topic that remembers."""
         old = self.message
         left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, group=b"", remembered=True)
@@ -132,7 +132,7 @@ class Stored:
         return found
 
 
-def rows_of(stored: Sequence[Stored], contents: Iterable[tuple[bytes, bytes]] | None = None) -> Rows:
+def rows_of(stored: Sequence[CassandraRow], contents: Iterable[tuple[bytes, bytes]] | None = None) -> Rows:
     """Messages as columns, with their contents where they came along."""
     columns: dict[str, Any] = {}
     messages = [one.message for one in stored]

@@ -1,22 +1,39 @@
-"""The driver's session behind asyncio: sends, and says what a failure means. `opening.py` makes it."""
+"""The driver's session behind asyncio: opened once the node's settings are read and its tables made, then asked.
+
+Each failure says whether the request may have happened.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import threading
 from collections import deque, namedtuple
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure, Unauthorized, Unavailable
-from cassandra.cluster import Cluster, NoHostAvailable, Session
+from cassandra import AuthenticationFailed, ConsistencyLevel, InvalidRequest, ReadFailure, Unauthorized, Unavailable
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.connection import ConnectionException
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    RoundRobinPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.pool import Host
 from cassandra.protocol import SyntaxException
-from cassandra.query import BatchStatement, BatchType, PreparedStatement
+from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement
 
-from timeline.storage_plugins.contract import StoreUnavailable
+from timeline.storage_plugins.cassandra.location import PASSWORD, USER, CassandraLocation
+from timeline.storage_plugins.cassandra.statements import BATCHED, TABLES, TEXTS
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.versions import Step, Versions, migrate
 
 PROTOCOL = 5
 """The version of the wire's protocol."""
@@ -44,11 +61,11 @@ def rows_as(columns: Sequence[str], rows: Sequence[Any]) -> list[Any]:
     return list(map(_row(tuple(columns))._make, rows))
 
 
-class Doubt(Exception):
+class WriteUnknown(Exception):
     """A write whose outcome is not known: it may have happened, or may happen yet."""
 
 
-class Worn(StoreUnavailable):
+class Tombstoned(StoreUnavailable):
     """A read met more deletions than Cassandra reads past."""
 
 
@@ -98,22 +115,22 @@ _ENCODERS: dict[str, Encoder] = {
 }
 
 
-def _encoder(kind: Any) -> Encoder:
-    return _ENCODERS.get(kind.typename) or partial(kind.serialize, protocol_version=PROTOCOL)
+class _BatchedStatement:
+    """A prepared statement as batches take it, with values as they go over the wire. The driver's own binding asks of
+    each value whether its column is encrypted, which takes longer than the rest of it."""
+
+    def __init__(self, prepared: PreparedStatement) -> None:
+        self._bound = BoundStatement(prepared)
+        self._encoders = [_ENCODERS[column.type.typename] for column in prepared.column_metadata]
+
+    def add_to(self, batch: BatchStatement, values: Sequence[Any]) -> None:
+        """Add the statement on the partition of the one that was added first. A batch keeps the values alone."""
+        self._bound.values = [encode(value) for encode, value in zip(self._encoders, values, strict=True)]
+        batch.add(self._bound)
 
 
-class Encoded(BatchStatement):  # type: ignore[misc]
-    """A batch that takes values as they go over the wire. The driver's own binding asks of each value whether its
-    column is encrypted, and of each statement how to route it: both cost more than the rest of it."""
-
-    def take(self, query_id: bytes, encoders: Sequence[Encoder], values: Sequence[Any]) -> None:
-        """Adds a statement on the partition of the one that was added first."""
-        encoded = [encode(value) for encode, value in zip(encoders, values, strict=True)]
-        self._add_statement_and_params(True, query_id, encoded)
-
-
-class Connected:
-    """A session with everything prepared. Made by `opening.connect`; its methods run on the event loop."""
+class CassandraSession:
+    """A session with everything prepared. Made by `connect`; its methods run on the event loop."""
 
     def __init__(
         self,
@@ -126,15 +143,13 @@ class Connected:
         self._cluster = cluster
         self.session = session
         self._prepared = prepared
-        self._encoders = {
-            name: [_encoder(column.type) for column in one.column_metadata] for name, one in prepared.items()
-        }
+        self._batched = {name: _BatchedStatement(prepared[name]) for name in BATCHED}
         self._mailbox = mailbox
         self._looks = int(timeout_s / LOOK_S / 2)
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def read(self, name: str, *values: Any, serial: bool = False) -> list[Any]:
-        """Rows. Raises StoreUnavailable, Worn among them."""
+        """Rows. Raises StoreUnavailable, Tombstoned among them."""
         bound = self._prepared[name].bind(values)
         if serial:
             bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
@@ -145,7 +160,7 @@ class Connected:
                 trouble: Exception = lost
             except ReadFailure as error:
                 if TOO_MANY_TOMBSTONES in (error.error_code_map or {}).values():
-                    raise Worn(told(error)) from error
+                    raise Tombstoned(told(error)) from error
                 raise unavailable(error) from error
             except Exception as error:
                 raise unavailable(error) from error
@@ -153,22 +168,22 @@ class Connected:
 
     async def write(self, statements: Sequence[Statement]) -> list[Any]:
         """One batch, or one statement: all of it or nothing within a partition. Answers its rows (a conditional one
-        has some). Raises StoreUnavailable when nothing happened, Doubt when it may have."""
+        has some). Raises StoreUnavailable when nothing happened, WriteUnknown when it may have."""
         name, values = statements[0]
         statement: Any = self._prepared[name].bind(values)
         if len(statements) > 1:
-            batch = Encoded(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
+            batch = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
             batch.serial_consistency_level = ConsistencyLevel.LOCAL_SERIAL
             batch.add(statement)
             for name, values in statements[1:]:
-                batch.take(self._prepared[name].query_id, self._encoders[name], values)
+                self._batched[name].add_to(batch, values)
             statement = batch
         try:
             return list(await self._send(statement) or ())
         except (NoHostAvailable, Unavailable, InvalidRequest, Unauthorized, SyntaxException) as error:
             raise unavailable(error) from error
         except Exception as error:
-            raise Doubt(told(error)) from error
+            raise WriteUnknown(told(error)) from error
 
     async def _send(self, statement: Any) -> Any:
         """Sends once there is a connection; what was sent is never sent again."""
@@ -204,3 +219,225 @@ def told(error: BaseException) -> str:
 def unavailable(error: BaseException) -> StoreUnavailable:
     """As a failure after which nothing happened."""
     return StoreUnavailable(told(error))
+
+
+OLDEST = (4, 1)
+MIGRATIONS: tuple[Step[Callable[[str], object]], ...] = ()
+"""See `versions.migrate`. Each half is statements that do no harm when they run again."""
+SAFE_SYNCS = ("batch", "group")
+"""Settings of `commitlog_sync` under which a node answers after its disk has what it answers."""
+
+_TOO_MANY = "a node ends new connections like that once it has native_transport_max_concurrent_connections of them"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A session, and what the servers said. `unsafe`: a sentence for each setting that may lose what was answered;
+    `warnings`: what else is not as it should be."""
+
+    connected: CassandraSession
+    version: str
+    replication: str
+    unsafe: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class Handover:
+    """Gives a session from the thread that made it to the task that asked, or closes it where the task is gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._connected: CassandraSession | None = None
+
+    def give(self, connected: CassandraSession) -> None:
+        """On the thread, once the session is made."""
+        with self._lock:
+            abandoned, self._connected = self._abandoned, connected
+        if abandoned:
+            connected.close()
+
+    def abandon(self) -> None:
+        """Nobody will come for it."""
+        with self._lock:
+            self._abandoned, connected = True, self._connected
+        if connected is not None:
+            threading.Thread(target=connected.close, name="timeline-cassandra-close").start()
+
+
+def _cluster(location: CassandraLocation) -> Cluster:
+    inner = DCAwareRoundRobinPolicy(local_dc=location.datacenter) if location.datacenter else RoundRobinPolicy()
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(inner),
+        # What was sent is never sent again by the driver: a conditional write that was applied the first time would
+        # answer that it was not.
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=ConsistencyLevel.LOCAL_QUORUM,
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+        request_timeout=location.timeout_s,
+        row_factory=rows_as,
+    )
+    auth = PlainTextAuthProvider(location.user, location.password) if location.user else None
+    return Cluster(
+        contact_points=[host if port == location.port else (host, port) for host, port in location.hosts],
+        port=location.port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=auth,
+        ssl_context=location.ssl_context(),
+        # Without it, batches of fifty rows and more wait 45 ms for the peer's delayed acknowledgement.
+        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+        # The driver's own policy waits for minutes after some failures; a broker without a store does nothing.
+        reconnection_policy=ExponentialReconnectionPolicy(0.1, 2.0, max_attempts=None),
+        # A node that does not know a statement any more says so, and is told it then.
+        reprepare_on_up=False,
+        connect_timeout=location.timeout_s,
+        control_connection_timeout=location.timeout_s,
+        compression=False,
+        protocol_version=PROTOCOL,
+    )
+
+
+def connect(location: CassandraLocation, make_mailbox: Callable[[], Mailbox], handover: Handover) -> OpenedSession:
+    """Connects, creates what is missing and prepares all statements; blocks. Raises StoreRefused and
+    StoreUnavailable."""
+    cluster = _cluster(location)
+    try:
+        session = cluster.connect()
+        session.default_fetch_size = None
+        version = str(session.execute("SELECT release_version FROM system.local").one().release_version)
+        if older(version):
+            raise StoreRefused(f"Cassandra {version} is too old: run {OLDEST[0]}.{OLDEST[1]} or newer (5.0 is tested)")
+        replication, kept = _use_keyspace(session, location)
+        unsafe = (*_unsafe(session, cluster.metadata.all_hosts()), *(() if kept else (_not_kept(location),)))
+        warnings = _make_tables(session, location)
+        prepared = {name: session.prepare(text) for name, text in TEXTS.items()}
+        connected = CassandraSession(cluster, session, prepared, make_mailbox(), location.timeout_s)
+    except BaseException as error:
+        cluster.shutdown()
+        raise _at_open(error, location) from error
+    handover.give(connected)
+    return OpenedSession(connected, version, replication, unsafe, warnings)
+
+
+def older(version: str) -> bool:
+    """Whether this version of Cassandra is older than what the statements need."""
+    major, minor = (int(part) for part in version.split("-")[0].split(".")[:2])
+    return (major, minor) < OLDEST
+
+
+def look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...], bool]:
+    """Return a sentence for each setting that may lose what was answered, and whether the keyspace has the store's own
+    record. Blocks, changes nothing. Of nodes that are down nothing is said."""
+    name = location.keyspace.lower()
+    kept = session.execute("SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s", (name,)).one()
+    tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'meta'"
+    unsafe = _unsafe(session, [host for host in session.cluster.metadata.all_hosts() if host.is_up])
+    if kept is not None and not kept.durable_writes:
+        unsafe.append(_not_kept(location))
+    return tuple(unsafe), session.execute(tables, (name,)).one() is not None
+
+
+def _unsafe(session: Session, hosts: Iterable[Host]) -> list[str]:
+    """Asks each node how it syncs its commit log: the setting is a node's own."""
+    found: list[str] = []
+    for host in hosts:
+        query = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'"
+        try:
+            row = session.execute(query, host=host).one()
+            sync = str(row.value) if row is not None else "unknown"
+        except NoHostAvailable:
+            sync = "unknown, as it does not answer"
+        if sync not in SAFE_SYNCS:
+            found.append(
+                f"commitlog_sync of node {host.address} is {sync}: what it acknowledged within its last seconds is "
+                "lost when it is killed or loses power; set commitlog_sync: batch in its cassandra.yaml"
+            )
+    return found
+
+
+def _use_keyspace(session: Session, location: CassandraLocation) -> tuple[str, bool]:
+    """Makes the keyspace the session's; answers its replication, and whether it is written to the commit log."""
+    wanted = "SELECT replication, durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s"
+    name = location.keyspace.lower()
+    found = session.execute(wanted, (name,)).one()
+    if found is None:
+        create = (
+            f"CREATE KEYSPACE IF NOT EXISTS {location.keyspace} WITH replication = "
+            f"{{'class': 'NetworkTopologyStrategy', 'replication_factor': {location.replication or 3}}}"
+        )
+        if not location.replication:
+            raise StoreRefused(
+                f"there is no keyspace {location.keyspace!r}: create it ({create}), or add ?replication=3 to the URL, "
+                "with the number of copies, and it is created"
+            )
+        session.execute(create)
+        found = session.execute(wanted, (name,)).one()
+    session.set_keyspace(name)
+    shown = ", ".join(f"{key} {value}" for key, value in sorted(found.replication.items()) if key != "class")
+    return shown, bool(found.durable_writes)
+
+
+def _not_kept(location: CassandraLocation) -> str:
+    return (
+        f"keyspace {location.keyspace} has durable_writes = false: nothing of it is in the commit log, and what was "
+        f"not flushed is lost when a node ends; ALTER KEYSPACE {location.keyspace} WITH durable_writes = true"
+    )
+
+
+def _make_tables(session: Session, location: CassandraLocation) -> tuple[str, ...]:
+    """Makes what is missing; answers warnings."""
+    query = "SELECT table_name, read_repair FROM system_schema.tables WHERE keyspace_name = %s"
+    there = {row.table_name: row.read_repair for row in session.execute(query, (location.keyspace.lower(),))}
+    if "meta" in there:
+        migrated(session, contract=False)
+    for name, text in TABLES.items():
+        if name not in there:
+            session.execute(text)
+    return () if there.get("message", "NONE") == "NONE" else _repaired_no_more(session)
+
+
+def _repaired_no_more(session: Session) -> tuple[str, ...]:
+    """Alters a table that was made before `statements.TABLES` said so; Cassandra takes that while brokers are at work.
+    Answers a warning where the user may not."""
+    alter = "ALTER TABLE message WITH read_repair = 'NONE'"
+    try:
+        session.execute(alter)
+    except Unauthorized as refused:
+        return (f"reads repair table message, which with several replicas may undo what was done: {alter} ({refused})",)
+    return ()
+
+
+def migrated(session: Session, contract: bool) -> Versions:
+    """The schema's versions, once it is brought forward; `contract`: without what only the version before needed.
+    Blocks. Two that do it at once do the same. Raises StoreRefused for one of a newer version."""
+    noted = {row.name: row.value for row in session.execute("SELECT name, value FROM meta")}
+    newest = str(1 + len(MIGRATIONS))
+    try:
+        found = Versions.of(noted.get("schema", newest), noted.get("oldest"))
+    except ValueError as damaged:
+        raise StoreRefused(f"the store's own record, in table meta, is damaged ({damaged}): restore it") from damaged
+    reached = migrate(session.execute, found, MIGRATIONS, contract=contract)
+    if reached != found:
+        for name, value in (("oldest", reached.oldest), ("schema", reached.version)):
+            session.execute("INSERT INTO meta (name, value) VALUES (%s, %s)", (name, str(value)))
+    return reached
+
+
+def _at_open(error: BaseException, location: CassandraLocation) -> BaseException:
+    """What an opening that failed raises."""
+    if isinstance(error, (StoreRefused, StoreUnavailable)):
+        return error
+    reasons = list(error.errors.values()) if isinstance(error, NoHostAvailable) else [error]
+    for why in reasons:
+        if isinstance(why, AuthenticationFailed):
+            return StoreRefused(
+                f"Cassandra refuses user {location.user!r}: give user and password in the URL, or in {USER} and "
+                f"{PASSWORD}"
+            )
+        if isinstance(why, Unauthorized):
+            return StoreRefused(
+                f"user {location.user!r} may not do what is needed: GRANT ALL ON KEYSPACE {location.keyspace} ({why})"
+            )
+    if any(isinstance(why, ConnectionResetError) for why in reasons):
+        return StoreUnavailable(f"{told(error)}; {_TOO_MANY}")
+    return unavailable(error) if isinstance(error, Exception) else error

@@ -92,6 +92,8 @@ TEXTS: dict[str, str] = {
     "content_drop": "DELETE FROM payload WHERE topic = ? AND bucket IN ? AND part IN ?",
 }
 """All statements by name; `session.py` prepares them once."""
+BATCHED = ("store", "store_new", "restate", "index", "remove", "cut", "content_store", "content_remove")
+"""Those that follow another one in a batch."""
 
 INLINE_BYTES = 1024
 """Content up to this lies beside its message: one row to write, read and delete, and no partition of its own."""

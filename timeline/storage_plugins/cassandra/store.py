@@ -13,14 +13,23 @@ from cassandra.cluster import NoHostAvailable
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.cassandra import leasing, messages, opening, records, sweeping, walks
+from timeline.storage_plugins.cassandra import changes, leasing, records, sweeping, walks
 from timeline.storage_plugins.cassandra.bucket import Buckets
+from timeline.storage_plugins.cassandra.changes import StoreContext
 from timeline.storage_plugins.cassandra.contents import Contents
-from timeline.storage_plugins.cassandra.desk import Desk
-from timeline.storage_plugins.cassandra.location import Location
-from timeline.storage_plugins.cassandra.opening import Found, Handover, connect
-from timeline.storage_plugins.cassandra.partition import Partition
-from timeline.storage_plugins.cassandra.session import Connected, Mailbox, unavailable
+from timeline.storage_plugins.cassandra.location import CassandraLocation
+from timeline.storage_plugins.cassandra.partition import BucketAccess
+from timeline.storage_plugins.cassandra.session import (
+    MIGRATIONS,
+    CassandraSession,
+    Handover,
+    Mailbox,
+    OpenedSession,
+    connect,
+    look,
+    migrated,
+    unavailable,
+)
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -45,7 +54,7 @@ PAYLOAD_LIMIT_BYTES = 8 * 1024 * 1024
 
 
 class CassandraStore(Store):
-    """The store of `cassandra://host,host/keyspace`; see `location.Location` for the URL.
+    """The store of `cassandra://host,host/keyspace`; see `location.CassandraLocation` for the URL.
 
     Whether it is durable the servers' settings say: the declaration holds once it is open."""
 
@@ -60,11 +69,11 @@ class CassandraStore(Store):
     )
 
     def __init__(self, url: str) -> None:
-        self._location = Location.of(url)
+        self._location = CassandraLocation.of(url)
         self._opening = asyncio.Lock()
         self._opened: Opened | None = None
         self._warnings: tuple[str, ...] = ()
-        self._desk: Desk | None = None
+        self._context: StoreContext | None = None
 
     async def open(self) -> Opened:
         async with self._opening:
@@ -72,15 +81,15 @@ class CassandraStore(Store):
                 return self._opened
             found = await self._connect()
             try:
-                uid = await records.cluster_uid(
-                    found.connected, secrets.token_hex(16), str(1 + len(opening.MIGRATIONS))
-                )
+                uid = await records.cluster_uid(found.connected, secrets.token_hex(16), str(1 + len(MIGRATIONS)))
             except BaseException:
                 await asyncio.shield(asyncio.to_thread(found.connected.close))
                 raise
             self.capabilities = dataclasses.replace(self.capabilities, durable=not found.unsafe)
             connected = found.connected
-            self._desk = Desk(Partition(connected), Contents(connected), Buckets(), records.Records(connected))
+            self._context = StoreContext(
+                BucketAccess(connected), Contents(connected), Buckets(), records.Records(connected)
+            )
             self._warnings = found.warnings
             self._opened = Opened(uid, f"Cassandra {found.version}, {found.replication}", found.unsafe + found.warnings)
             return self._opened
@@ -89,14 +98,14 @@ class CassandraStore(Store):
         connected, opened = self._connected(), self._opened
         assert opened is not None
         try:
-            unsafe, there = await asyncio.to_thread(opening.look, connected.session, self._location)
+            unsafe, there = await asyncio.to_thread(look, connected.session, self._location)
         except (DriverException, NoHostAvailable) as error:
             raise unavailable(error) from error
         uid = await records.known_uid(connected) if there else ""
         self.capabilities = dataclasses.replace(self.capabilities, durable=not unsafe)
         return Opened(uid, opened.server, unsafe + self._warnings)
 
-    async def _connect(self) -> Found:
+    async def _connect(self) -> OpenedSession:
         """The driver connects on a thread, which goes on when this is cancelled: what it makes is closed then."""
         mailbox, handover = Mailbox(), Handover()
         try:
@@ -107,10 +116,10 @@ class CassandraStore(Store):
 
     async def close(self) -> None:
         async with self._opening:
-            desk, self._desk, self._opened = self._desk, None, None
-            if desk is not None:
-                await desk.contents.finish()
-                await asyncio.to_thread(desk.partition.connected.close)
+            context, self._context, self._opened = self._context, None, None
+            if context is not None:
+                await context.contents.finish()
+                await asyncio.to_thread(context.partition.connected.close)
 
     async def check(self) -> None:
         await records.probe(self._at_work().partition.connected)
@@ -118,22 +127,22 @@ class CassandraStore(Store):
     async def migrate(self, contract: bool) -> Versions:
         session = self._connected().session
         try:
-            return await asyncio.to_thread(opening.migrated, session, contract)
+            return await asyncio.to_thread(migrated, session, contract)
         except (DriverException, NoHostAvailable) as error:
             raise unavailable(error) from error
 
-    def _at_work(self) -> Desk:
-        if self._desk is None:
+    def _at_work(self) -> StoreContext:
+        if self._context is None:
             raise StoreUnavailable("the store is not open")
-        return self._desk
+        return self._context
 
-    def _connected(self) -> Connected:
+    def _connected(self) -> CassandraSession:
         return self._at_work().partition.connected
 
-    async def _standing(self, topic: Topic, lately: bool = False) -> Desk | None:
+    async def _standing(self, topic: Topic, lately: bool = False) -> StoreContext | None:
         """What to work with; None when the topic was dropped. `lately`: what was read a moment ago will do."""
-        desk = self._at_work()
-        return desk if await desk.stands(topic, lately) else None
+        context = self._at_work()
+        return context if await context.stands(topic, lately) else None
 
     # ── topics ──
 
@@ -147,16 +156,16 @@ class CassandraStore(Store):
         return await records.update(self._connected(), topic)
 
     async def drop_topic(self, topic: Topic) -> bool:
-        desk = self._at_work()
-        done = await records.drop(desk.partition.connected, topic)
-        desk.forget(topic.uid)
+        context = self._at_work()
+        done = await records.drop(context.partition.connected, topic)
+        context.forget(topic.uid)
         return done
 
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        desk = await self._standing(topic, lately=True)
-        return dropped(topic, len(puts)) if desk is None else await messages.put(desk, topic, now_ms, puts)
+        context = await self._standing(topic, lately=True)
+        return dropped(topic, len(puts)) if context is None else await changes.put(context, topic, now_ms, puts)
 
     async def lease_due(
         self,
@@ -170,45 +179,47 @@ class CassandraStore(Store):
         return await leasing.lease_due(self._at_work(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        desk = await self._standing(topic, lately=True)
-        return dropped(topic, len(settles)) if desk is None else await messages.settle(desk, topic, now_ms, settles)
+        context = await self._standing(topic, lately=True)
+        return (
+            dropped(topic, len(settles)) if context is None else await changes.settle(context, topic, now_ms, settles)
+        )
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        desk = await self._standing(topic)
-        if desk is None:
+        context = await self._standing(topic)
+        if context is None:
             return dropped(topic, len(mutations))
-        return await messages.mutate(desk, topic, now_ms, mutations)
+        return await changes.mutate(context, topic, now_ms, mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        desk = await self._standing(topic)
-        if desk is None:
+        context = await self._standing(topic)
+        if context is None:
             return TagStep({}, None)
-        return await walks.mutate_tag(desk, topic, now_ms, mutation, cursor, limit)
+        return await walks.mutate_tag(context, topic, now_ms, mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        desk = await self._standing(topic)
-        if desk is None:
+        context = await self._standing(topic)
+        if context is None:
             return Page(Rows.empty(payload=True), None)
-        return await walks.held_by(desk, topic, now_ms, holder, cursor, limit)
+        return await walks.held_by(context, topic, now_ms, holder, cursor, limit)
 
     async def scan(
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
-        desk = await self._standing(topic)
-        if desk is None:
+        context = await self._standing(topic)
+        if context is None:
             return Page(Rows.empty(payload), None)
-        return await walks.scan(desk, topic, now_ms, where, cursor, limit, payload)
+        return await walks.scan(context, topic, now_ms, where, cursor, limit, payload)
 
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        desk = await self._standing(topic)
-        if desk is None:
+        context = await self._standing(topic)
+        if context is None:
             return np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
-        return await walks.count_due(desk, topic, edges_ms)
+        return await walks.count_due(context, topic, edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        desk = await self._standing(topic)
-        return None if desk is None else await walks.next_due(desk, topic, buckets, after_ms)
+        context = await self._standing(topic)
+        return None if context is None else await walks.next_due(context, topic, buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        desk = await self._standing(topic)
-        return Swept() if desk is None else await sweeping.sweep(desk, topic, now_ms, limit)
+        context = await self._standing(topic)
+        return Swept() if context is None else await sweeping.sweep(context, topic, now_ms, limit)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from timeline.columns import Int64
-from timeline.leases import Ask, Message, decide, state_of
-from timeline.model import Operation, Rows, State, Status, Topic, bucket_of
-from timeline.storage_plugins.asks import tag_ask
+from timeline.leases import Ask, decide
+from timeline.model import Operation, Rows, Status, Topic, bucket_of
+from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
 from timeline.storage_plugins.contract import (
     Page,
     ScanFilter,
@@ -38,17 +38,6 @@ ORDER_KEPT_MS = 600_000
 """So long after a walk its order is kept up."""
 LOOKED_AT = 1_000
 """So many leases one script looks through for a holder's."""
-_LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
-
-
-def place_of(cursor: bytes) -> tuple[int, bytes]:
-    """Where a walk goes on."""
-    return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (0, b"")
-
-
-def cursor_at(bucket: int, id: bytes) -> bytes:
-    """The cursor of a walk that has passed (bucket, id)."""
-    return bucket.to_bytes(4, "big") + id
 
 
 async def _walk(
@@ -126,15 +115,6 @@ async def _read_unordered(keys: BucketKeys, bucket: int, last: bytes, limit: int
             return ids, list(found.values())
 
 
-def _matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> bool:
-    return (
-        state_of(message, now_ms) in (where.states or _LIVING)
-        and (not where.tag or tag == where.tag)
-        and message.due_ms >= where.due_from_ms
-        and (not where.due_to_ms or message.due_ms < where.due_to_ms)
-    )
-
-
 async def _page(keys: BucketKeys, ids: list[bytes], values: list[bytes], payload: bool, onward: bytes | None) -> Page:
     """A page of these rows; with payloads it ends where they are too much."""
     if not ids:
@@ -184,7 +164,7 @@ async def scan(
     for at, value in enumerate(values):
         if value:
             stored = unpack(value)
-            if not stored.message.remembered and _matches(where, stored.message, stored.tag, now_ms):
+            if not stored.message.remembered and matches(where, stored.message, stored.tag, now_ms):
                 chosen.append(at)
     return await _page(keys, [ids[at] for at in chosen], [values[at] for at in chosen], payload, onward)
 

@@ -1,0 +1,387 @@
+"""How messages of a bucket change: what a call asks is decided by the one table of rules, and becomes part of a batch.
+
+What calls ask of a bucket meanwhile goes into one batch: puts, settles, mutations and leases alike. A conditional batch
+costs a node as much as many messages in it, so what waits for a bucket while its last batch is under way goes together.
+Each part is decided on the state that the batch's condition names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from timeline.columns import Ragged
+from timeline.leases import Ask, Decision, decide
+from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, removal, settle_asks
+from timeline.storage_plugins.cassandra.batch_slots import FEW, BatchSlots, CooperativeYield
+from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
+from timeline.storage_plugins.cassandra.contents import Content, Contents
+from timeline.storage_plugins.cassandra.partition import AT_ONCE, AlreadyThere, BucketAccess
+from timeline.storage_plugins.cassandra.records import Records
+from timeline.storage_plugins.cassandra.rows import CassandraRow
+from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.records import dropped
+
+Result = TypeVar("Result")
+
+TRIES = 60
+"""Times a change is decided anew because another process changed the bucket in between."""
+LONGEST_PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class StoreContext:
+    """What calls work with. `looking`: where the search for contents of nobody stands, by topic: bucket, part, and the
+    place in it. `tombstoned`: ways through buckets (topic, bucket, whether by tag) with more tombstones than Cassandra
+    reads past."""
+
+    partition: BucketAccess
+    contents: Contents
+    buckets: Buckets
+    records: Records
+    slots: BatchSlots = field(default_factory=BatchSlots)
+    cooperative: CooperativeYield = field(default_factory=CooperativeYield)
+    looking: dict[int, tuple[int, int, tuple[bytes, int, int]]] = field(default_factory=dict)
+    tombstoned: set[tuple[int, int, bool]] = field(default_factory=set)
+
+    async def stands(self, topic: Topic, lately: bool = False) -> bool:
+        """Whether a topic is there, as `Records.stands` says. Of one that is not, nothing is kept in mind."""
+        there = await self.records.stands(topic, lately)
+        if not there:
+            self.forget(topic.uid)
+        return there
+
+    def forget(self, topic: int) -> None:
+        """Forgets a topic that was dropped, here or by another."""
+        self.records.forget(topic)
+        self.buckets.forget(topic)
+        self.looking.pop(topic, None)
+        self.tombstoned = {way for way in self.tombstoned if way[0] != topic}
+
+
+async def settled_on(bucket: Bucket, attempt: Callable[[], Awaitable[Result]], locked: bool = False) -> Result:
+    """What `attempt` answers once nobody changed the bucket meanwhile. `locked`: the caller holds the lock."""
+    if not locked:
+        async with bucket.lock:
+            return await settled_on(bucket, attempt, locked=True)
+    for turn in range(TRIES):
+        try:
+            return await attempt()
+        except AlreadyThere:
+            continue
+        except Changed:
+            # Of two that meet again and again, one must come first: each waits for a time of its own.
+            await asyncio.sleep(min(0.001 * (1 << turn), LONGEST_PAUSE_S) * random.random())
+    raise StoreUnavailable(f"bucket {bucket.number} is changed all the time by others")
+
+
+@contextmanager
+def partly(done: Callable[[], object]) -> Iterator[None]:
+    """Where a part of a call was `done`, that nothing happened would be untrue of a failure that follows."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        if done():
+            raise StoreUnknown(f"a part of it was done, then: {error}") from error
+        raise
+
+
+class DecidedMessages:
+    """Messages of a bucket as a batch of decisions leaves them."""
+
+    def __init__(self, topic: Topic, now_ms: int, found: dict[bytes, CassandraRow]) -> None:
+        self.topic = topic
+        self.now_ms = now_ms
+        self._before = found
+        self._after: dict[bytes, CassandraRow | None] = dict(found)
+        self.gone: list[CassandraRow] = []
+
+    def decide(self, id: bytes, ask: Ask, new: CassandraRow | None = None) -> Decision:
+        """Decides and notes the effect. `new`: what a put stores, but for the message."""
+        stored = self._after.get(id)
+        if stored is not None and self._forgotten(stored):
+            stored = None
+        decision = decide(stored.message if stored else None, ask, self.now_ms, self.topic.settings)
+        gone = removal(ask, decision)
+        if stored is not None and gone is not None:
+            self.remove(stored, *gone)
+        if decision.message is None or decision.repeat or decision.status is not Status.OK:
+            return decision
+        if not decision.born and stored is not None:
+            self._after[id] = replace(stored, message=decision.message)
+        elif new is not None:
+            self._after[id] = replace(new, message=decision.message)
+        return decision
+
+    def there(self) -> list[CassandraRow]:
+        """What was found, by id."""
+        return [self._before[id] for id in sorted(self._before)]
+
+    def remove(self, stored: CassandraRow, last_op: int = 0, remember: bool = True) -> None:
+        """Removes a message; its id is remembered where the topic does so."""
+        keeps = remember and self.topic.settings.remember_ms > 0
+        self._after[stored.id] = stored.settled(last_op, self.now_ms) if keeps else None
+        self.gone.append(stored)
+
+    def set(self, stored: CassandraRow) -> None:
+        """`stored` stands from now on."""
+        self._after[stored.id] = stored
+
+    def forget(self, id: bytes) -> None:
+        """Removes what is left of a settled message."""
+        self._after[id] = None
+
+    def _forgotten(self, stored: CassandraRow) -> bool:
+        return stored.message.remembered and stored.settled_ms <= self.now_ms - self.topic.settings.remember_ms
+
+    def pairs(self) -> dict[bytes, tuple[CassandraRow | None, CassandraRow | None]]:
+        """What changed."""
+        changed: dict[bytes, tuple[CassandraRow | None, CassandraRow | None]] = {}
+        for id, after in self._after.items():
+            before = self._before.get(id)
+            if before is not after:
+                changed[id] = (before, after)
+        return changed
+
+
+def contents_of(bucket: Bucket, gone: Sequence[CassandraRow]) -> list[Content]:
+    """Where the contents of messages lie that lie apart."""
+    return [Content.of(bucket.number, stored) for stored in gone if not stored.inline]
+
+
+Decided = Callable[[dict[bytes, CassandraRow]], DecidedMessages]
+"""From what was found of the ids that were asked for to how they are to stand."""
+
+
+class Dropped(Exception):
+    """The topic is no more."""
+
+
+@dataclass(slots=True, eq=False)
+class BatchPart:
+    """What a call asks of one bucket at once: `ids`, each once, at most AT_ONCE. `decided` is called again whenever
+    somebody else was faster. `presumes`: that the ids are free. `whole`: that content which lies beside a message is
+    wanted with it. `leases`: that messages are leased by it."""
+
+    context: StoreContext
+    topic: Topic
+    ids: list[bytes]
+    decided: Decided
+    presumes: bool = False
+    whole: bool = False
+    leases: bool = False
+    ended: bool = False
+    trouble: Exception | None = None
+
+    async def done(self, bucket: Bucket) -> None:
+        """Returns once it is done, together with what other calls ask of the bucket meanwhile. Raises Dropped,
+        StoreUnavailable, StoreUnknown."""
+        bucket.wait(self)
+        self.context.slots.asked(bucket)
+        try:
+            async with bucket.lock:
+                while not self.ended:
+                    await _do(self.context, bucket)
+        finally:
+            bucket.give_up(self)
+        if self.trouble is not None:
+            raise self.trouble
+
+
+def _first(bucket: Bucket) -> list[BatchPart]:
+    """Of what waits for a bucket as much as goes into one batch, and no id twice; it waits no more."""
+    ids: set[bytes] = set()
+    first: list[BatchPart] = []
+    for part in bucket.waiting:
+        if not first or (len(ids) + len(part.ids) <= AT_ONCE and ids.isdisjoint(part.ids)):
+            first.append(part)
+            ids.update(part.ids)
+    bucket.take(first)
+    return first
+
+
+async def _do(context: StoreContext, bucket: Bucket) -> None:
+    """Decides parts of calls that wait for a bucket and makes it so by one batch; the caller holds its lock."""
+    parts: list[BatchPart] = []
+
+    async def attempt() -> None:
+        # Others have their turns while this one waits because somebody else was faster.
+        async with context.slots.slot(bucket):
+            parts[:] = parts or _first(bucket)
+            await _attempt(context, bucket, parts)
+
+    trouble: Exception | None = StoreUnknown("the change that it was to go with was given up")
+    try:
+        await settled_on(bucket, attempt, locked=True)
+        trouble = None
+    except (StoreError, Dropped) as failure:
+        trouble = failure
+    finally:
+        bucket.end(parts)
+        for part in parts:
+            part.ended, part.trouble = True, trouble
+
+
+async def _attempt(context: StoreContext, bucket: Bucket, parts: list[BatchPart]) -> None:
+    head = await context.partition.head(bucket)
+    await context.cooperative.take()
+    if head.last is None and not await context.stands(parts[0].topic):
+        raise Dropped
+    found = {id: bucket.messages[id] for part in parts for id in part.ids if id in bucket.messages}
+    copied = bool(found)
+    absent = frozenset(id for part in parts if part.presumes for id in part.ids if id not in found)
+    for whole in (False, True):
+        looked = [part for part in parts if part.whole is whole and not part.presumes]
+        rest = [id for part in looked for id in part.ids if id not in found]
+        if rest:
+            found |= await context.partition.find(bucket, rest, whole)
+    for part in parts:
+        part.presumes = False
+    standings: list[tuple[BatchPart, DecidedMessages]] = []
+    pairs: dict[bytes, tuple[CassandraRow | None, CassandraRow | None]] = {}
+    since_yield = 0
+    for part in parts:
+        if since_yield >= FEW:
+            await context.cooperative.take()
+            since_yield = 0
+        since_yield += len(part.ids)
+        standing = part.decided({id: found[id] for id in part.ids if id in found})
+        standings.append((part, standing))
+        pairs |= standing.pairs()
+    if any(pairs.get(id, (None, None))[1] is None for id in absent):
+        raise AlreadyThere
+    if pairs:
+        await context.cooperative.take()
+        await context.partition.change(bucket, pairs, absent)
+    elif copied and await context.partition.confirm([bucket]):
+        raise Changed
+    for part, standing in standings:
+        context.contents.delete(part.topic.uid, contents_of(bucket, standing.gone))
+
+
+@dataclass(slots=True)
+class DecidedCall:
+    """A call by id: what is asked of each, and the answers. `news`: of a put, what is stored under each id that is
+    free."""
+
+    context: StoreContext
+    topic: Topic
+    now_ms: int
+    ids: list[bytes]
+    asks: Sequence[Ask]
+    news: Sequence[CassandraRow] | None
+    answers: Answers
+
+    async def bucket(self, bucket: Bucket, places: list[int]) -> StoreError | None:
+        """Decides what is asked at `places`, all of one bucket, in order; what failed answers so, and is answered."""
+        for start in range(0, len(places), AT_ONCE):
+            some = places[start : start + AT_ONCE]
+            ids = list(dict.fromkeys(self.ids[at] for at in some))
+            part = BatchPart(
+                self.context, self.topic, ids, partial(self.standing, some), presumes=self.news is not None
+            )
+            try:
+                await part.done(bucket)
+            except (StoreUnavailable, StoreUnknown) as trouble:
+                self._fail(some, trouble)
+                self._fail(places[start + AT_ONCE :], StoreUnavailable(trouble.reason))
+                return trouble
+        return None
+
+    def _fail(self, places: list[int], trouble: StoreError) -> None:
+        nothing, answers = isinstance(trouble, StoreUnavailable), self.answers
+        answers.status[places] = (Status.UNAVAILABLE if nothing else Status.UNKNOWN).code
+        answers.version[places] = answers.due_ms[places] = 0
+        answers.settled[places] = answers.late[places] = answers.repeat[places] = 0
+        answers.details.update(dict.fromkeys(places, trouble.reason))
+
+    def standing(self, places: list[int], found: dict[bytes, CassandraRow]) -> DecidedMessages:
+        """What was found once what is asked at `places` is decided, and the answers with it."""
+        standing, news = DecidedMessages(self.topic, self.now_ms, found), self.news
+        for at in places:
+            fill(self.answers, at, standing.decide(self.ids[at], self.asks[at], news[at] if news else None))
+        return standing
+
+
+async def decide_all(
+    context: StoreContext,
+    topic: Topic,
+    now_ms: int,
+    ids: list[bytes],
+    asks: Sequence[Ask],
+    news: Sequence[CassandraRow] | None = None,
+) -> Answers:
+    """Decides each ask, in order among those of one bucket, and makes it so. Where some failed and others did not, that
+    is their status; where all did alike, it is raised."""
+    call = DecidedCall(context, topic, now_ms, ids, asks, news, Answers.blank(len(ids)))
+    by_bucket: dict[int, list[int]] = defaultdict(list)
+    for at, number in enumerate(buckets_of(Ragged.of(ids), topic.settings.buckets).tolist()):
+        by_bucket[number].append(at)
+    known = context.buckets.of(topic.uid, by_bucket)
+    parts = (call.bucket(bucket, by_bucket[bucket.number]) for bucket in known)
+    done = await asyncio.gather(*parts, return_exceptions=True)
+    if any(isinstance(end, Dropped) for end in done):
+        return dropped(topic, len(ids))
+    for end in done:
+        if isinstance(end, BaseException) and not isinstance(end, (StoreUnavailable, StoreUnknown)):
+            raise end
+    alike = len(set(call.answers.status.tolist())) == 1 and len(call.answers.details) == len(ids)
+    if alike and (trouble := next((end for end in done if isinstance(end, StoreError)), None)) is not None:
+        raise trouble
+    return call.answers
+
+
+async def put(context: StoreContext, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+    """`Store.put`."""
+    ids, attempt = puts.ids.tolist(), context.partition.number()
+    news = _news(puts, now_ms, attempt, topic)
+    numbers = buckets_of(puts.ids, topic.settings.buckets).tolist()
+    pairs = zip(puts.payloads.tolist(), puts.headers.tolist(), strict=True)
+    contents = [
+        Content(number, new.id, birth, attempt, new.content_bytes, *pair)
+        for number, new, birth, pair in zip(numbers, news, puts.birth.tolist(), pairs, strict=True)
+        if not new.inline
+    ]
+    await context.contents.write(topic.uid, now_ms, contents)
+    answers = await decide_all(context, topic, now_ms, ids, put_asks(puts), news)
+    if contents:
+        # A repeat in this very batch has the place of what it repeats, which stays, as does what may stand.
+        fresh = ((answers.status == Status.OK.code) & (answers.version == 1)) | (answers.status == Status.UNKNOWN.code)
+        births = puts.birth.tolist()
+        stored = {(ids[at], births[at]) for at in np.flatnonzero(fresh).tolist()}
+        context.contents.delete(topic.uid, [c for c in contents if (c.id, c.birth) not in stored])
+    return answers
+
+
+def _news(puts: Puts, now_ms: int, attempt: int, topic: Topic) -> list[CassandraRow]:
+    """What a put stores, each, but for the message, which the rules make."""
+    blank = decide(None, Ask(Operation.PUT, birth=1), now_ms, topic.settings).message
+    assert blank is not None
+    news: list[CassandraRow] = []
+    columns = (puts.ids, puts.sizes, puts.payloads, puts.headers, puts.tags)
+    for id, payload_bytes, payload, headers, tag in zip(*(column.tolist() for column in columns), strict=True):
+        content_bytes = len(payload) + len(headers)
+        content = (payload, headers) if content_bytes <= INLINE_BYTES else None
+        sizes = (payload_bytes, len(headers), content_bytes)
+        news.append(CassandraRow(id, blank, now_ms, *sizes, attempt, tag, content=content))
+    return news
+
+
+async def settle(context: StoreContext, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+    """`Store.settle`."""
+    return await decide_all(context, topic, now_ms, settles.ids.tolist(), settle_asks(settles))
+
+
+async def mutate(context: StoreContext, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+    """`Store.mutate`."""
+    return await decide_all(context, topic, now_ms, mutations.ids.tolist(), mutation_asks(mutations))
