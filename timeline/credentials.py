@@ -20,6 +20,22 @@ AS_OPERATOR = "timeline-as-operator"
 Metadata = tuple[tuple[str, str], ...]
 
 
+class BadCredentials(Invalid):
+    """Credentials that cannot be used. `part`: which of them is at fault, `token`, `ca`, `cert` or `key`; empty where
+    it is how they go together."""
+
+    def __init__(self, reason: str = "", *, part: str = "", **more: Any) -> None:
+        super().__init__(reason, **more)
+        self.part = part
+
+
+def _read(file: str, what: str, part: str) -> bytes:
+    try:
+        return read_file(file, what, MAX_BYTES)
+    except Invalid as bad:
+        raise BadCredentials(bad.reason, part=part) from bad
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """`tls`: connections are encrypted and the broker's certificate is verified, by the authorities in the file `ca`
@@ -50,11 +66,14 @@ class Credentials:
         """What goes with each call. Raises Invalid when the token cannot be read or is none."""
         token = self.token
         if self.token_file:
-            token = read_file(self.token_file, "token file", MAX_BYTES).decode("ascii", "replace").strip()
+            token = _read(self.token_file, "token file", "token").decode("ascii", "replace").strip()
             if not token:
-                raise Invalid(f"the token file {self.token_file!r} is empty: write the token into it")
+                raise BadCredentials(
+                    f"the token file {self.token_file!r} is empty: write the token into it", part="token"
+                )
         if token and TOKEN.fullmatch(token) is None:
-            raise Invalid("this is no token: one begins with timeline_ and has 86 characters ('timeline token create')")
+            why = "this is no token: one begins with timeline_ and has 86 characters ('timeline token create')"
+            raise BadCredentials(why, part="token")
         said = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         return (*said, (AS_OPERATOR, "1")) if self.as_operator else said
 
@@ -66,11 +85,11 @@ class Credentials:
     def _parts(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Authorities, key and certificate, as gRPC takes them. Raises Invalid."""
         ca = self.ca or ssl.get_default_verify_paths().cafile or ""
-        roots = read_file(ca, "CA", MAX_BYTES) if ca else None
+        roots = _read(ca, "CA", "ca") if ca else None
         if not self.cert:
             return roots, None, None
-        key = read_file(self.key, "key", MAX_BYTES)
-        return roots, key, read_file(self.cert, "certificate", MAX_BYTES)
+        key = _read(self.key, "key", "key")
+        return roots, key, _read(self.cert, "certificate", "cert")
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> Any:
         """A gRPC channel to `address`. Raises Invalid when a file cannot be read."""
@@ -132,16 +151,17 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
-    trusted = read_file(ca, "CA", MAX_BYTES)
+    trusted = _read(ca, "CA", "ca")
     try:
         only.load_verify_locations(cadata=trusted.decode("ascii"))
     except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
-        raise Invalid(f"the CA {ca!r} must be certificates of authorities, in PEM") from bad
+        raise BadCredentials(f"the CA {ca!r} must be certificates of authorities, in PEM", part="ca") from bad
     return only
 
 
 def _encrypted() -> str:
-    raise Invalid("the key is encrypted: give one without a password, in a file that only its user may read")
+    said = "the key is encrypted: give one without a password, in a file that only its user may read"
+    raise BadCredentials(said, part="key")
 
 
 class CallMetadata:

@@ -22,12 +22,16 @@ class TimelineError(Exception):
     `code`: the status or condition, upper case. `retryable`: the same call may succeed later.
     `id`: the message it is about, None when it is about the call. `advice`: what to do about it.
     `progress`: how far a call by tag came, a `TagProgress`; None for every other call.
+    `found`: what is at the addresses that could not be reached, each a name of `ProbeResult`; or the `Fault` of a
+    refusal that concerns the token. `lasting`: the same call fails again until that is mended.
     """
 
     code = "ERROR"
     retryable = False
     advice = ""
     progress: Any = None
+    found: tuple[str, ...] = ()
+    lasting = False
 
     def __init__(self, reason: str = "", *, id: str | None = None, retry_after_ms: int = 0, advice: str = "") -> None:
         self.reason = reason
@@ -39,7 +43,7 @@ class TimelineError(Exception):
         super().__init__(": ".join(part for part in (about, reason or self.advice) if part))
 
     def __reduce__(self) -> tuple[object, ...]:
-        rest = None if self.progress is None else {"progress": self.progress}
+        rest = {name: value for name, value in vars(self).items() if name in ("progress", "found", "lasting")} or None
         return (_rebuild, (type(self), self.reason, self.id, self.retry_after_ms, self.advice), rest)
 
 

@@ -44,7 +44,9 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
     assert explain(NotFound(id="UA1545")) == f"NOT_FOUND 'UA1545': {NotFound.advice}"
     assert explain(Unavailable("connection\nrefused")) == "UNAVAILABLE: connection refused; nothing happened: try again"
     assert explain(Unavailable("restart it.")) == "UNAVAILABLE: restart it; nothing happened: try again"
-    assert explain(Unavailable(f"it speaks TLS; {STAYS}")) == f"UNAVAILABLE: it speaks TLS; {STAYS}"
+    lasting = Unavailable(f"it speaks TLS; {STAYS}")
+    lasting.lasting = True
+    assert explain(lasting) == f"UNAVAILABLE: it speaks TLS; {STAYS}"
     assert explain(Forbidden("token 'web' may not", id="a")) == "FORBIDDEN 'a': token 'web' may not"
     assert explain(Forbidden(id="a")).endswith("another producer group: act for that one (group=…, --group NAME)")
     assert explain(Invalid("give a time")) == "give a time"

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,12 +156,12 @@ async def test_an_outage_is_told_of_once_and_its_end_once(
     tried_in_vain, failures = asyncio.Event(), 0
     failed = Channel.failed
 
-    def counted(channel: Channel, address: str, trouble: str) -> None:
+    def counted(channel: Channel, address: str, trouble: str, *found: Any) -> None:
         nonlocal failures
         failures += 1
         if failures == 4:
             tried_in_vain.set()
-        failed(channel, address, trouble)
+        failed(channel, address, trouble, *found)
 
     monkeypatch.setattr(Channel, "failed", counted)
     async with tl.producer("t") as p, tl.consumer("t", id="w") as c:

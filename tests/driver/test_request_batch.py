@@ -13,7 +13,7 @@ from timeline.columns import Ragged
 from timeline.driver.produce.produce_stream import build_puts, cuts_of
 from timeline.driver.produce.request_batch import BatchCall, RequestBatch, judge
 from timeline.driver.produce.request_queue import RequestQueue
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Operation, Status
 from timeline.wire import PutFlag
 
@@ -27,7 +27,7 @@ def _batch(operation: Operation, count: int, clock: Clock, unsure: bool = False)
 
 
 def _queue() -> RequestQueue:
-    return RequestQueue(build_puts, Clock(), random.Random(1), lambda: "nobody is there")
+    return RequestQueue(build_puts, Clock(), random.Random(1), lambda: Unavailable("nobody is there"))
 
 
 def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:

@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from timeline import __version__
-from timeline.errors import STAYS, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wording import printable
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
@@ -203,7 +203,7 @@ def explain(error: TimelineError) -> str:
     # What NOT_FOUND, EXISTS and FORBIDDEN advise is about a message; without an id they speak of a topic, or of a call.
     fits = error.id is not None or not isinstance(error, Exists | Forbidden | NotFound)
     # A reason for FORBIDDEN says which right is missing; the advice is for what belongs to another group, without one.
-    whole = isinstance(error, Invalid | Forbidden) or STAYS in said
+    whole = isinstance(error, Invalid | Forbidden) or error.lasting
     if not error.reason or not fits or error.advice in said or whole:
         return f"{code}{said}".replace("\n", " ")
     known, _, todo = error.advice.partition(": ")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from timeline.columns import Int64
 from timeline.driver.times import Duration
-from timeline.driver.transport.channel import ask_all
+from timeline.driver.transport.channel import ask_all, found_by
 from timeline.driver.transport.client_context import ClientContext
 from timeline.model import MAX_TIME_MS, check_topic_name
 from timeline.wire import (
@@ -119,10 +119,12 @@ class BrokerStanding:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """How all known brokers stand. `unreachable`: those that did not answer, with the reason."""
+    """How all known brokers stand. `unreachable`: those that did not answer, with the reason. `found`: what is at
+    their addresses, where no connection could be made: see `TimelineError.found`."""
 
     brokers: tuple[BrokerStanding, ...]
     unreachable: dict[str, str]
+    found: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class BrokerStandings:
@@ -139,9 +141,12 @@ class BrokerStandings:
         """
         self._context.check()
         frame = encode(StatusRequest(check_topic_name(topic) if topic else "", consumers))
-        answers, unreachable = await ask_all(self._context.channel, "Stand", frame, self._context.deadline(timeout))
+        answers, silent = await ask_all(self._context.channel, "Stand", frame, self._context.deadline(timeout))
         found = (_standing(address, decode_as(data, BrokerStatus)) for address, data in answers.items())
-        return Standings(tuple(found), unreachable)
+        there: dict[str, tuple[str, ...]] = {
+            address: (one.name,) for address, fault in silent.items() if (one := found_by(fault)) is not None
+        }
+        return Standings(tuple(found), {address: fault.reason for address, fault in silent.items()}, there)
 
 
 def _standing(address: str, told: BrokerStatus) -> BrokerStanding:

@@ -505,7 +505,7 @@ class LeaseHolder:
         patience_ms = self._context.patience_ms(timeout)
         answer = await self._settler.one(frame, index, operation, time_ms, flags, reason, patience_ms)
         if answer.status != OK:
-            raise error_of(answer.status, frame.columns.ids[index].decode(), answer.detail)
+            raise error_of(answer.status, frame.columns.ids[index].decode(), answer.detail, trouble=answer.trouble)
         return answer
 
     async def settle_many(

@@ -236,7 +236,7 @@ class Queries(TopicCalls):
                     frame = replace(frame, cursor=page.cursor, limit=max(0, left))
             except TransportError as fault:
                 if deadline.left_ms <= 0:
-                    raise Unavailable(f"the scan broke off: {self._context.trouble()}") from fault
+                    raise Unavailable(f"the scan broke off: {self._context.trouble().reason}") from fault
 
     async def scan(
         self,

@@ -60,7 +60,7 @@ def receipt_of(id: bytes, answer: MessageAnswer, operation: Operation, moves: bo
             id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled,
             operation=operation, moved=moved,
         )  # fmt: skip
-    raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation)
+    raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation, answer.trouble)
 
 
 class Receipts(Sequence[Receipt]):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeAlias
+
+Handler: TypeAlias = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
 
 _kept: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
 """Tasks of `keep`, by the loop that they run in."""
@@ -39,9 +42,20 @@ def _unkeep(task: asyncio.Task[None]) -> None:
 def _leave() -> None:
     """The program ends, by an error of its own perhaps, and nobody has closed the client: what still waits then waits
     for nobody, and asyncio's complaints about it would bury that error."""
-    for tasks in list(_kept.values()):
-        for task in list(tasks):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+    for loop, tasks in list(_kept.items()):
+        loop.set_exception_handler(partial(_unless_about, tasks, loop.get_exception_handler()))
+
+
+def _unless_about(
+    tasks: set[asyncio.Task[None]], before: Handler, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Pass on what a loop complains of, unless it is about one of `tasks`."""
+    if context.get("task") in tasks:
+        return
+    if before is None:
+        loop.default_exception_handler(context)
+    else:
+        before(loop, context)
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

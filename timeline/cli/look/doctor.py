@@ -15,25 +15,32 @@ import timeline
 from timeline import config
 from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.look.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
-from timeline.cli.options.client_options import START_ONE, ClientOptions, client_command, connected, nobody_found
+from timeline.cli.options.client_options import (
+    START_ONE,
+    ClientOptions,
+    client_command,
+    connected,
+    credentials,
+    nobody_found,
+)
 from timeline.cli.run.serve import stranded
 from timeline.cli.terminal.output import console, print_json
 from timeline.driver.queries import PingAnswer
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
+from timeline.wire.transport import Fault
 
 NEEDED = ("grpcio", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
 _MENDED = {
-    "wants a token": "give one: --token-file FILE, or TIMELINE_TOKEN; 'timeline token create' makes one",
-    "speaks TLS: connect": "give --tls, or --tls-ca FILE with the authority that signed the broker's certificate",
-    "does not speak TLS:": "leave --tls, --tls-ca and --tls-cert (or their variables) out",
-    "made out to another name": "ask by a name that is in it: --address HOST:PORT",
-    "none of the authorities": "--tls-ca FILE names who signed it",
-    "is not to be trusted:": "have the broker's certificate renewed, and look at this machine's clock",
-    "wants to see a certificate:": "give one: --tls-cert FILE and --tls-key FILE",
-    "does not take our certificate": "give one that the broker's --client-ca has signed: --tls-cert and --tls-key",
+    "TLS": "give --tls, or --tls-ca FILE with the authority that signed the broker's certificate",
+    "NOT_TLS": "leave --tls, --tls-ca and --tls-cert (or their variables) out",
+    "WRONG_NAME": "ask by a name that is in it: --address HOST:PORT",
+    "UNKNOWN_AUTHORITY": "--tls-ca FILE names who signed it",
+    "UNTRUSTED": "have the broker's certificate renewed, and look at this machine's clock",
+    "WANTS_CERTIFICATE": "give one: --tls-cert FILE and --tls-key FILE",
+    "CERTIFICATE_REFUSED": "give one that the broker's --client-ca has signed: --tls-cert and --tls-key",
 }
-"""By what a trouble says, what mends it here."""
+"""By what was found at the broker's address, what mends it here."""
 _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "bold red")}
 
 
@@ -114,7 +121,9 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
             for finding in of_broker(one, ping):
                 yield finding
         for gone, reason in standings.unreachable.items():
-            yield await _no_broker(gone, TimelineError(reason))
+            silent = TimelineError(reason)
+            silent.found = standings.found.get(gone, ())
+            yield await _no_broker(gone, silent)
         for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
             yield finding
         # Ports are of interest to whoever might start a broker here; beside one that answers, with --config.
@@ -177,7 +186,10 @@ async def _no_broker(address: str, trouble: TimelineError) -> Finding:
 
 def _mends(trouble: TimelineError) -> str:
     """What to do about a broker that is there and cannot be asked."""
-    known = next((advice for words, advice in _MENDED.items() if words in trouble.reason), "")
-    if known or not isinstance(trouble, Forbidden):
-        return known or "is it a Timeline broker of this version? metrics are on a port of their own"
-    return "--token-file FILE, or TIMELINE_TOKEN, gives another token: 'timeline token create' makes one"
+    if isinstance(trouble, Forbidden):
+        said = credentials()
+        if Fault.UNAUTHENTICATED in trouble.found and not (said.token or said.token_file):
+            return "give one: --token-file FILE, or TIMELINE_TOKEN; 'timeline token create' makes one"
+        return "--token-file FILE, or TIMELINE_TOKEN, gives another token: 'timeline token create' makes one"
+    known = next((_MENDED[found] for found in trouble.found if found in _MENDED), "")
+    return known or "is it a Timeline broker of this version? metrics are on a port of their own"

@@ -19,11 +19,10 @@ import timeline
 from timeline.cli.app import DONE, REFUSED, UNREACHABLE, USAGE, Failed
 from timeline.cli.options.values import DURATION
 from timeline.config import joined, split_address
-from timeline.credentials import MAX_BYTES, PLAIN, Credentials, credentials_of
+from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials_of
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
-from timeline.driver.transport.probe import LASTING, ProbeResult, probe
+from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
-from timeline.files import read_file
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 
 TOKEN_VARIABLE = "TIMELINE_TOKEN"
@@ -137,28 +136,18 @@ def credentials_of_options(given: Mapping[str, Any]) -> Credentials:
     try:
         return credentials_of(tls, ca, cert, key, token, as_operator=bool(given.get("as_operator")))
     except Invalid as bad:
-        raise Invalid(f"{bad.reason} ({_at_fault(given, token)})") from bad
+        part = bad.part if isinstance(bad, BadCredentials) else ""
+        raise Invalid(f"{bad.reason} ({_at_fault(part, file)})") from bad
 
 
-def _at_fault(given: Mapping[str, Any], token: str | Path | None) -> str:
-    """Which option, or variable in its place, cannot be used."""
-    ca, cert, key = (given.get(name) or None for name in ("tls_ca", "tls_cert", "tls_key"))
-    checks: dict[str, Callable[[], object]] = {
-        "token-file": lambda: credentials_of(token=token),
-        "tls-ca": lambda: credentials_of(ca=ca),
-        "tls-cert": lambda: cert and read_file(cert, "certificate", MAX_BYTES),
-        "tls-key": lambda: key and read_file(key, "key", MAX_BYTES),
-    }
-    for option, check in checks.items():
-        if option == "tls-cert" and bool(cert) != bool(key):
-            break
-        try:
-            check()
-        except Invalid:
-            if isinstance(token, str) and option == "token-file":
-                return TOKEN_VARIABLE
-            return f"--{option}, or TIMELINE_{option.upper().replace('-', '_')}"
-    return "--tls-cert and --tls-key, or TIMELINE_TLS_CERT and TIMELINE_TLS_KEY"
+def _at_fault(part: str, token_file: str | None) -> str:
+    """Which option, or variable in its place, has the `part` of the credentials that is at fault."""
+    if part == "token" and not token_file:
+        return TOKEN_VARIABLE
+    option = {"token": "token-file", "ca": "tls-ca", "key": "tls-key", "cert": "tls-cert"}.get(part, "")
+    if not option:
+        return "--tls-cert and --tls-key, or TIMELINE_TLS_CERT and TIMELINE_TLS_KEY"
+    return f"--{option}, or TIMELINE_{option.upper().replace('-', '_')}"
 
 
 def credentials() -> Credentials:
@@ -235,7 +224,7 @@ async def who_serves(listen: str) -> str:
     except Forbidden:
         return "a Timeline broker that does not let us in already serves here"
     except TimelineError as trouble:
-        if any(words in trouble.reason for words in LASTING):
+        if trouble.lasting:
             return "a Timeline broker that does not let us in already serves here"
         return ""
     return f"the Timeline broker {answer.broker} (timeline {answer.version}) already serves here"

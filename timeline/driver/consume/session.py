@@ -18,7 +18,7 @@ from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
 from timeline.driver.consume.settler import UNSEEN, Settler
 from timeline.driver.tasks import end, keep, run_until_first
-from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, refusal
+from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, found_by, refusal
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
@@ -265,7 +265,7 @@ class ConsumerSession:
                 if self.welcome is None and not self.closing:
                     raise  # never connected: say so, rather than wait where nobody is
                 if not self.closing:
-                    self._outage.begins(context.channel.unreached)
+                    self._outage.begins(context.channel.unreached().reason)
                 continue
             stream = ConsumeStream(opened, context.clock.monotonic_ms())
             await self._converse(stream)
@@ -525,10 +525,10 @@ class ConsumerSession:
         why = fault.reason if fault is not None else "it ended the stream"
         if self.welcome is not None and not self.closing:
             self._outage.begins(why if stream.address in why else f"{stream.address}: {why}")
-        channel.failed(stream.address, why)
+        channel.failed(stream.address, why, None if fault is None else found_by(fault))
         waited_ms = self._context.clock.monotonic_ms() - self._since_ms
         if self.welcome is None and waited_ms >= self._context.timeout_ms:
-            raise Unavailable(channel.unreached)
+            raise channel.unreached()
 
     def _may_be_news(self, fault: TransportError) -> bool:
         """Whether another broker, lately started or joined, has only not read yet that there is such a topic."""

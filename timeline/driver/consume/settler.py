@@ -168,7 +168,7 @@ class UnawaitedSettles:
             count = len(batch) if wanted is None else len(wanted)
             if count:
                 overdue = batch.overdue()
-                why = overdue.detail or self._settler.context.trouble()
+                why = overdue.detail or self._settler.context.trouble().reason
                 self.answer(batch, wanted, refusal_of(count, Status.of(overdue.status), why))
         return True
 

@@ -17,7 +17,7 @@ import numpy as np
 from timeline import errors
 from timeline.clock import Clock
 from timeline.columns import Bools, Indexes, Ragged, UInt8
-from timeline.errors import TimelineError
+from timeline.errors import TimelineError, Unavailable
 from timeline.model import Answers, Operation, Status
 from timeline.wire import Judgement
 from timeline.wire.frames import PutFlag
@@ -51,13 +51,21 @@ _ERRORS: dict[int, type[TimelineError]] = {
 
 
 def error_of(
-    status: int, id: str | None, detail: str = "", retry_after_ms: int = 0, operation: Operation | None = None
+    status: int,
+    id: str | None,
+    detail: str = "",
+    retry_after_ms: int = 0,
+    operation: Operation | None = None,
+    trouble: Unavailable | None = None,
 ) -> TimelineError:
     """The exception that says status code `status`, which is neither OK nor DUPLICATE; one that this version does not
-    know reads as UNKNOWN. `operation`: what was asked, which its advice depends on."""
+    know reads as UNKNOWN. `operation`: what was asked, which its advice depends on. `trouble`: why it was not sent."""
     kind = _ERRORS.get(status, errors.Unknown)
     advice = "" if operation is None else errors.ADVICE_OF_CALLS.get((operation.name.lower(), kind.code), "")
-    return kind(detail, id=id, retry_after_ms=retry_after_ms, advice=advice)
+    error = kind(detail, id=id, retry_after_ms=retry_after_ms, advice=advice)
+    if trouble is not None:
+        error.lasting, error.found = trouble.lasting, trouble.found
+    return error
 
 
 class MessageAnswer(NamedTuple):
@@ -71,6 +79,8 @@ class MessageAnswer(NamedTuple):
     detail: str = ""
     retry_after_ms: int = 0
     repeat: int = 0
+    trouble: Unavailable | None = None
+    """Why it could not be sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,11 +156,11 @@ class SingleCall:
         self.deadline_ms = deadline_ms
         self.batch: RequestBatch | None = None
 
-    def expire(self, trouble: str) -> None:
+    def expire(self, trouble: Unavailable) -> None:
         """The deadline has come. `trouble`: why nothing could be sent."""
         if not self.future.done():
             answer = self.batch.overdue() if self.batch is not None else MessageAnswer(UNAVAILABLE)
-            self.future.set_result(answer if answer.detail else answer._replace(detail=trouble))
+            self.future.set_result(answer if answer.detail else answer._replace(detail=trouble.reason, trouble=trouble))
 
 
 class SingleCalls:
@@ -206,7 +216,7 @@ class BatchCall:
     """One call over a batch: collects the answers in order. Its deadline counts from the last answer, so that a large
     batch may take as long as it gets on. `trouble` says why nothing could be sent."""
 
-    def __init__(self, count: int, timeout_ms: float, clock: Clock, trouble: Callable[[], str]) -> None:
+    def __init__(self, count: int, timeout_ms: float, clock: Clock, trouble: Callable[[], Unavailable]) -> None:
         self.answers = Answers.blank(count, Status.UNAVAILABLE)
         self.deadline_ms = clock.monotonic_ms() + timeout_ms
         self._missing = np.ones(count, dtype=np.bool_)
@@ -214,6 +224,7 @@ class BatchCall:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._trouble = trouble
+        self._why: Unavailable | None = None
         self._batches: dict[int, RequestBatch] = {}
         self._done = asyncio.Event()
         if not count:
@@ -291,20 +302,23 @@ class BatchCall:
             if len(where):
                 overdue = batch.overdue()
                 answers = Answers.blank(len(where), Status.of(overdue.status))
-                answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._trouble())
+                answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._unreached().reason)
                 self.heard = self.heard or overdue.status == THROTTLED
                 self._fill(where, answers)
                 if overdue.retry_after_ms:
                     self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
         self._batches.clear()
 
+    def _unreached(self) -> Unavailable:
+        self._why = self._trouble()
+        return self._why
+
     def check_heard(self) -> None:
         """Raises why the call itself failed: when no broker said anything about any of it."""
         if not self.heard:
             at = int(np.argmax(self.answers.status))
-            raise error_of(
-                int(self.answers.status[at]), None, self.answers.details.get(at, ""), self.waits_ms.get(at, 0)
-            )
+            detail, wait_ms = self.answers.details.get(at, ""), self.waits_ms.get(at, 0)
+            raise error_of(int(self.answers.status[at]), None, detail, wait_ms, trouble=self._why)
 
 
 def _positions(batch: RequestBatch, at: Indexes | None) -> Indexes:

@@ -23,7 +23,7 @@ from timeline.driver.produce.request_batch import (
     SingleCalls,
     judge,
 )
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Status
 from timeline.wire.frames import AIM_BYTES
 
@@ -36,7 +36,7 @@ class RequestQueue:
     """Batches on their way. `work` is set while something waits to be sent; `build` makes a batch of single calls;
     `trouble` says why nothing can be sent."""
 
-    def __init__(self, build: Build, clock: Clock, random: Randomness, trouble: Callable[[], str]) -> None:
+    def __init__(self, build: Build, clock: Clock, random: Randomness, trouble: Callable[[], Unavailable]) -> None:
         self._build = build
         self._clock = clock
         self._random = random

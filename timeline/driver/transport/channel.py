@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from timeline.clock import Clock
 from timeline.driver.produce.ids import Randomness
 from timeline.driver.transport.addresses import is_address
-from timeline.driver.transport.probe import ProbeResult, lasting
+from timeline.driver.transport.probe import ABSENT, NoConnection, ProbeResult, lasting, mending
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire import Ping, Pong, decode_as, encode
 from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportError
@@ -45,14 +45,28 @@ def refusal(fault: TransportError) -> TimelineError:
     if fault.fault is Fault.NO_TOPIC:
         return NotFound(fault.reason)
     if fault.fault in DENIALS:
-        return Forbidden(fault.reason)
+        denied = Forbidden(fault.reason)
+        denied.found = (fault.fault.name,)
+        return denied
     return Invalid(fault.reason)
+
+
+def found_by(fault: TransportError) -> ProbeResult | None:
+    """What is at the address that `fault` is about, where no connection could be made; else None."""
+    return fault.probed if isinstance(fault, NoConnection) else None
+
+
+def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavailable:
+    """The error of a call that reached no broker. `found`: what is at the addresses instead."""
+    error = Unavailable(reason + mending(stays := lasting(found)))
+    error.lasting, error.found = stays, tuple(one.name for one in found if one is not None)
+    return error
 
 
 @dataclass(slots=True)
 class _Place:
     """An address and how it fares. `there`: it was given, or brokers still tell of it. `rest_until_ms`: monotonic; not
-    tried before, while another can be. `trouble`: what it last failed with."""
+    tried before, while another can be. `trouble`: what it last failed with; `found`: what is there instead."""
 
     address: str
     given: bool
@@ -61,6 +75,7 @@ class _Place:
     failures: int = 0
     rest_until_ms: float = 0.0
     trouble: str = ""
+    found: ProbeResult | None = None
 
 
 @dataclass(slots=True)
@@ -161,10 +176,10 @@ class Channel:
     def _place(self, address: str) -> _Place:
         return self._places.setdefault(address, _Place(address, given=False, there=False))
 
-    def failed(self, address: str, trouble: str) -> None:
+    def failed(self, address: str, trouble: str, found: ProbeResult | None = None) -> None:
         """`address` did not work: rest it, longer each time."""
         place = self._place(address)
-        place.trouble = trouble
+        place.trouble, place.found = trouble, found
         backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
         place.failures += 1
         place.rest_until_ms = self.clock.monotonic_ms() + backoff_ms * (0.5 + self.random.random() / 2)
@@ -226,16 +241,15 @@ class Channel:
             left_ms = min(left_ms, max(left_ms / 2, LEAST_ATTEMPT_MS))
         return max(0.001, left_ms / 1000.0)
 
-    @property
-    def unreached(self) -> str:
+    def unreached(self) -> Unavailable:
         """Why nothing could be sent, for whoever asked: the addresses, what was found there, and what to do."""
         if self._current:
-            return "it could not be sent in time"
+            return Unavailable("it could not be sent in time")
         given = [place for place in self._places.values() if place.given]
-        found = "; ".join(_found(place) for place in given)
-        absent = any(not place.trouble or _is_no_broker(place) for place in given)
+        said = "; ".join(_found(place) for place in given)
+        absent = any(not place.trouble or place.found in ABSENT for place in given)
         advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
-        return f"no broker could be reached: {found}{advice}{lasting([place.trouble for place in given])}"
+        return unavailable(f"no broker could be reached: {said}{advice}", [place.found for place in given])
 
     async def open(self, method: str, deadline: Deadline) -> OpenedStream:
         """A two-way stream to some broker. Raises Unavailable at the deadline."""
@@ -245,13 +259,13 @@ class Channel:
             except TransportError as fault:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
-                self.failed(place.address, fault.reason)
+                self.failed(place.address, fault.reason, found_by(fault))
             else:
                 self._current = place.address
                 return OpenedStream(stream, place.address)
             if deadline.left_ms <= 0:
                 break
-        raise Unavailable(self.unreached)
+        raise self.unreached()
 
     async def unary(
         self,
@@ -271,7 +285,7 @@ class Channel:
             try:
                 await transport.ready(self._attempt_s(deadline))
                 if attempt.outdated:
-                    raise Unavailable(self.unreached)
+                    raise self.unreached()
                 attempt_s = self._attempt_s(deadline)
                 data = frame if isinstance(frame, bytes) else frame(max(1, int(attempt_s * 1000.0)))
                 attempt.outstanding = True
@@ -281,7 +295,7 @@ class Channel:
                 if fault.fault in REFUSALS:
                     raise refusal(fault) from fault
                 attempt.unsure = attempt.unsure or fault.fault not in NOTHING_HAPPENED
-                self.failed(place.address, fault.reason)
+                self.failed(place.address, fault.reason, found_by(fault))
             else:
                 attempt.outstanding = False
                 self.worked(place.address)
@@ -290,7 +304,7 @@ class Channel:
                 break
         if attempt.unsure and writes:
             raise Unknown("the answer was lost: it may or may not have happened")
-        raise Unavailable(self.unreached)
+        raise self.unreached()
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
         """One frame for many, from one broker; each may take as long as is left until `deadline` now. Whoever has the
@@ -299,7 +313,7 @@ class Channel:
         Unavailable when none could be reached."""
         place = await self._pick(deadline)
         if place is None:
-            raise Unavailable(self.unreached)
+            raise self.unreached()
         patience_s = deadline.left_ms / 1000.0
         try:
             async with aclosing(self.transport(place.address).unary_stream(method, frame, None)) as pages:
@@ -310,7 +324,7 @@ class Channel:
         except TransportError as fault:
             if fault.fault in REFUSALS:
                 raise refusal(fault) from fault
-            self.failed(place.address, fault.reason)
+            self.failed(place.address, fault.reason, found_by(fault))
             raise
 
     async def close(self) -> None:
@@ -326,11 +340,6 @@ class Channel:
         for place in self._places.values():
             place.transport, place.failures, place.rest_until_ms = None, 0, 0.0
         self._current = ""
-
-
-def _is_no_broker(place: _Place) -> bool:
-    """Whether what was found there is nobody, or not a broker of any kind."""
-    return any(found.said(place.address) in place.trouble for found in ProbeResult if found is not ProbeResult.TLS)
 
 
 def _found(place: _Place) -> str:
@@ -358,7 +367,7 @@ SEARCH_SHARE = 0.5
 
 async def ask_all(
     channel: Channel, method: str, frame: bytes, deadline: Deadline
-) -> tuple[dict[str, bytes], dict[str, str]]:
+) -> tuple[dict[str, bytes], dict[str, TransportError]]:
     """One frame to every broker that is known or that those know of, to all at once: who does not answer costs the
     others no time. Answers what each said, and why the others said nothing, by address. Raises Invalid for a frame
     that is refused, Forbidden or Unavailable when nobody answered, Closed."""
@@ -371,10 +380,9 @@ async def ask_all(
     if len(silent) == len(addresses):
         channel.check_open()
         named = (named_trouble(address, fault.reason) for address, fault in silent.items())
-        stays = lasting([fault.reason for fault in silent.values()])
-        raise Unavailable(f"no broker answered: {'; '.join(named)}{stays}")
+        raise unavailable(f"no broker answered: {'; '.join(named)}", [found_by(fault) for fault in silent.values()])
     answers = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, bytes)}
-    return answers, {address: fault.reason for address, fault in silent.items()}
+    return answers, silent
 
 
 async def _addresses(channel: Channel, deadline: Deadline) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 from typing import Protocol
 
@@ -15,7 +14,10 @@ from timeline.driver.produce.ids import Ids, Randomness
 from timeline.driver.tasks import all_of, keep
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.channel import Channel, Deadline
-from timeline.errors import Closed, Invalid
+from timeline.errors import Closed, Invalid, Unavailable
+
+_left_behind: list[object] = []
+"""Belongs to the process that this one was forked from."""
 
 FORKED = "this delivery belongs to the process that this one was forked from"
 
@@ -97,15 +99,14 @@ class ClientContext:
         """Returns once all that was to part has gone."""
         await all_of(*(self._leave(session) for session in list(self._parting)))
 
-    def trouble(self) -> str:
+    def trouble(self) -> Unavailable:
         """Why nothing can be sent."""
-        return self.channel.unreached
+        return self.channel.unreached()
 
     def leave_behind(self, *things: object) -> None:
-        """After a fork: what holds on to the parent's gRPC is never taken apart here, since that would call into it."""
+        """After a fork: what holds on to the parent's gRPC is not taken apart here, since that would call into it."""
         if self._forked or os.getpid() != self._pid:
-            for thing in things:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+            _left_behind.extend(things)
 
     def deadline(self, timeout: Duration | None) -> Deadline:
         """The deadline of a call with `timeout=`."""

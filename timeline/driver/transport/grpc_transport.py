@@ -16,7 +16,7 @@ import grpc.aio
 
 from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, CallMetadata, Credentials
-from timeline.driver.transport.probe import ProbeResult, why_not
+from timeline.driver.transport.probe import NoConnection, ProbeResult, why_not
 from timeline.errors import Invalid
 from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError
@@ -95,7 +95,7 @@ class _Met:
 
     def foreign(self) -> TransportError:
         """Return that another service answers here."""
-        return TransportError(Fault.UNREACHABLE, ProbeResult.GRPC.said(self._address))
+        return NoConnection.at(self._address, ProbeResult.GRPC)
 
 
 class GrpcStream:
@@ -252,11 +252,11 @@ class GrpcTransport:
                 while state is not grpc.ChannelConnectivity.READY:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         await self._reset(channel)
-                        raise TransportError(Fault.UNREACHABLE, await self._why_not(until_s))
+                        raise await self._why_not(until_s)
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise TransportError(Fault.UNREACHABLE, ProbeResult.SILENT.said(self.address)) from None
+            raise NoConnection.at(self.address, ProbeResult.SILENT) from None
 
     def _opened(self) -> Any:
         try:
@@ -265,7 +265,7 @@ class GrpcTransport:
             self._met = _Met(self.address)
             self._warn()
         except Invalid as bad:  # a file that was there when the client was made
-            raise TransportError(Fault.UNREACHABLE, bad.reason) from bad
+            raise NoConnection(ProbeResult.FILES, bad.reason) from bad
         return self._channel
 
     def _warn(self) -> None:
@@ -275,7 +275,7 @@ class GrpcTransport:
             self._warned = True
             log.warning("the token goes to %s in clear, for everybody on the way to read: use TLS", self.address)
 
-    async def _why_not(self, until_s: float) -> str:
+    async def _why_not(self, until_s: float) -> NoConnection:
         left_s = until_s - asyncio.get_running_loop().time()
         return await why_not(self.address, self._credentials, max(0.001, left_s))
 

@@ -1,4 +1,5 @@
-"""A knock at an address where no broker could be reached: who is there?"""
+"""Why a connection cannot be made. gRPC does not say; so we connect ourselves, with the same certificates, and look at
+what the other side answers."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ import ssl
 from collections.abc import Collection
 from contextlib import suppress
 from enum import Enum
+from typing import Any
 
 from timeline.config import split_address
 from timeline.credentials import Credentials
 from timeline.errors import STAYS, Invalid
+from timeline.wire.transport import Fault, TransportError
 
+PROBE_S = 0.5
+"""How long the other side may take to say what it is."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a client of HTTP/2, which gRPC is, begins: RFC 9113, 3.4, with an empty SETTINGS frame."""
 _SETTINGS = 4
@@ -22,11 +27,18 @@ _TLS_RECORDS = range(20, 25)
 
 
 class ProbeResult(Enum):
-    """What was found: GRPC by a call, the others by a knock. `said` of an address makes it a sentence; `short` is for
+    """What was found: GRPC by a call, the others by a probe. `said` of an address makes it a sentence; `short` is for
     where the address stands before it."""
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")
+    BROKE_OFF = ("the connection to {} broke off", "the connection broke off")
+    CERTIFICATE_REFUSED = (
+        "{} does not take our certificate {cert!r}: has it expired, or was it signed by none of the broker's "
+        "--client-ca?",
+        "it does not take our certificate",
+    )
     ELSE = ("what listens at {} is no Timeline broker", "what listens there is no Timeline broker")
+    FILES = ("{why}", "a file with a certificate cannot be used")
     GRPC = (
         "what listens at {} is a gRPC server, but no Timeline broker of this version",
         "a gRPC server listens there, but no Timeline broker of this version",
@@ -40,18 +52,31 @@ class ProbeResult(Enum):
         "an HTTP server listens there, no Timeline broker; its metrics have a port of their own",
     )
     NOBODY = ("nobody listens at {}", "nothing listens there")
+    NOT_TLS = ("{} does not speak TLS: connect without it, or have the broker serve with --tls-cert", "no TLS there")
+    REFUSES = ("{} refuses the connection: {why}", "it refuses the connection")
     SILENT = ("{} did not answer in time", "no answer")
     TALKS = ("{} takes connections, but no call goes through", "it takes connections, but no call goes through")
     TLS = (
         "{} speaks TLS: connect with tls=True, or ca=FILE (--tls, --tls-ca)",
         "what listens there speaks TLS: connect with --tls, or --tls-ca FILE",
     )
+    UNKNOWN_AUTHORITY = (
+        "the certificate of {} is not to be trusted: none of the authorities in ca= (or of this machine's, without it) "
+        "has signed it",
+        "its certificate is signed by no authority that is trusted here",
+    )
     UNKNOWN_NAME = ("the host name of {} is not known", "this host name is not known")
     UNREACHABLE = ("the network has no way to {}", "the network has no way there")
+    UNTRUSTED = ("the certificate of {} is not to be trusted: {why}", "its certificate is not to be trusted")
+    WANTS_CERTIFICATE = ("{} wants to see a certificate: connect with cert= and key=", "it wants to see a certificate")
+    WRONG_NAME = (
+        "the certificate of {} is not to be trusted: it was made out to another name; connect by a name that is in it",
+        "its certificate was made out to another name",
+    )
 
-    def said(self, address: str) -> str:
+    def said(self, address: str, **more: str) -> str:
         """The sentence about `address`."""
-        return self.value[0].format(address)
+        return self.value[0].format(address, **more)
 
     @property
     def short(self) -> str:
@@ -59,14 +84,139 @@ class ProbeResult(Enum):
         return self.value[1]
 
 
-async def probe(address: str, wait_s: float) -> ProbeResult:
-    """Who is at `address` ("host:port"), where a call without TLS did not get through. Connects, begins as gRPC does,
-    and says what came back within `wait_s`. SILENT: no connection was made in time; TALKS: one was, and nothing or
-    HTTP/2 came over it, as from a broker that has much to do."""
-    host, _, port = address.rpartition(":")
+LASTING = {
+    ProbeResult.CERTIFICATE_REFUSED,
+    ProbeResult.NOT_TLS,
+    ProbeResult.TLS,
+    ProbeResult.UNKNOWN_AUTHORITY,
+    ProbeResult.UNTRUSTED,
+    ProbeResult.WANTS_CERTIFICATE,
+    ProbeResult.WRONG_NAME,
+}
+"""What no other try mends: there is a broker, perhaps, and it and we do not fit."""
+ABSENT = {
+    ProbeResult.BROKEN,
+    ProbeResult.ELSE,
+    ProbeResult.GRPC,
+    ProbeResult.HANGS_UP,
+    ProbeResult.HTTP,
+    ProbeResult.NOBODY,
+    ProbeResult.SILENT,
+    ProbeResult.TALKS,
+    ProbeResult.UNKNOWN_NAME,
+    ProbeResult.UNREACHABLE,
+}
+"""Nobody is there, or no broker of any kind."""
+_VERDICTS = {9: "it is not valid yet, or the clock of this machine is wrong", 10: "it has expired, have it renewed"}
+"""By the number of OpenSSL's verdict, X509_V_ERR_…"""
+_OTHER_NAME = (62, 64)
+_NO_ISSUER = (2, 18, 19, 20, 21)
+
+
+class NoConnection(TransportError):
+    """No connection could be made, and nothing was sent. `probed`: what is at the address."""
+
+    def __init__(self, found: ProbeResult, reason: str) -> None:
+        super().__init__(Fault.UNREACHABLE, reason)
+        self.probed = found
+
+    @classmethod
+    def at(cls, address: str, found: ProbeResult, **more: str) -> NoConnection:
+        """The error that says what was found at `address`."""
+        return cls(found, found.said(address, **more))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (NoConnection, (self.probed, self.reason))
+
+
+def lasting(found: Collection[ProbeResult | None]) -> bool:
+    """Whether trying again mends none of what was found at the addresses."""
+    return bool(found) and all(one in LASTING for one in found)
+
+
+def mending(stays: bool) -> str:
+    """What a sentence about that ends with."""
+    return f"; {STAYS}" if stays else ""
+
+
+class _HungUp(Exception):
+    """The handshake was done, and the other side ended the connection without a word."""
+
+
+async def why_not(address: str, credentials: Credentials, within_s: float) -> NoConnection:
+    """Return why no connection to `address` can be made, in words that say what to do."""
+    wait_s = min(within_s, PROBE_S)
+    if not credentials.tls:
+        return NoConnection.at(address, await probe(address, wait_s))
     try:
         async with asyncio.timeout(wait_s):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            return await _encrypted(address, credentials)
+    except TimeoutError:
+        return NoConnection.at(address, ProbeResult.SILENT)
+    except Invalid as bad:
+        return NoConnection(ProbeResult.FILES, bad.reason)
+
+
+async def _encrypted(address: str, credentials: Credentials) -> NoConnection:
+    refusal = ProbeResult.CERTIFICATE_REFUSED if credentials.cert else ProbeResult.WANTS_CERTIFICATE
+    why = ""
+    try:
+        await _said(address, credentials.context())
+        found = ProbeResult.BROKE_OFF
+    except _HungUp:
+        found = refusal
+    except ssl.SSLCertVerificationError as bad:
+        found, why = _verdict(bad)
+    except ssl.SSLError as refused:
+        reason = refused.reason or ""  # a symbol of OpenSSL's, no sentence
+        if "ALERT" not in reason:
+            found = ProbeResult.NOT_TLS
+        elif "CERTIFICATE" in reason or credentials.cert:
+            found = refusal
+        else:
+            found, why = ProbeResult.REFUSES, reason.lower().rpartition("alert_")[2].replace("_", " ")
+    except ConnectionResetError:
+        found = ProbeResult.BROKE_OFF
+    except OSError as cannot:
+        found = unconnected(cannot)
+    return NoConnection.at(address, found, why=why, cert=credentials.cert)
+
+
+async def _said(address: str, context: ssl.SSLContext) -> None:
+    """Returns once the other side has said something in TLS; in its version 1.3 it looks at our certificate after the
+    handshake, and says only then that it wants another, or hangs up: then raises _HungUp. Raises OSError, of which
+    SSLError is one."""
+    reader, writer = await _connect(*split_address(address), ssl=context)
+    try:
+        writer.write(PREFACE)
+        try:
+            said = await reader.read(1)
+        except ConnectionError as over:
+            raise _HungUp from over
+        if not said:
+            raise _HungUp
+    finally:
+        writer.transport.abort()
+        with suppress(OSError):  # however it ended, it is over
+            await writer.wait_closed()
+
+
+def _verdict(bad: ssl.SSLCertVerificationError) -> tuple[ProbeResult, str]:
+    if bad.verify_code in _OTHER_NAME:
+        return ProbeResult.WRONG_NAME, ""
+    if bad.verify_code in _NO_ISSUER:
+        return ProbeResult.UNKNOWN_AUTHORITY, ""
+    return ProbeResult.UNTRUSTED, _VERDICTS.get(bad.verify_code, bad.verify_message or str(bad.reason))
+
+
+async def probe(address: str, wait_s: float) -> ProbeResult:
+    """Find out who is at `address` ("host:port"), where a call without TLS did not get through. Connect, begin as gRPC
+    does, and return what came back within `wait_s`. SILENT: no connection was made in time; TALKS: one was, and nothing
+    or HTTP/2 came over it, as from a broker that has much to do."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(wait_s):
+            reader, writer = await _connect(host, port)
     except TimeoutError:
         return ProbeResult.SILENT
     except OSError as trouble:
@@ -87,7 +237,7 @@ async def probe(address: str, wait_s: float) -> ProbeResult:
     if begun:
         return _named(begun)
     # It hung up without a word: on what was no greeting of its own, or on whoever comes.
-    return ProbeResult.TLS if await _takes_tls(host.strip("[]"), int(port), wait_s) else ProbeResult.HANGS_UP
+    return ProbeResult.TLS if await _takes_tls(host, port, wait_s) else ProbeResult.HANGS_UP
 
 
 async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
@@ -96,7 +246,7 @@ async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with asyncio.timeout(wait_s):
-            _, writer = await asyncio.open_connection(host, port, ssl=context)
+            _, writer = await _connect(host, port, ssl=context)
     except ssl.SSLError as refused:
         return refused.reason not in ("WRONG_VERSION_NUMBER", None)
     except (OSError, TimeoutError):
@@ -105,16 +255,36 @@ async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
     return True
 
 
+async def _connect(host: str, port: int, **tls: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a host. Raise why it cannot be done."""
+    if tls:
+        tls["server_hostname"] = host
+    try:
+        return await asyncio.open_connection(host, port, **tls)
+    except OSError as cannot:
+        if cannot.errno:
+            raise
+    # It has several addresses, whose reasons asyncio puts into one text: ask them one by one.
+    refused = OSError(errno.EADDRNOTAVAIL, "the host has no address")
+    for _, *_, place in await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await asyncio.open_connection(str(place[0]), port, **tls)
+        except OSError as cannot:
+            refused = cannot
+            if cannot.errno == errno.ECONNREFUSED:
+                break
+    raise refused
+
+
 def unconnected(trouble: OSError) -> ProbeResult:
-    """Why no connection could be made. Of several addresses of a host asyncio tells together, in words alone."""
+    """Return why no connection could be made."""
     if isinstance(trouble, socket.gaierror):
         return ProbeResult.UNKNOWN_NAME
     if trouble.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
         return ProbeResult.UNREACHABLE
     if trouble.errno == errno.ETIMEDOUT:
         return ProbeResult.SILENT
-    refused = trouble.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(trouble)
-    return ProbeResult.NOBODY if refused else ProbeResult.BROKEN
+    return ProbeResult.NOBODY if trouble.errno == errno.ECONNREFUSED else ProbeResult.BROKEN
 
 
 def _named(begun: bytes) -> ProbeResult:
@@ -125,112 +295,3 @@ def _named(begun: bytes) -> ProbeResult:
     if len(begun) >= 9 and begun[3] == _SETTINGS:
         return ProbeResult.TALKS
     return ProbeResult.ELSE
-
-
-PROBE_S = 0.5
-"""How long the other side may take to say what it is."""
-LASTING = (
-    "speaks TLS: connect",
-    "is not to be trusted:",
-    "does not speak TLS:",
-    "wants to see a certificate:",
-    "does not take our certificate",
-)
-"""What the sentences have in them that tell of something which no other try mends."""
-
-
-def lasting(troubles: Collection[str]) -> str:
-    """What a sentence about these troubles ends with: that trying again mends none of them; empty where it may."""
-    stay = bool(troubles) and all(any(words in trouble for words in LASTING) for trouble in troubles)
-    return f"; {STAYS}" if stay else ""
-
-
-class _HungUp(Exception):
-    """The handshake was done, and the other side ended the connection without a word."""
-
-
-async def why_not(address: str, credentials: Credentials, within_s: float) -> str:
-    """Why no connection to `address` can be made, in words that say what to do."""
-    try:
-        if not credentials.tls:
-            return (await probe(address, min(within_s, PROBE_S))).said(address)
-        async with asyncio.timeout(min(within_s, PROBE_S)):
-            return await _encrypted(address, credentials)
-    except TimeoutError:
-        return ProbeResult.SILENT.said(address)
-    except Invalid as bad:
-        return bad.reason
-
-
-async def _encrypted(address: str, credentials: Credentials) -> str:
-    try:
-        await _said(address, credentials.context())
-    except _HungUp:
-        return _wants_another(address, credentials)
-    except ssl.SSLCertVerificationError as bad:
-        return f"the certificate of {address} is not to be trusted: {_verdict(bad)}"
-    except ssl.SSLError as refused:
-        return _refused(address, refused.reason or "", credentials)
-    except OSError as cannot:
-        return _nobody(address, cannot)
-    return _broke(address)
-
-
-async def _said(address: str, context: ssl.SSLContext) -> None:
-    """Returns once the other side has said something in TLS; in its version 1.3 it looks at our certificate after the
-    handshake, and says only then that it wants another, or hangs up: then raises _HungUp. Raises OSError, of which
-    SSLError is one."""
-    host, port = split_address(address)
-    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
-    try:
-        writer.write(PREFACE)
-        try:
-            said = await reader.read(1)
-        except ConnectionError as over:
-            raise _HungUp from over
-        if not said:
-            raise _HungUp
-    finally:
-        writer.transport.abort()
-        with suppress(OSError):  # however it ended, it is over
-            await writer.wait_closed()
-
-
-def _verdict(bad: ssl.SSLCertVerificationError) -> str:
-    said = bad.verify_message or str(bad.reason)
-    if "expired" in said:
-        return "it has expired, have it renewed"
-    if "not yet valid" in said:
-        return "it is not valid yet, or the clock of this machine is wrong"
-    if "mismatch" in said.lower() or "is not valid for" in said:
-        return "it was made out to another name; connect by a name that is in it"
-    if "issuer" in said or "self-signed" in said or "self signed" in said:
-        return "none of the authorities in ca= (or of this machine's, without it) has signed it"
-    return said
-
-
-def _refused(address: str, reason: str, credentials: Credentials) -> str:
-    """What the other side, or TLS itself, has against this connection."""
-    if "ALERT" not in reason:
-        return f"{address} does not speak TLS: connect without it, or have the broker serve with --tls-cert"
-    if "CERTIFICATE" in reason or credentials.cert:
-        return _wants_another(address, credentials)
-    return f"{address} refuses the connection: {reason.lower().rpartition('alert_')[2].replace('_', ' ')}"
-
-
-def _wants_another(address: str, credentials: Credentials) -> str:
-    """It did not like the certificate that we showed, or that we showed none."""
-    if not credentials.cert:
-        return f"{address} wants to see a certificate: connect with cert= and key="
-    return (
-        f"{address} does not take our certificate {credentials.cert!r}: has it expired, or was it signed by none of "
-        "the broker's --client-ca?"
-    )
-
-
-def _nobody(address: str, cannot: OSError) -> str:
-    return _broke(address) if isinstance(cannot, ConnectionResetError) else unconnected(cannot).said(address)
-
-
-def _broke(address: str) -> str:
-    return f"the connection to {address} broke off"

@@ -19,6 +19,7 @@ from enum import IntEnum
 
 from timeline.child import send_signal
 from timeline.credentials import PLAIN, Credentials
+from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.wire.transport import Fault, TransportError
 
 GRPC = "grpc._cython.cygrpc"
@@ -33,7 +34,7 @@ SPARE_S = 5.0
 class RecordKind(IntEnum):
     """Up: CREDENTIALS first, as JSON: a pipe is nobody else's to read; then UNARY, PAGES, STREAM open a call; SEND,
     CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or sent was taken); END (the peer ended the call in
-    order); FAULT (the fault's name, a space, the reason)."""
+    order); FAULT (the fault's name, what a probe found or nothing, the reason, with spaces between)."""
 
     UNARY = 0
     PAGES = 1
@@ -79,8 +80,14 @@ async def read_record(reader: asyncio.StreamReader) -> tuple[RecordKind, int, by
 
 
 def _fault_of(body: bytes) -> TransportError:
-    name, _, reason = body.decode().partition(" ")
-    return TransportError(Fault(name), reason)
+    name, found, reason = body.decode().split(" ", 2)
+    return NoConnection(ProbeResult[found], reason) if found else TransportError(Fault(name), reason)
+
+
+def fault_body(fault: TransportError) -> bytes:
+    """The body of a FAULT record."""
+    found = fault.probed.name if isinstance(fault, NoConnection) else ""
+    return f"{fault.fault} {found} {fault.reason}".encode()
 
 
 class _Call:
@@ -131,7 +138,7 @@ class _Process:
         finally:
             self.over = True
             for call in self._calls.values():
-                call.hear(RecordKind.FAULT, b"BROKEN the relay process has ended")
+                call.hear(RecordKind.FAULT, b"BROKEN  the relay process has ended")
 
     def open(self) -> tuple[int, _Call]:
         self._last += 1

@@ -11,7 +11,7 @@ import sys
 
 from timeline.credentials import Credentials
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.relay import OPENING, RecordKind, read_record, record
+from timeline.driver.transport.relay import OPENING, RecordKind, fault_body, read_record, record
 from timeline.wire.transport import Fault, Stream, TransportError
 
 log = logging.getLogger("timeline.driver")
@@ -63,10 +63,10 @@ class RelayServer:
             else:
                 await self._stream(call, await self._transport.stream(method, timeout_s))
         except TransportError as fault:
-            await self._tell(RecordKind.FAULT, call, f"{fault.fault} {fault.reason}".encode())
+            await self._tell(RecordKind.FAULT, call, fault_body(fault))
         except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
             log.exception("the relay failed")
-            await self._tell(RecordKind.FAULT, call, f"{Fault.BROKEN} the relay failed: {error!r}".encode())
+            await self._tell(RecordKind.FAULT, call, f"{Fault.BROKEN}  the relay failed: {error!r}".encode())
 
     async def _stream(self, call: int, stream: Stream) -> None:
         await self._tell(RecordKind.DONE, call)

@@ -1,0 +1,78 @@
+"""Print the files and functions of Timeline that one warm `await p.produce()` passes, from driver to memory store and
+back, and how many they are. Run it as `python scripts/way.py`.
+
+Driver and broker run in one process and in virtual time, over the simulation's network instead of gRPC. The first puts
+warm everything up; the next is recorded. What runs by itself meanwhile, such as heartbeats, is not part of the way:
+nothing is in flight, and virtual time does not pass unless all wait.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.simulation.test_cluster import Scene  # noqa: E402
+
+PACKAGE = str(ROOT / "timeline") + "/"
+WARM_PUTS = 20
+NOTES = "history/"
+"""The simulation notes what its store is asked, which no broker does."""
+INNER = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
+
+
+async def passed(work: Callable[[], Awaitable[Any]]) -> dict[str, list[str]]:
+    """The functions of Timeline that run until `work` is done, in the order of their first call, by file."""
+    seen: dict[CodeType, None] = {}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            seen.setdefault(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        await work()
+    finally:
+        sys.setprofile(None)
+    found: dict[str, list[str]] = {}
+    for code in seen:
+        file = code.co_filename.removeprefix(PACKAGE)
+        if code.co_filename.startswith(PACKAGE) and code.co_name not in INNER and not file.startswith(NOTES):
+            found.setdefault(file, []).append(code.co_qualname)
+    return found
+
+
+def way() -> dict[str, list[str]]:
+    """The way of one warm put."""
+    scene = Scene(brokers=1)
+
+    async def play(scene: Scene) -> dict[str, list[str]]:
+        async with scene.client("p", 1) as client:
+            await client.create_topic("t")
+            async with client.producer("t") as producer:
+                for number in range(WARM_PUTS):
+                    await producer.produce(b"x", in_="1h", id=f"warm{number}")
+                return await passed(lambda: producer.produce(b"x", in_="1h", id="recorded"))
+
+    return scene.play(play)
+
+
+def counts(found: dict[str, list[str]]) -> tuple[int, int]:
+    """How many files and functions."""
+    return len(found), sum(map(len, found.values()))
+
+
+def main() -> None:
+    found = way()
+    for file, functions in found.items():
+        print(f"{file}\n    {', '.join(functions)}")
+    print("{} files, {} functions".format(*counts(found)))
+
+
+if __name__ == "__main__":
+    main()
