@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from timeline.storage_plugins.cockroachdb import schema
-from timeline.storage_plugins.cockroachdb.connections import CockroachConnections
-from timeline.storage_plugins.cockroachdb.store import CockroachStore
-from timeline.storage_plugins.cockroachdb.words import Worded
-from timeline.storage_plugins.postgresql.connections import Connections, Qualified
+from timeline.storage_plugins.cockroachdb.store import CockroachConnections, CockroachStore
+from timeline.storage_plugins.postgresql.connections import PostgresqlConnections, Qualified
 
 REAL = "TIMELINE_TEST_COCKROACHDB_URL"
 GOLDEN = Path(__file__).with_name("cockroachdb_statements.sql")
@@ -38,7 +36,7 @@ def golden() -> set[str]:
     return {text.strip() for text in GOLDEN.read_text(encoding="utf-8").split(";\n\n") if text.strip()}
 
 
-class RecordedWords(Worded):
+class RecordedWords(Qualified):
     """Notes each statement. `emitted`: as CockroachDB is told it."""
 
     emitted: ClassVar[set[str]] = set()
@@ -68,11 +66,11 @@ class StandInConnections(CockroachConnections):
 
 
 class StandInStore(CockroachStore):
-    connecting: ClassVar[type[Connections]] = StandInConnections
+    connecting: ClassVar[type[PostgresqlConnections]] = StandInConnections
 
 
 class RecordedStore(CockroachStore):
-    connecting: ClassVar[type[Connections]] = RecordedConnections
+    connecting: ClassVar[type[PostgresqlConnections]] = RecordedConnections
 
 
 def store(url: str) -> CockroachStore:

@@ -83,13 +83,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS message_id ON timeline.message (topic, bucket,
 
 DELETE FROM timeline.dropped WHERE key = $1;
 
-DELETE FROM timeline.remembered WHERE topic = $1 AND settled_ms <= $2 AND EXISTS (
-  SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1)
-ORDER BY settled_ms LIMIT $3;
+DELETE FROM timeline.remembered WHERE topic = $1 AND settled_ms <= $2 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) ORDER BY settled_ms LIMIT $3;
 
 DELETE FROM timeline.remembered WHERE topic = $1 ORDER BY id LIMIT $2;
 
-DELETE FROM timeline.topic WHERE name = $1 AND uid = $2 RETURNING key;
+DELETE FROM timeline.topic WHERE uid = $1;
 
 INSERT INTO timeline.dropped (key) VALUES ($1);
 
@@ -97,17 +95,11 @@ INSERT INTO timeline.meta (name, value) VALUES ('schema_version', $1), ('cluster
 
 INSERT INTO timeline.meta (name, value) VALUES ('schema_version', $1), ('oldest_version', $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
-INSERT INTO timeline.topic (uid, name, settings, revision, created_ms) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO NOTHING RETURNING key;
+INSERT INTO timeline.topic (uid, name, settings, revision, created_ms) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO NOTHING;
 
-SELECT (
-  SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms > $2
-    AND ($3::int8[] IS NULL OR m.bucket = ANY($3)) ORDER BY m.due_ms, m.id LIMIT 1), (
-  SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder != ''::bytea AND m.due_ms > $2
-    AND ($3::int8[] IS NULL OR m.bucket = ANY($3)) ORDER BY m.due_ms, m.id LIMIT 1);
+SELECT (SELECT COUNT(*) FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= $2 AND m.due_ms < $3), (SELECT COUNT(*) FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= $4 AND m.due_ms < $5), (SELECT COUNT(*) FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= $6 AND m.due_ms < $7), (SELECT COUNT(*) FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= $8 AND m.due_ms < $9), (SELECT COUNT(*) FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= $10 AND m.due_ms < $11);
 
-SELECT (SELECT count(*) FROM timeline.message AS m
-  WHERE m.topic = $1 AND died_ms = 0 AND holder = ''::bytea AND m.due_ms >= a.low AND m.due_ms < a.high)
-FROM unnest($2::int8[], $3::int8[]) WITH ORDINALITY AS a(low, high, n) ORDER BY a.n;
+SELECT (SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms > $2 AND ($3::int8[] IS NULL OR m.bucket = ANY($3)) ORDER BY m.due_ms, m.id LIMIT 1), (SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder != ''::bytea AND m.due_ms > $4 AND ($5::int8[] IS NULL OR m.bucket = ANY($5)) ORDER BY m.due_ms, m.id LIMIT 1), 1;
 
 SELECT extract(epoch FROM clock_timestamp())::float8 * 1000;
 
@@ -115,59 +107,52 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   SELECT r.id, r.birth, r.version, r.payload_sum, r.last_op FROM timeline.remembered AS r
   WHERE r.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND r.id = a.id AND r.settled_ms + 0 > $3) AS f;
 
-SELECT f.* FROM unnest($2::int8[], $3::bytea[]) AS a(bucket, id), LATERAL (SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND m.bucket = a.bucket AND m.id = a.id AND ( m.died_ms = $4 AND m.tag = $5)) AS f ORDER BY f.bucket, f.id;
-
-SELECT f.* FROM unnest($2::int8[], $3::bytea[]) AS a(bucket, id), LATERAL (SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND m.bucket = a.bucket AND m.id = a.id AND ( m.died_ms = $4)) AS f ORDER BY f.bucket, f.id;
-
 SELECT f.*, a.n FROM unnest($2::int8[], $3::bytea[]) WITH ORDINALITY AS a(bucket, id, n), LATERAL (
-  SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id
+  SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id
 ) AS f;
 
 SELECT key FROM timeline.dropped ORDER BY key LIMIT 1;
 
+SELECT key FROM timeline.topic WHERE name = $1 AND uid = $2 FOR UPDATE;
+
 SELECT key FROM timeline.topic WHERE uid = $1;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms != $4 OR m.died_ms = $5 AND m.holder = $6 AND m.due_ms > $7) ORDER BY m.bucket, m.id LIMIT $8;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND ((m.died_ms = $4 AND m.due_ms <= $5) OR m.died_ms != $6 OR (m.died_ms = $7 AND m.holder != $8 AND m.due_ms > $9) OR (m.died_ms = $10 AND m.holder = $11 AND m.due_ms > $12)) ORDER BY m.bucket, m.id LIMIT $13;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.due_ms <= $5) ORDER BY m.bucket, m.id LIMIT $6;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND ((m.died_ms = $4 AND m.due_ms <= $5)) ORDER BY m.bucket, m.id LIMIT $6;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.due_ms <= $6 OR m.died_ms != $5 OR m.died_ms = $4 AND m.holder != $7 AND m.due_ms > $8 OR m.died_ms = $4 AND m.holder = $9 AND m.due_ms > $10) ORDER BY m.bucket, m.id LIMIT $11;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND ((m.died_ms = $4 AND m.holder != $5 AND m.due_ms > $6)) ORDER BY m.bucket, m.id LIMIT $7;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.due_ms >= $5) ORDER BY m.bucket, m.id LIMIT $6;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND ((m.died_ms = $4 AND m.holder = $5 AND m.due_ms > $6)) ORDER BY m.bucket, m.id LIMIT $7;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.holder != $5 AND m.due_ms > $6) ORDER BY m.bucket, m.id LIMIT $7;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND (m.died_ms != $4 OR (m.died_ms = $5 AND m.holder = $6 AND m.due_ms > $7)) ORDER BY m.bucket, m.id LIMIT $8;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4 AND m.holder = $5 AND m.due_ms > $6) ORDER BY m.bucket, m.id LIMIT $7;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND (m.died_ms = $4) AND m.due_ms >= $5 ORDER BY m.bucket, m.id LIMIT $6;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND ( m.died_ms = $4) ORDER BY m.bucket, m.id LIMIT $5;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) AND (m.died_ms = $4) ORDER BY m.bucket, m.id LIMIT $5;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND died_ms != 0 AND ( m.died_ms != $4) ORDER BY m.bucket, m.id LIMIT $5;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms != 0 AND (m.bucket, m.id) > ($2, $3) AND (m.died_ms != $4) ORDER BY m.bucket, m.id LIMIT $5;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND tag != ''::bytea AND m.tag = $4 AND ( m.died_ms = $5 AND m.tag = $6) ORDER BY m.bucket, m.id LIMIT $7;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms != 0 AND m.died_ms <= $2 ORDER BY m.died_ms LIMIT $3;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND tag != ''::bytea AND m.tag = $4 AND ( m.died_ms = $5 AND m.tag = $8 AND m.due_ms >= $6 AND m.due_ms < $7) ORDER BY m.bucket, m.id LIMIT $9;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder != ''::bytea AND (m.due_ms, m.id) > ($2, $3) AND m.holder = $4 ORDER BY m.due_ms, m.id LIMIT $5;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms != 0 AND m.died_ms <= $2
-ORDER BY m.died_ms LIMIT $3;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder != ''::bytea AND m.due_ms <= $2 AND (m.due_ms, m.id) > ($3, $4) AND ($5::int8[] IS NULL OR m.bucket = ANY($5)) ORDER BY m.due_ms, m.id LIMIT $6;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder != ''::bytea AND m.due_ms <= $2
-  AND ($3::int8[] IS NULL OR m.bucket = ANY($3)) AND (m.due_ms, m.id) > ($4, $5)
-ORDER BY m.due_ms, m.id LIMIT $6;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms <= $2 AND (m.due_ms, m.id) > ($3, $4) AND ($5::int8[] IS NULL OR m.bucket = ANY($5)) ORDER BY m.due_ms, m.id LIMIT $6;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms = 0 AND holder = ''::bytea AND m.due_ms <= $2
-  AND ($3::int8[] IS NULL OR m.bucket = ANY($3)) AND (m.due_ms, m.id) > ($4, $5)
-ORDER BY m.due_ms, m.id LIMIT $6;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND expires_ms != 0 AND died_ms = 0 AND m.expires_ms <= $2 AND (m.holder = $3 OR m.due_ms <= $4) ORDER BY m.expires_ms LIMIT $5;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND expires_ms != 0 AND died_ms = 0 AND m.expires_ms <= $2
-  AND (m.holder = ''::bytea OR m.due_ms <= $2) ORDER BY m.expires_ms LIMIT $3;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4) AND (m.died_ms = $5) AND m.tag = $6 AND m.due_ms >= $7 AND m.due_ms < $8 ORDER BY m.bucket, m.id LIMIT $9;
 
-SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND died_ms = 0 AND holder != ''::bytea AND (m.due_ms, m.id) > ($2, $3) AND m.holder = $4 ORDER BY m.due_ms, m.id LIMIT $5;
+SELECT m."row", m.bucket, m.headers_bytes, m.birth, m.version, m.due_ms, m.scheduled_ms, m.put_ms, m.asked_ms, m.deliveries, m.last_op, m.expires_ms, m.payload_sum, m.payload_bytes, m.died_ms, m.id, m.grp, m.holder, m.tag, m.dead FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4) AND (m.died_ms = $5) AND m.tag = $6 ORDER BY m.bucket, m.id LIMIT $7;
 
-SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND died_ms != 0 ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
+SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND (m.bucket, m.id) > ($2, $3) ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
 
-SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) AND tag != ''::bytea AND m.tag = $4 ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
+SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND died_ms != 0 AND (m.bucket, m.id) > ($2, $3) ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
 
-SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND (m.bucket, m.id) > ($2, $3) ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
+SELECT m.bucket, m.id FROM timeline.message AS m WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4) ORDER BY m.bucket, m.id LIMIT 1 OFFSET 19999;
 
 SELECT name, value FROM timeline.meta;
 
@@ -186,8 +171,7 @@ UPDATE timeline.topic SET settings = $1, revision = $2, created_ms = $3 WHERE ui
 
 WITH chunk AS MATERIALIZED (
   SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
-  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
-    AND (m.bucket, m.id) > ($3, $4)
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS (
   DELETE FROM timeline.message AS m USING chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
@@ -200,15 +184,14 @@ FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
 
 WITH chunk AS MATERIALIZED (
   SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
-  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
-    AND (m.bucket, m.id) > ($3, $4)
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS (
   DELETE FROM timeline.message AS m USING chunk AS f WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
   RETURNING m."row", m.id, m.birth, m.version, m.payload_sum, m.due_ms
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT done."row" FROM done)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8 FROM done
+  SELECT $1::int8, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8 FROM done
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 )
@@ -219,8 +202,7 @@ FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
 
 WITH chunk AS MATERIALIZED (
   SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
-  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
-    AND (m.bucket, m.id) > ($3, $4)
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS (
   UPDATE timeline.message AS m SET version = m.version + 1, due_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END, scheduled_ms = CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END,
@@ -234,8 +216,7 @@ FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
 
 WITH chunk AS MATERIALIZED (
   SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
-  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
-    AND (m.bucket, m.id) > ($3, $4)
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS MATERIALIZED (
   SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND ((length(m.holder) = 0 OR m.due_ms <= $8::int8) OR $9::bool) AND (m.expires_ms = 0 OR m.expires_ms > $8::int8)
@@ -247,8 +228,7 @@ FROM chunk AS l ORDER BY l.bucket DESC, l.id DESC LIMIT 1;
 
 WITH chunk AS MATERIALIZED (
   SELECT m."row" AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
-  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2
-    AND (m.bucket, m.id) > ($3, $4)
+  WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND tag != ''::bytea AND m.tag = $2 AND (m.bucket, m.id) > ($3, $4)
   ORDER BY m.bucket, m.id LIMIT $5
 ), done AS MATERIALIZED (
   SELECT f.id, m.due_ms FROM chunk AS f, timeline.message AS m WHERE m."row" = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0 AND (length(m.holder) = 0 OR m.due_ms <= $8::int8) AND m.last_op != $9::int8 AND CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END <= $12::int8 AND ($11::int8 = 0 OR m.asked_ms <= $6::int8) AND (m.expires_ms = 0 OR m.expires_ms > greatest($8::int8, CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END))
@@ -276,7 +256,7 @@ WITH found AS MATERIALIZED (
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum, f.remembered, f.left_op
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9::INT8 FROM gone
+  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9::int8 FROM gone
   WHERE gone.remembered ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
@@ -298,14 +278,14 @@ WITH found AS MATERIALIZED (
 ), leased AS (
   UPDATE timeline.message AS m SET due_ms = f.until_ms, holder = f.holder, version = m.version + 1,
     deliveries = m.deliveries + 1
-  FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms
-    AND m.died_ms = 0
+  FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version
+    AND m.due_ms = f.due_ms AND m.died_ms = 0
   RETURNING f.n, m."row"
 )
 SELECT l.n - 1, p.payload, p.headers FROM leased AS l LEFT JOIN LATERAL (
   SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c."row" = l."row") AS p ON true ORDER BY l.n;
 
-WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
+WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
     SELECT m."row" AS place FROM timeline.message AS m
@@ -316,7 +296,7 @@ UPDATE timeline.message AS m SET due_ms = greatest(m.due_ms, ($7::int8[])[f.n])
 FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0 AND (m.due_ms > $8 OR m.expires_ms = 0 OR m.expires_ms > $8)
 RETURNING f.n - 1, m.due_ms;
 
-WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
+WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
     SELECT m."row" AS place FROM timeline.message AS m
@@ -331,7 +311,7 @@ UPDATE timeline.message AS m SET version = m.version + 1, holder = ''::bytea, la
 FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0 AND m.expires_ms = 0 AND (m.last_op != ($8::int8[])[f.n] OR ($8::int8[])[f.n] = 0)
 RETURNING f.n - 1, m.due_ms;
 
-WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
+WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
     SELECT m."row" AS place FROM timeline.message AS m
@@ -341,24 +321,23 @@ WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
   RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone))
-, kept AS (
+SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone;
+
+WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
+  FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
+    AS a(bucket, id, birth, version, holder, n), LATERAL (
+    SELECT m."row" AS place FROM timeline.message AS m
+    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
+  WHERE a.holder != ''::bytea
+), gone AS (
+  DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
+  RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
+), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::INT8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::INT8 FROM gone
+  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::int8 FROM gone
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 )
-SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone;
-
-WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n 
-  FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
-    AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
-  WHERE a.holder != ''::bytea
-), gone AS (
-  DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
-  RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
-), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone))
 SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone;
 
 WITH gone AS (
@@ -376,8 +355,8 @@ WITH gone AS (DELETE FROM timeline.message WHERE "row" IN (
 WITH standing AS MATERIALIZED (SELECT key FROM timeline.topic WHERE uid = $1), stored AS (
   INSERT INTO timeline.message ("row", topic, bucket, id, birth, due_ms, scheduled_ms, put_ms, asked_ms, expires_ms,
     payload_sum, payload_bytes, headers_bytes, grp, tag)
-  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2::INT8, $2::INT8, a.expires_ms, a.payload_sum,
-    a.size, length(a.headers), a.grp, a.tag
+  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2::int8, $2::int8, a.expires_ms,
+    a.payload_sum, a.size, length(a.headers), a.grp, a.tag
   FROM standing, unnest($3::int8[], $4::int8[], $5::bytea[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
     $10::int8[], $12::bytea[], $13::bytea[], $14::bytea[])
     AS a("row", bucket, id, birth, due_ms, expires_ms, payload_sum, size, headers, grp, tag)

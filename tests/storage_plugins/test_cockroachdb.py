@@ -17,14 +17,11 @@ from tests.storage_plugins.cockroach_statements import written_out
 from tests.storage_plugins.sqlite_calls import NOW_MS, grant, puts, topic
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.cockroachdb import schema
-from timeline.storage_plugins.cockroachdb.location import location_of
-from timeline.storage_plugins.cockroachdb.store import CockroachStore
-from timeline.storage_plugins.cockroachdb.words import worded
+from timeline.storage_plugins.cockroachdb.store import STATEMENTS, CockroachStore, location_of
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.postgresql import lease_statements, statements
-from timeline.storage_plugins.postgresql.connections import Connection
+from timeline.storage_plugins.postgresql.connections import PostgresqlConnection
 from timeline.storage_plugins.postgresql.failures import judged
-from timeline.storage_plugins.postgresql.floors import SLACK_MS, WHOLE_EVERY_MS
+from timeline.storage_plugins.postgresql.scan_floors import SLACK_MS, WHOLE_EVERY_MS
 from timeline.storage_plugins.versions import Versions
 
 WRITE = "python -m tests.storage_plugins.cockroach_statements writes the golden file"
@@ -49,17 +46,12 @@ def test_no_statement_of_the_golden_file_says_what_cockroachdb_has_not() -> None
     assert all("USING HASH WITH (bucket_count = 16)" in text for text in every if "USING HASH" in text)
 
 
-def test_a_statement_without_words_is_not_sent() -> None:
-    with pytest.raises(AssertionError, match="no words of CockroachDB for"):
-        worded(lease_statements.LEASE[False])
-
-
 def test_arrays_of_rows_are_joined_and_what_an_insert_selects_has_its_type() -> None:
-    removed = worded(statements.REMOVE_NEW)
+    removed = STATEMENTS.remove_new
     assert 'DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)' in removed
     assert removed.count("(") == removed.count(")")
-    assert "$2::INT8, $2::INT8, a.expires_ms" in worded(statements.PUT)
-    assert "gone.payload_sum, 0, $7::INT8 FROM gone" in worded(statements.ACK[True])
+    assert "$2::int8, $2::int8, a.expires_ms" in STATEMENTS.put
+    assert "gone.payload_sum, 0, $7::int8 FROM gone" in STATEMENTS.ack[True]
 
 
 # ── where a look begins ──
@@ -149,10 +141,10 @@ async def test_transactions_that_make_each_other_impossible_are_done_again(opene
     both = asyncio.Barrier(2)
     tries = 0
 
-    async def prepare(connection: Connection) -> None:
+    async def prepare(connection: PostgresqlConnection) -> None:
         await connection.execute("INSERT INTO timeline.meta (name, value) VALUES ('x', '1'), ('y', '1')")
 
-    async def skew(connection: Connection, mine: str) -> int:
+    async def skew(connection: PostgresqlConnection, mine: str) -> int:
         nonlocal tries
         tries += 1
         rows = await connection.fetch("SELECT value FROM timeline.meta WHERE name IN ('x', 'y') ORDER BY name")
@@ -174,7 +166,7 @@ async def test_transactions_that_make_each_other_impossible_are_done_again(opene
 async def test_what_is_impossible_for_ever_is_given_up_and_nothing_happened(opened: StandInStore) -> None:
     tries = 0
 
-    async def impossible(connection: Connection) -> None:
+    async def impossible(connection: PostgresqlConnection) -> None:
         nonlocal tries
         tries += 1
         await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'restart transaction' USING ERRCODE = '40001'; END $$")

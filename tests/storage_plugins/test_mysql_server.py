@@ -13,8 +13,8 @@ from tests.storage_plugins.mysql_calls import database_of, other, run, setting, 
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
-from timeline.storage_plugins.mysql import records
-from timeline.storage_plugins.mysql.location import Location
+from timeline.storage_plugins.mysql import schema
+from timeline.storage_plugins.mysql.location import MysqlLocation
 
 pytestmark = pytest.mark.servers
 
@@ -56,9 +56,9 @@ def test_a_wrong_url_is_refused(url: str, mended: str) -> None:
 def test_user_and_password_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMELINE_MYSQL_USER", "somebody")
     monkeypatch.setenv("TIMELINE_MYSQL_PASSWORD", "p/w")
-    found = Location.of("mysql://host/d")
+    found = MysqlLocation.of("mysql://host/d")
     assert (found.user, found.password, found.port, found.shown) == ("somebody", "p/w", 3306, "host:3306/d")
-    assert Location.of("mysql://me:p%2Fq@host:1/d").password == "p/q"
+    assert MysqlLocation.of("mysql://me:p%2Fq@host:1/d").password == "p/q"
     assert "p/w" not in repr(found)
 
 
@@ -89,13 +89,13 @@ async def test_a_newer_schema_is_refused(server: MysqlServer) -> None:
 async def test_a_migration_by_somebody_else_is_waited_for(server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, a broker that starts beside another one would end for good."""
     url = server.url
-    monkeypatch.setattr(records, "LOCK_S", 0)
+    monkeypatch.setattr(schema, "LOCK_S", 0)
     store = make_store(url)
     with other(url) as somebody:
-        run(somebody, f"SELECT GET_LOCK({records.LOCK}, 60)")
+        run(somebody, f"SELECT GET_LOCK({schema.LOCK}, 60)")
         with pytest.raises(StoreUnavailable, match="another process is creating or migrating"):
             await store.open()
-    await until(server, f"USE {database_of(url)}; SELECT 1 FROM DUAL WHERE IS_FREE_LOCK({records.LOCK})")
+    await until(server, f"USE {database_of(url)}; SELECT 1 FROM DUAL WHERE IS_FREE_LOCK({schema.LOCK})")
     await store.open()
     await store.close()
 

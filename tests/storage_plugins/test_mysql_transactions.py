@@ -15,8 +15,8 @@ from tests.storage_plugins.mysql_calls import database_of, other, run, trial, un
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.mysql.connections import Connections, Session, _Call
-from timeline.storage_plugins.mysql.location import Location
+from timeline.storage_plugins.mysql.connections import MysqlConnections, MysqlSession, _Call
+from timeline.storage_plugins.mysql.location import MysqlLocation
 
 pytestmark = pytest.mark.servers
 
@@ -178,9 +178,9 @@ REFUSED = "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'a dea
 
 async def test_what_went_with_the_commit_is_repeated_after_a_deadlock(server: MysqlServer) -> None:
     """A statement that waits for the commit and is refused then: of this try nothing happened, of the next one all."""
-    connections, tries = Connections(Location.of(server.url)), []
+    connections, tries = MysqlConnections(MysqlLocation.of(server.url)), []
 
-    def act(session: Session) -> None:
+    def act(session: MysqlSession) -> None:
         tries.append(session)
         session.execute("CREATE TABLE IF NOT EXISTS counted (number INT)")
         session.later("INSERT INTO counted VALUES (1)")
@@ -196,9 +196,9 @@ async def test_what_went_with_the_commit_is_repeated_after_a_deadlock(server: My
 
 
 async def test_what_went_with_the_commit_and_is_wrong_is_said_and_nothing_of_it_happened(server: MysqlServer) -> None:
-    connections = Connections(Location.of(server.url))
+    connections = MysqlConnections(MysqlLocation.of(server.url))
 
-    def act(session: Session) -> None:
+    def act(session: MysqlSession) -> None:
         session.execute("CREATE TABLE IF NOT EXISTS wronged (number INT)")
         session.later("INSERT INTO wronged VALUES (1)")
         session.later("INSERT INTO nowhere VALUES (2)")
@@ -213,9 +213,9 @@ async def test_what_went_with_the_commit_and_is_wrong_is_said_and_nothing_of_it_
 
 async def test_answers_come_to_whom_they_are_for(server: MysqlServer) -> None:
     """Statements that went together, and one too long for that; and none is formatted twice."""
-    connections = Connections(Location.of(server.url))
+    connections = MysqlConnections(MysqlLocation.of(server.url))
 
-    def act(session: Session) -> list[object]:
+    def act(session: MysqlSession) -> list[object]:
         asked = [session.later("SELECT %s, '%%'", (number,)) for number in range(3)]
         plain = session.later("SELECT '%s;%d'")
         long = session.later("SELECT LENGTH(%s)", ("x" * (2 << 20),))
@@ -229,10 +229,10 @@ async def test_answers_come_to_whom_they_are_for(server: MysqlServer) -> None:
 
 
 async def test_a_call_that_no_connection_was_free_for_says_so(server: MysqlServer) -> None:
-    busy = Connections(Location.of(f"{server.url}?pool=2&timeout_ms=1000"))
+    busy = MysqlConnections(MysqlLocation.of(f"{server.url}?pool=2&timeout_ms=1000"))
     begun, over = threading.Semaphore(0), threading.Event()
 
-    def hold(session: Session) -> None:
+    def hold(session: MysqlSession) -> None:
         begun.release()
         over.wait()
 
@@ -249,7 +249,7 @@ async def test_a_call_that_no_connection_was_free_for_says_so(server: MysqlServe
 
 
 async def test_a_call_that_is_given_up_when_it_is_over_cuts_nobody_elses_connection(server: MysqlServer) -> None:
-    connections, call = Connections(Location.of(server.url)), _Call()
+    connections, call = MysqlConnections(MysqlLocation.of(server.url)), _Call()
     try:
         await asyncio.wrap_future(connections._threads.submit(connections._transact, _number, call))
         (kept,) = connections._all
@@ -259,7 +259,7 @@ async def test_a_call_that_is_given_up_when_it_is_over_cuts_nobody_elses_connect
         await asyncio.to_thread(connections.close)
 
 
-def _number(session: Session) -> int:
+def _number(session: MysqlSession) -> int:
     """The connection's own."""
     return int(session.rows("SELECT CONNECTION_ID()")[0][0])
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from timeline.model import Topic, TopicSettings
-from timeline.storage_plugins.postgresql.floors import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, Floors, Look
+from timeline.storage_plugins.postgresql.scan_floors import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, Look, ScanFloors
 
 TOPIC, OTHER = (Topic(name, uid, TopicSettings()) for name, uid in (("t", 7), ("u", 8)))
 WHOLE = (-1, -1)
 
 
-def begun(floors: Floors, now_ms: int, topic: Topic = TOPIC, buckets: Sequence[int] | None = None) -> tuple[int, int]:
+def begun(
+    floors: ScanFloors, now_ms: int, topic: Topic = TOPIC, buckets: Sequence[int] | None = None
+) -> tuple[int, int]:
     """From which due, and from which end of a lease, a look begins."""
     look = floors.look(topic, buckets, now_ms)
     return look.due_ms, look.end_ms
 
 
 def looked(
-    floors: Floors, now_ms: int, next_due_ms: int | None = None, end_ms: int | None = None, backoff_ms: int = 0,
+    floors: ScanFloors, now_ms: int, next_due_ms: int | None = None, end_ms: int | None = None, backoff_ms: int = 0,
     topic: Topic = TOPIC, buckets: Sequence[int] | None = None,
 ) -> Look:  # fmt: skip
     """A look that left this."""
@@ -28,7 +30,7 @@ def looked(
 
 
 def test_a_look_begins_a_little_before_what_the_last_one_left() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     assert begun(floors, 100_000) == WHOLE
     looked(floors, 100_000, 99_500, 120_000)
     assert begun(floors, 100_010) == (99_500 - SLACK_MS, 120_000)
@@ -39,7 +41,7 @@ def test_a_look_begins_a_little_before_what_the_last_one_left() -> None:
 
 
 def test_a_look_is_whole_once_a_second_and_when_the_clock_went_back() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     looked(floors, 100_000, buckets=[2, 1])
     assert begun(floors, 100_000 + WHOLE_EVERY_MS - 1, buckets=[1, 2]) != WHOLE
     assert begun(floors, 100_000 + WHOLE_EVERY_MS, buckets=[1, 2]) == WHOLE
@@ -49,7 +51,7 @@ def test_a_look_is_whole_once_a_second_and_when_the_clock_went_back() -> None:
 
 
 def test_a_look_that_found_nothing_begins_again() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     looked(floors, 100_000)
     with floors.look(TOPIC, None, 100_500) as look:
         assert look.begins_again() and (look.due_ms, look.end_ms) == WHOLE
@@ -59,7 +61,7 @@ def test_a_look_that_found_nothing_begins_again() -> None:
 
 
 def test_what_this_store_writes_further_back_is_looked_for() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     for topic in (TOPIC, OTHER):
         looked(floors, 100_000, end_ms=130_000, topic=topic)
     floors.lower(TOPIC, 99_500)
@@ -75,7 +77,7 @@ def test_what_this_store_writes_further_back_is_looked_for() -> None:
 
 def test_what_is_written_while_a_look_is_under_way_is_not_missed() -> None:
     """Neither by a look from the beginning, nor by one that began at a floor, nor where that floor is forgotten."""
-    floors = Floors()
+    floors = ScanFloors()
     with floors.look(TOPIC, None, 100_000) as look:
         floors.lower(OTHER, 1, 1)
         floors.lower(TOPIC, 95_000, 105_000)
@@ -93,13 +95,13 @@ def test_what_is_written_while_a_look_is_under_way_is_not_missed() -> None:
 
 
 def test_a_lease_that_ran_out_waits_for_its_backoff_above_the_floor() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     looked(floors, 100_000, 104_000, 99_000, backoff_ms=5_000)
     assert begun(floors, 100_001) == (100_000 - 5_000 - SLACK_MS, 99_000)
 
 
 def test_floors_that_nobody_looks_from_any_more_are_dropped() -> None:
-    floors = Floors()
+    floors = ScanFloors()
     for at in range(100):
         looked(floors, 100_000 + 100 * at, buckets=[at])
     assert len(floors.standing) == WHOLE_EVERY_MS // 100

@@ -24,8 +24,11 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.postgresql import connections, messages, schema
-from timeline.storage_plugins.postgresql.pool import Pool
+from timeline.storage_plugins.postgresql import connections, schema
+from timeline.storage_plugins.postgresql.pool import PostgresqlPool
+from timeline.storage_plugins.postgresql.statements import STATEMENTS
+from timeline.storage_plugins.sql import changes
+from timeline.storage_plugins.sql.statements import Statement
 
 pytestmark = pytest.mark.servers
 
@@ -207,7 +210,7 @@ async def test_settings_that_lose_what_was_answered_are_declared(own: Postgresql
 
 async def test_settings_that_a_pooler_dropped_are_told(servers: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {name: value for name, value in connections.SETTINGS.items() if name not in connections.PLANNING}
-    monkeypatch.setattr(connections.Connections, "settings", kept)
+    monkeypatch.setattr(connections.PostgresqlConnections, "settings", kept)
     opened = await _opened(servers.url(PostgresqlServer))
     assert "enable_seqscan" in opened.warnings[0] and "ALTER ROLE" in opened.warnings[0]
 
@@ -315,7 +318,7 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_leaves_it_to_oth
     servers: Running, turns: int
 ) -> None:
     """Whenever the cancellation comes: before its turn, together with it, or just after."""
-    pool = Pool(partial(asyncpg.connect, servers.url(PostgresqlServer)), 1)
+    pool = PostgresqlPool(partial(asyncpg.connect, servers.url(PostgresqlServer)), 1)
     held = await pool.take(60.0)
     waiting = asyncio.create_task(pool.take(60.0))
     await asyncio.sleep(0)
@@ -335,19 +338,19 @@ async def test_a_call_that_loses_every_race_for_a_message_does_not_say_that_noth
     servers: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = servers.url(PostgresqlServer)
-    read, races = messages.read, [b"b"]
+    answer, races = connections.PostgresqlConnection.answer, [b"b"]
     async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as rival:
         topic = await trial.topic()
         await trial.stored(topic, [b"a", b"b"], T0 + 60_000)
 
-        async def outrun(*asked: Any) -> Any:
-            found = await read(*asked)
-            while races:
+        async def outrun(connection: connections.PostgresqlConnection, asked: Statement) -> Any:
+            found = await answer(connection, asked)
+            while races and asked.text == STATEMENTS.find:
                 await rival.mutate(topic, Operation.MOVE, [races.pop()], T0 + 120_000)
             return found
 
-        monkeypatch.setattr(messages, "MOST_LOST", 1)
-        monkeypatch.setattr(messages, "read", outrun)
+        monkeypatch.setattr(changes, "MOST_LOST", 1)
+        monkeypatch.setattr(connections.PostgresqlConnection, "answer", outrun)
         with pytest.raises(StoreUnknown, match="changed by somebody else 1 times"):
             await trial.mutate(topic, Operation.MOVE, [b"a", b"b"], T0 + 90_000)
         dues_ms = {id: row["due_ms"] - T0 for id, row in (await trial.everything(topic)).items()}

@@ -15,7 +15,11 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreUnknown
-from timeline.storage_plugins.postgresql import messages, tags
+from timeline.storage_plugins.postgresql import messages
+from timeline.storage_plugins.postgresql.connections import PostgresqlConnection
+from timeline.storage_plugins.postgresql.statements import STATEMENTS
+from timeline.storage_plugins.sql import changes
+from timeline.storage_plugins.sql.statements import Plan, Statement
 
 pytestmark = pytest.mark.servers
 
@@ -40,13 +44,13 @@ async def test_only_what_something_may_refuse_is_left_to_the_rules(
     await trial.stored(topic, named(10, "ran out"), T0, tag=b"spring")
     await trial.lease(topic, lease_ms=1)
     left: list[bytes] = []
-    decide_each = tags._decide_each
+    decide_others = messages.decide_others
 
-    async def noted(*asked: Any) -> list[int]:
-        left.extend(asked[4])
-        return await decide_each(*asked)
+    def noted(*asked: Any) -> Plan[None]:
+        left.extend(asked[2])
+        return decide_others(*asked)
 
-    monkeypatch.setattr(tags, "_decide_each", noted)
+    monkeypatch.setattr(messages, "decide_others", noted)
     refused = sorted(named(10, "leased") + named(10, "theirs") + named(10, "short"))
     shift: dict[str, Any] = {"by_ms": 30_000, "now_ms": T0 + 1, "started_ms": T0, "limit": 1_000}
     wanted = {Status.OK: 20, Status.LEASED: 10, Status.FORBIDDEN: 10, Status.INVALID: 10}
@@ -108,15 +112,15 @@ async def test_a_chunk_that_loses_every_race_for_a_message_is_in_doubt(
     topic, races = await trial.topic(), [b"b"]
     await trial.stored(topic, [b"a"], T0 + 60_000, tag=b"spring")
     await trial.stored(topic, [b"b"], T0 + 60_000, tag=b"spring", expires_ms=T0 + 90_000)
-    write = messages.Changes.write
+    answer = PostgresqlConnection.answer
 
-    async def outrun(changes: Any, steps: Any) -> set[bytes]:
-        while races:
+    async def outrun(connection: PostgresqlConnection, asked: Statement) -> Any:
+        while races and asked.text in STATEMENTS.change.values():
             assert statuses(await trial.mutate(topic, Operation.MOVE, [races.pop()], T0 + 70_000)) == [Status.OK]
-        return await write(changes, steps)
+        return await answer(connection, asked)
 
-    monkeypatch.setattr(messages.Changes, "write", outrun)
-    monkeypatch.setattr(tags, "MOST_LOST", 1)
+    monkeypatch.setattr(PostgresqlConnection, "answer", outrun)
+    monkeypatch.setattr(changes, "MOST_LOST", 1)
     with pytest.raises(StoreUnknown, match="changed by somebody else"):
         await trial.by_tag(topic, Operation.CANCEL, b"spring", now_ms=T0 + 95_000)
     assert list(await trial.everything(topic)) == [b"b"]

@@ -164,7 +164,7 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Rows | LeasedRows | Answers):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        for told_as_one_likes in ("details", "turn"):
+        for told_as_one_likes in ("details", "commit_seq"):
             fields.pop(told_as_one_likes, None)
         return fields
     return value

@@ -20,7 +20,8 @@ from tests.storage_plugins.sqlite_calls import NOW_MS, dump, ids, puts, topic
 from timeline.model import Status
 from timeline.storage_plugins import make_store, open_store, sql
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
-from timeline.storage_plugins.sqlite import checkpoints, sweeping
+from timeline.storage_plugins.sql.statements import Plan
+from timeline.storage_plugins.sqlite import bulk, checkpoints
 from timeline.storage_plugins.sqlite.database import Database, Lock
 
 
@@ -296,13 +297,13 @@ async def test_sweeps_of_several_topics_share_one_walk_over_the_payloads(
     connection.close()
     begun: list[int | None] = []
 
-    def search(*arguments: Any) -> sweeping.Found:
+    def search(*arguments: Any) -> Plan[bulk.Sweepable]:
         begun.append(arguments[-1])
         return looked_for(*arguments)
 
-    looked_for = sweeping.search
-    monkeypatch.setattr(sweeping, "search", search)
-    monkeypatch.setattr(sweeping, "PAYLOADS_LOOKED_AT", 8)
+    looked_for = bulk.search
+    monkeypatch.setattr(bulk, "search", search)
+    monkeypatch.setattr(bulk, "PAYLOADS_LOOKED_AT", 8)
     store = await open_store(url)
     swept = [part for _ in range(3) for part in await asyncio.gather(*(store.sweep(one, NOW_MS, 100) for one in made))]
     await store.close()

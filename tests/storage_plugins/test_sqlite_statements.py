@@ -16,7 +16,7 @@ from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, Topic
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Mutations, ScanFilter, Store, TagMutation
-from timeline.storage_plugins.sqlite import statements
+from timeline.storage_plugins.sqlite import dialect
 from timeline.storage_plugins.sqlite.database import Database
 
 TOUCHES = re.compile("(FROM|JOIN|INTO|UPDATE) payload")
@@ -205,7 +205,7 @@ async def test_any_bytes_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_values_list_keeps_below_sqlites_variables() -> None:
-    columns = [range(statements.MOST_ROWS + 1)] * 15
-    sizes = [len(parameters) for _, parameters in statements.batches(columns)]
-    assert sizes == [15 * statements.MOST_ROWS, 15]
+    columns = [range(dialect.MOST_ROWS + 1)] * 15
+    sizes = [len(parameters) for _, parameters in dialect.batches(columns)]
+    assert sizes == [15 * dialect.MOST_ROWS, 15]
     assert max(sizes) + 5 < 32_766

@@ -13,11 +13,12 @@ import pytest
 
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, grant, ids, puts, settles, topic
 from timeline.storage_plugins import open_store
+from timeline.storage_plugins.sql.statements import Plan, Statement
+from timeline.storage_plugins.sqlite import bulk
 from timeline.storage_plugins.sqlite import store as sqlite_store
-from timeline.storage_plugins.sqlite import sweeping
-from timeline.storage_plugins.sqlite.writer import Transaction
 
 LATER_MS = NOW_MS + 100_000
+TOTAL = Statement("SELECT total_changes()", (), lambda rows: rows[0][0])
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +32,19 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each work of a sweep removed."""
     changed: list[int] = []
 
-    def counted(name: str) -> None:
-        work: Callable[..., Any] = getattr(sweeping, name)
+    def counted(module: Any, name: str) -> None:
+        work: Callable[..., Any] = getattr(module, name)
 
-        def act(transaction: Transaction, *arguments: Any, **named: Any) -> Any:
-            before = transaction.connection.total_changes
-            answer = work(transaction, *arguments, **named)
-            changed.append(transaction.connection.total_changes - before)
+        def act(*arguments: Any, **named: Any) -> Plan[Any]:
+            before = yield TOTAL
+            answer = yield from work(*arguments, **named)
+            changed.append((yield TOTAL) - before)
             return answer
 
-        monkeypatch.setattr(sweeping, name, act)
+        monkeypatch.setattr(module, name, act)
 
-    for name in ("remove", "forget", "remove_dropped"):
-        counted(name)
+    for module, name in ((bulk, "remove"), (bulk, "forget"), (sqlite_store, "remove_dropped")):
+        counted(module, name)
     return changed
 
 

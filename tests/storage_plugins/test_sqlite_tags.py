@@ -14,8 +14,9 @@ from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Mutations, Puts, StoreUnavailable, StoreUnknown, TagMutation
+from timeline.storage_plugins.sql.statements import Plan
+from timeline.storage_plugins.sqlite import bulk
 from timeline.storage_plugins.sqlite import store as sqlite_store
-from timeline.storage_plugins.sqlite import tags
 
 OP = 0xFEDC_BA98_7654_3210
 
@@ -88,13 +89,13 @@ async def test_others_go_between_the_works_of_a_chunk(tmp_path: Path, monkeypatc
     await store.put(made, NOW_MS, tagged(70))
     await store.put(made, NOW_MS, puts([b"due"]))
     done: list[int] = []
-    change = tags.change
+    change = bulk.change_tagged
 
-    def noted(*arguments: Any) -> None:
-        change(*arguments)
-        done.append(len(arguments[5]))
+    def noted(*arguments: Any) -> Plan[None]:
+        yield from change(*arguments)
+        done.append(len(arguments[2]))
 
-    monkeypatch.setattr(tags, "change", noted)
+    monkeypatch.setattr(bulk, "change_tagged", noted)
     walk = asyncio.ensure_future(store.mutate_tag(made, NOW_MS, by_tag(Operation.CANCEL), b"", 1_000))
     while not done:
         await asyncio.sleep(0)
@@ -112,23 +113,23 @@ async def test_a_chunk_that_fails_half_way_says_that_something_may_have_happened
     store = await open_store(f"sqlite:///{tmp_path}/a.db")
     await store.create_topic(made)
     await store.put(made, NOW_MS, tagged(70))
-    change, calls = tags.change, 0
+    change, calls = bulk.change_tagged, 0
 
-    def fails(*arguments: Any) -> None:
+    def fails(*arguments: Any) -> Plan[None]:
         nonlocal calls
         calls += 1
         if calls > fine:
             raise StoreUnavailable("the disk is full")
-        change(*arguments)
+        yield from change(*arguments)
 
-    monkeypatch.setattr(tags, "change", fails)
+    monkeypatch.setattr(bulk, "change_tagged", fails)
     fine = 0
     with pytest.raises(StoreUnavailable, match="full"):
         await store.mutate_tag(made, NOW_MS, by_tag(Operation.CANCEL), b"", 1_000)
     calls, fine = 0, 4
     with pytest.raises(StoreUnknown, match="a part of it was done"):
         await store.mutate_tag(made, NOW_MS, by_tag(Operation.CANCEL), b"", 1_000)
-    monkeypatch.setattr(tags, "change", change)
+    monkeypatch.setattr(bulk, "change_tagged", change)
     left = len(await dump(store, made))
     assert (await store.mutate_tag(made, NOW_MS, by_tag(Operation.CANCEL), b"", 1_000)).counts == {0: left}
     await store.close()

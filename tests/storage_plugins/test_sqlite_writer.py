@@ -13,15 +13,15 @@ import pytest
 
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.sqlite import writer
-from timeline.storage_plugins.sqlite.database import Database, Location
+from timeline.storage_plugins.sqlite.database import Database, SqliteLocation
 from timeline.storage_plugins.sqlite.writer import (
     ENOUGH_WEIGHT,
     LATER,
     LEASES,
     MOST_WEIGHT,
     SETTLES,
+    SqliteWriter,
     Transaction,
-    Writer,
 )
 
 
@@ -29,12 +29,12 @@ class Opened:
     """A writer on a new file, and a way to make works wait until several are in line."""
 
     def __init__(self, path: Path) -> None:
-        self.database = Database(Location.of(f"sqlite:///{path}"))
+        self.database = Database(SqliteLocation.of(f"sqlite:///{path}"))
         connection = self.database.open()
         self.statements: list[str] = []
         self.changes: list[int] = []
         connection.set_trace_callback(self.statements.append)
-        self.writer = Writer(connection, self.changes.append, lambda: "", lambda _: "")
+        self.writer = SqliteWriter(connection, self.changes.append, lambda: "", lambda _: "")
         self.writer.start()
 
     def hold(self, line: int = SETTLES) -> tuple[asyncio.Future[None], threading.Event]:
@@ -291,7 +291,7 @@ async def test_payloads_left_behind_wait_for_company_or_a_rest(opened: Opened, m
 
 async def test_a_large_payload_that_is_removed_is_not_written_once_more(tmp_path: Path) -> None:
     """Builds that overwrite what is deleted, as Debian's does, would put as many bytes into the log as it had."""
-    database = Database(Location.of(f"sqlite:///{tmp_path}/a.db"))
+    database = Database(SqliteLocation.of(f"sqlite:///{tmp_path}/a.db"))
     connection, log = database.open(), tmp_path / "a.db-wal"
     assert connection.execute("PRAGMA secure_delete").fetchone()[0] == 2, "FAST, whatever the build's own is"
     connection.execute("PRAGMA wal_autocheckpoint = 0")

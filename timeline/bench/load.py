@@ -243,9 +243,9 @@ async def upkept(url: str) -> None:
 async def _vacuum(url: str) -> None:
     import asyncpg
 
-    from timeline.storage_plugins.postgresql.location import Location
+    from timeline.storage_plugins.postgresql.location import PostgresqlLocation
 
-    location = Location.of(url)
+    location = PostgresqlLocation.of(url)
     try:
         connection = await asyncpg.connect(location.dsn)
         try:

@@ -17,6 +17,18 @@ def settings_record(topic: Topic) -> dict[str, Any]:
     return {**dataclasses.asdict(topic.settings), **json.loads(topic.newer or "{}")}
 
 
+def settings_text(topic: Topic) -> str:
+    """Its settings as a record keeps them."""
+    return json.dumps(settings_record(topic), sort_keys=True)
+
+
+def topic_of(uid: int, name: str | bytes, settings: str | bytes, revision: int, created_ms: int) -> Topic:
+    """Return a topic from its record. Raises StoreRefused (see `read_settings`)."""
+    name = name if isinstance(name, str) else name.decode()
+    chosen, newer = read_settings(name, settings if isinstance(settings, str) else settings.decode())
+    return Topic(name, uid, chosen, revision, created_ms, newer)
+
+
 def same_settings(standing: Topic, asked: Topic) -> Topic:
     """`standing` when `asked` has the same settings; else TopicConflict naming what differs."""
     ours, theirs = dataclasses.asdict(standing.settings), dataclasses.asdict(asked.settings)

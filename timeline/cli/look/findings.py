@@ -159,9 +159,9 @@ def file_of(url: str) -> Path | None:
     """The file that a store is; None for those that are none. Raises StoreRefused."""
     if not url.startswith("sqlite:"):
         return None
-    from timeline.storage_plugins.sqlite.database import Location
+    from timeline.storage_plugins.sqlite.database import SqliteLocation
 
-    return Location.of(offload_of(url)[0]).path
+    return SqliteLocation.of(offload_of(url)[0]).path
 
 
 def check_there(url: str, purpose: str) -> None:

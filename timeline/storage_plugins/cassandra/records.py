@@ -10,8 +10,7 @@ from timeline.model import Topic
 from timeline.storage_plugins.cassandra.session import CassandraSession, WriteUnknown
 from timeline.storage_plugins.cassandra.statements import PARTS
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
-from timeline.storage_plugins.records import check_update, same_settings
-from timeline.storage_plugins.sql import settings_text, topic_of
+from timeline.storage_plugins.records import check_update, same_settings, settings_text, topic_of
 
 log = logging.getLogger("timeline.store")
 

@@ -3,11 +3,8 @@
 It is the PostgreSQL store where the two are one: the same protocol, driver, rows and rules. What CockroachDB lacks or
 does in another way is here.
 
-location.py     what the URL says
-words.py        PostgreSQL's statements in CockroachDB's words: rows by their key, not by their place on disk
-schema.py       tables by its SQLAlchemy dialect, hash-sharded indexes, versions; no transaction around DDL, no lock
-connections.py  what is tried again, with jitter: every transaction is SERIALIZABLE
-store.py        the store
+schema.py  tables by its SQLAlchemy dialect, hash-sharded indexes, versions; no transaction around DDL, no lock
+store.py   the store: PostgreSQL's statements with CockroachDB's fragments, and transactions that are done again
 """
 
 from timeline.storage_plugins.cockroachdb.store import CockroachStore

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
 
 import asyncpg
 from sqlalchemy import BigInteger, Column, Computed, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql import quoted_name
 from sqlalchemy_cockroachdb.base import CockroachDBDialect
 
 from timeline.storage_plugins import sql
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.postgresql.connections import Connection, Connections, Steps, refused_rights
+from timeline.storage_plugins.postgresql.connections import (
+    PostgresqlConnection,
+    PostgresqlConnections,
+    Steps,
+    refused_rights,
+)
 from timeline.storage_plugins.postgresql.failures import state_of
-from timeline.storage_plugins.postgresql.location import SCHEMA, Location
-from timeline.storage_plugins.postgresql.schema import NOTHING
+from timeline.storage_plugins.postgresql.location import SCHEMA, PostgresqlLocation
+from timeline.storage_plugins.postgresql.schema import FoundSchema
+from timeline.storage_plugins.postgresql.statements import NOTHING
 from timeline.storage_plugins.versions import Versions, migrate, noted
 
 OLDEST = (23, 2)
@@ -44,14 +50,6 @@ REACHED = (
 WRITABLE = "UPDATE timeline.meta SET value = value WHERE name = 'schema_version'"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What `prepare` found."""
-
-    cluster_uid: str
-    server: str
-
-
 def statements(schema: str = SCHEMA) -> list[str]:
     """All that creates the schema, in order."""
     made = [f"CREATE SCHEMA IF NOT EXISTS {schema}"]
@@ -64,10 +62,11 @@ def statements(schema: str = SCHEMA) -> list[str]:
 
 
 def _own(table: Table) -> Table:
-    """The table as CockroachDB has it: rows carry their topic's uid for its key."""
+    """The table as CockroachDB has it: rows carry their topic's uid for its key. `row` is a word of its grammar."""
     columns = [
-        Column(column.name, BigInteger if column.name == "key" else column.type, primary_key=column.primary_key,
-               autoincrement=False, nullable=column.nullable, server_default=column.server_default)
+        Column(quoted_name(column.name, column.name == "row" or None), primary_key=column.primary_key,
+               type_=BigInteger if column.name == "key" else column.type, autoincrement=False,
+               nullable=column.nullable, server_default=column.server_default)
         for column in table.columns
     ]  # fmt: skip
     if table is sql.topic:
@@ -91,7 +90,7 @@ def _index(index: Index) -> str:
     )
 
 
-async def prepare(connections: Connections, location: Location) -> Found:
+async def prepare(connections: PostgresqlConnections, location: PostgresqlLocation) -> FoundSchema:
     """Creates or migrates the schema. Raises StoreRefused or StoreUnavailable."""
     server = await _server(connections, location)
     known = await _known(connections, location)
@@ -102,16 +101,16 @@ async def prepare(connections: Connections, location: Location) -> Found:
         await connections.use(lambda connection: connection.execute(BEGUN, *first), writes=True)
         known = await _known(connections, location)
     await migrated(connections, location, known, contract=False)
-    return Found(known["cluster_uid"], server)
+    return FoundSchema(known["cluster_uid"], server)
 
 
-async def look(connections: Connections, location: Location) -> Found:
+async def look(connections: PostgresqlConnections, location: PostgresqlLocation) -> FoundSchema:
     """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
     server = await _server(connections, location)
-    return Found((await _known(connections, location)).get("cluster_uid", ""), server)
+    return FoundSchema((await _known(connections, location)).get("cluster_uid", ""), server)
 
 
-async def _server(connections: Connections, location: Location) -> str:
+async def _server(connections: PostgresqlConnections, location: PostgresqlLocation) -> str:
     """The server in words. Raises StoreRefused."""
     said = str(await connections.use(lambda connection: connection.fetchval(VERSION), writes=False))
     version = re.search(r"CockroachDB\D* v(\d+)\.(\d+)", said)
@@ -126,12 +125,14 @@ async def _server(connections: Connections, location: Location) -> str:
     return f"CockroachDB {version[1]}.{version[2]}, {location.shown}"
 
 
-async def versions(connections: Connections, location: Location, contract: bool) -> Versions:
+async def versions(connections: PostgresqlConnections, location: PostgresqlLocation, contract: bool) -> Versions:
     """The schema's versions; `contract`: without what only the version before needed."""
     return await migrated(connections, location, await _known(connections, location), contract)
 
 
-async def migrated(connections: Connections, location: Location, known: dict[str, str], contract: bool) -> Versions:
+async def migrated(
+    connections: PostgresqlConnections, location: PostgresqlLocation, known: dict[str, str], contract: bool
+) -> Versions:
     """Takes the schema forward, a statement at a time. Raises StoreRefused."""
     try:
         found = noted(known)
@@ -150,10 +151,10 @@ async def migrated(connections: Connections, location: Location, known: dict[str
     return reached
 
 
-async def _known(connections: Connections, location: Location) -> dict[str, str]:
+async def _known(connections: PostgresqlConnections, location: PostgresqlLocation) -> dict[str, str]:
     """What the schema says of itself; nothing where there is none."""
 
-    async def look(connection: Connection) -> dict[str, str]:
+    async def look(connection: PostgresqlConnection) -> dict[str, str]:
         try:
             with refused_rights(location):
                 return {record["name"]: record["value"] for record in await connection.fetch(KNOWN)}
@@ -165,11 +166,13 @@ async def _known(connections: Connections, location: Location) -> dict[str, str]
     return await connections.use(look, writes=False)
 
 
-async def _made(connections: Connections | Steps, statement: str, location: Location, before: str = "") -> None:
+async def _made(
+    connections: PostgresqlConnections | Steps, statement: str, location: PostgresqlLocation, before: str = ""
+) -> None:
     """Runs a statement that makes what may be there already. `before`: what its connection has to be told first, in
     these very words: the family's steps name no schema, every other statement of this plugin does."""
 
-    async def make(connection: Connection) -> None:
+    async def make(connection: PostgresqlConnection) -> None:
         try:
             with refused_rights(location):
                 if before:

@@ -16,7 +16,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT
@@ -28,9 +28,8 @@ from timeline.storage_plugins.contract import (
     StoreUnavailable,
     StoreUnknown,
 )
-from timeline.storage_plugins.mysql.location import Location
-
-Result = TypeVar("Result")
+from timeline.storage_plugins.mysql.location import MysqlLocation
+from timeline.storage_plugins.sql.statements import Plan, Result, Statement, drive
 
 TRIES = 8
 """Of a transaction that a deadlock or a lock's wait ended: nothing of it happened."""
@@ -84,7 +83,7 @@ def judged(error: BaseException, where: str, opening: bool) -> StoreError:
     return StoreUnavailable(f"{where}: {UNUSABLE.get(code, said)} (error {code})")
 
 
-def tls_of(location: Location) -> ssl.SSLContext | None:
+def tls_of(location: MysqlLocation) -> ssl.SSLContext | None:
     """How the server's certificate is verified; None where TLS is not asked for. Raises StoreRefused."""
     if not location.tls:
         return None
@@ -97,7 +96,7 @@ def tls_of(location: Location) -> ssl.SSLContext | None:
 class Later:
     """A statement whose answer is wanted later: it goes in one exchange with what is asked next."""
 
-    def __init__(self, session: Session, text: str) -> None:
+    def __init__(self, session: MysqlSession, text: str) -> None:
         self._session, self.text = session, text
         self.answer: tuple[Sequence[tuple[Any, ...]], int] | None = None
 
@@ -109,7 +108,7 @@ class Later:
         return self.answer
 
 
-class Session:
+class MysqlSession:
     """A connection inside a transaction. An exchange with the server is what a call waits for, so statements whose
     answers nobody needs yet go together: in order, and none after one that failed."""
 
@@ -118,6 +117,14 @@ class Session:
         self._cursor = connection.cursor()
         self._waiting: list[Later] = []
         self._waiting_characters = 0
+
+    def run(self, plan: Plan[Result]) -> Result:
+        """Run a plan in this transaction."""
+        return drive(plan, self._answers)
+
+    def _answers(self, asked: Sequence[Statement]) -> list[Any]:
+        laters = [self.later(statement.text, statement.values or None) for statement in asked]
+        return [_read(statement, later) for statement, later in zip(asked, laters, strict=True)]
 
     def rows(self, statement: str, parameters: Sequence[Any] | None = None) -> Sequence[tuple[Any, ...]]:
         """The rows that a statement answers."""
@@ -158,6 +165,13 @@ class Session:
             if last.answer is None and not is_lost(error):
                 raise NotCommitted(error) from error
             raise
+
+
+def _read(asked: Statement, later: Later) -> Any:
+    """What a statement answers; one whose answer nobody needs goes with the next."""
+    if asked.read is not None:
+        return asked.read(later.answered()[0])
+    return later.answered()[1] if asked.counts else None
 
 
 class NotCommitted(Exception):
@@ -204,10 +218,10 @@ class _Call:
             self.connection = None
 
 
-class Connections:
+class MysqlConnections:
     """As many connections as threads, made when needed, replaced when lost."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: MysqlLocation) -> None:
         self._location = location
         self._tls = tls_of(location)
         self._threads = ThreadPoolExecutor(location.pool, "timeline-mysql")
@@ -216,7 +230,7 @@ class Connections:
         self._lock = threading.Lock()
         self.opening = True
 
-    async def transact(self, act: Callable[[Session], Result]) -> Result:
+    async def transact(self, act: Callable[[MysqlSession], Result]) -> Result:
         """Runs `act` in a transaction, again after a deadlock. Raises StoreUnavailable when nothing happened, also
         where the time was over before the commit was sent; StoreUnknown when its answer was lost or came too late."""
         at, call = self._location, _Call()
@@ -269,7 +283,7 @@ class Connections:
         # In one exchange, so that a connection is soon replaced. What the isolation is called differs.
         isolation = "tx_isolation" if "mariadb" in connection.get_server_info().lower() else "transaction_isolation"
         wait_s = max(1, at.timeout_ms // 1000 // TRIES)
-        Session(connection).execute(
+        MysqlSession(connection).execute(
             f"SET SESSION autocommit = 0, {isolation} = 'READ-COMMITTED', time_zone = '+00:00', "
             "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {wait_s}, group_concat_max_len = {1 << 30}"
@@ -285,13 +299,13 @@ class Connections:
                 self._all.discard(connection)
             connection._force_close()
 
-    def _transact(self, act: Callable[[Session], Result], call: _Call) -> Result:
+    def _transact(self, act: Callable[[MysqlSession], Result], call: _Call) -> Result:
         try:
             return self._tried(act, call)
         finally:
             call.end()
 
-    def _tried(self, act: Callable[[Session], Result], call: _Call) -> Result:
+    def _tried(self, act: Callable[[MysqlSession], Result], call: _Call) -> Result:
         fresh = False
         for tried in range(TRIES):
             try:
@@ -300,7 +314,7 @@ class Connections:
                     fresh = True
                     connection = self._mine.connection = self._connect()
                 call.connection = connection
-                session = Session(connection)
+                session = MysqlSession(connection)
                 result = act(session)
             except (pymysql.MySQLError, OSError) as error:
                 self._after(error, call, fresh, tried)
@@ -330,7 +344,7 @@ class Connections:
         if not lost:
             call.given_up.wait(0.001 * 2**tried * (1 + secrets.randbelow(1000) / 1000))
 
-    def _commit(self, session: Session, call: _Call) -> None:
+    def _commit(self, session: MysqlSession, call: _Call) -> None:
         """Commits, unless nobody waits for it any more. Raises NotCommitted where it surely did not come to that."""
         if not call.may_commit():
             self._discard()

@@ -15,7 +15,7 @@ _SHAPE = "mysql://user:password@host:3306/database"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Location:
+class MysqlLocation:
     """Where the database is, who asks, and within what bounds. `pool`: most connections at once. `timeout_ms`: a
     call's deadline. `ca`: the file of certificates that TLS trusts; empty: the system's."""
 
@@ -35,7 +35,7 @@ class Location:
         return f"{self.host}:{self.port}/{self.database}"
 
     @classmethod
-    def of(cls, url: str) -> Location:
+    def of(cls, url: str) -> MysqlLocation:
         """Reads `mysql://user:password@host:port/database?pool=&timeout_ms=&tls=&ca=`. User and password may stand in
         TIMELINE_MYSQL_USER and TIMELINE_MYSQL_PASSWORD instead. Raises StoreRefused with what to write instead; the
         text never says the password."""

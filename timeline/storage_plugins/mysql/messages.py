@@ -1,20 +1,30 @@
-"""Changes of messages inside a transaction, locked and decided by the rules; puts and settles."""
+"""Puts and settles inside a transaction, in the plain case: by columns, where a free id or token and holder decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
-from timeline.model import Answers, Operation, Topic, buckets_of
-from timeline.storage_plugins.asks import put_ask, settle_ask
+from timeline.leases import Message
+from timeline.model import Answers, Operation, buckets_of
 from timeline.storage_plugins.contract import Puts, Settles, StoreUnavailable
-from timeline.storage_plugins.mysql import statements
-from timeline.storage_plugins.mysql.connections import Session
+from timeline.storage_plugins.mysql.dialect import (
+    CONTENT_BYTES_AT_ONCE,
+    HELD,
+    MysqlColumns,
+    MysqlDialect,
+    by_id,
+    parts,
+)
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import decide_each, firsts_of
-from timeline.storage_plugins.sql.rows import Stored, remembered_of, stored_of
+from timeline.storage_plugins.sql.changes import likely
+from timeline.storage_plugins.sql.dialect import Changes
+from timeline.storage_plugins.sql.rows import FoundColumns, remembered_of
+from timeline.storage_plugins.sql.statements import Plan, Statement
 
 Reserve = Callable[[int], int]
 
@@ -23,76 +33,24 @@ class NumbersTaken(StoreUnavailable):
     """Row numbers that this process had reserved are others': a server took over that had missed the reservation."""
 
 
-class Changes(sql.Changes):
-    """What a call changes of this store; what it looks up is locked."""
-
-    __slots__ = ("_plain", "session")
-
-    def __init__(self, session: Session, topic: Topic, key: int, now_ms: int) -> None:
-        super().__init__(topic, key, now_ms)
-        self.session = session
-        self._plain: set[int] = set()
-        """Rows that nothing stands beside."""
-
-    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
-        standing: dict[bytes, Stored] = {}
-        places = list(zip(buckets, ids, strict=True))
-        for found in statements.find(self.session, self.key, places, lock=True):
-            beside = zip(found.numbers["row"], found.numbers["expires_ms"], found.strings["tag"].sizes, strict=True)
-            self._plain.update(row for row, expires_ms, tag_bytes in beside if not expires_ms and not tag_bytes)
-            standing.update(zip(found.strings["id"].tolist(), stored_of(found), strict=True))
-        if remember_ms := self.topic.settings.remember_ms:
-            for id, *left in statements.find_remembered(self.session, self.key, ids, self.now_ms - remember_ms):
-                standing.setdefault(id, remembered_of(*left))
-        return standing
-
-    def write(self) -> None:
-        statements.update_messages(self.session, sorted(self.updated.items(), key=lambda item: item[0]))
-        gone = [stored.row for stored in self.removed]
-        statements.delete(self.session, gone, marked=not self._plain.issuperset(gone))
-        statements.remember(self.session, self.key, self.now_ms, self.remembered)
-        self.clear()
-
-
 # ── put ──
 
 
-def put(session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, reserve: Reserve) -> Answers:
+def put(changes: Changes, puts: Puts, reserve: Reserve) -> Plan[Answers]:
     """`Store.put`: all are inserted at once; what meets a message or a remembered id is decided by the rules."""
-    count = len(puts)
-    answers = Answers.blank(count)
     ids = puts.ids.tolist()
-    buckets = buckets_of(puts.ids, topic.settings.buckets).tolist()
-    special = _to_decide(puts, now_ms, ids)
-    inserted = _insert(
-        session, topic, key, now_ms, puts, ids, buckets, [at for at in range(count) if at not in special], reserve
-    )
-    answers.version[inserted] = 1
-    answers.due_ms[inserted] = puts.due_ms[inserted]
-    left = sorted(set(range(count)).difference(inserted))
-    asked = {at: put_ask(puts, at) for at in left}
-    while left:
-        changes = Changes(session, topic, key, now_ms)
-        asks = [asked[at] for at in left]
-        rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
-        changes.write()
-        left = [left[at] for at in rest]
-        stored = _insert(session, topic, key, now_ms, puts, ids, buckets, firsts_of(ids, left), reserve)
-        left = sorted(set(left).difference(stored))
-    return answers
+    buckets: list[int] = buckets_of(puts.ids, changes.topic.settings.buckets).tolist()
 
+    def insert(chosen: list[int], in_place: bool) -> Plan[list[int]]:
+        return _insert(changes, puts, ids, buckets, chosen, reserve)
 
-def _to_decide(puts: Puts, now_ms: int, ids: list[bytes]) -> set[int]:
-    """Puts that cannot just be inserted: never deliverable."""
-    doubtful = {ids[at] for at in np.flatnonzero(puts.never_deliverable(now_ms)).tolist()}
-    return {at for at, id in enumerate(ids) if id in doubtful} if doubtful else set()
+    return (yield from sql.put(changes, puts, ids, buckets, likely(puts, changes.now_ms, ids), insert))
 
 
 def _insert(
-    session: Session, topic: Topic, key: int, now_ms: int, puts: Puts, ids: list[bytes], buckets: list[int],
-    chosen: list[int], reserve: Reserve,
-) -> list[int]:  # fmt: skip
-    """Inserts `chosen` puts with their contents; answers those whose id was neither taken nor remembered."""
+    changes: Changes, puts: Puts, ids: list[bytes], buckets: list[int], chosen: list[int], reserve: Reserve
+) -> Plan[list[int]]:
+    """Insert `chosen` puts with their contents; answer those whose id was neither taken nor remembered."""
     count = len(chosen)
     if not count:
         return []
@@ -113,104 +71,142 @@ def _insert(
     )
     # In the index's order: two batches that share ids then wait for each other instead of locking each other out.
     rows = sorted(zip(*columns, strict=True), key=lambda row: row[1:3])
-    stored = statements.insert_messages(session, key, now_ms, rows)
+    stored = yield from _insert_messages(changes, rows)
     there = set(range(first, first + count))
     if stored < count:
-        found = session.rows(f"SELECT `row`, birth FROM message WHERE `row` >= {first} AND `row` < {first + count}")
+        text = f"SELECT `row`, birth FROM message WHERE `row` >= {first} AND `row` < {first + count}"
+        found = yield Statement(text, (), list)
         ours = {row: birth for row, _, _, birth, *_ in rows}
         there = {row for row, birth in found if birth == ours[row]}
         if len(there) < len(found):
             raise NumbersTaken("row numbers were given out twice: this server had missed a reservation")
-    if topic.settings.remember_ms:
-        inserted = [row[:3] for row in rows if row[0] in there]
-        there -= _take_back(session, key, now_ms - topic.settings.remember_ms, inserted)
-    statements.mark(session, key, [(*row[:3], row[5], row[10]) for row in rows if row[0] in there])
+    if changes.topic.settings.remember_ms:
+        there -= yield from _take_back(changes, [row[:3] for row in rows if row[0] in there])
+    yield from _mark(changes.key, [row for row in rows if row[0] in there])
     kept = [(row, index) for row, index in zip(range(first, first + count), chosen, strict=True) if row in there]
-    statements.insert_payloads(session, [(row, puts.payloads[index], puts.headers[index]) for row, index in kept])
+    yield from _insert_payloads([(row, puts.payloads[index], puts.headers[index]) for row, index in kept])
     return [index for _, index in kept]
 
 
-def _take_back(session: Session, key: int, after_ms: int, rows: list[tuple[int, int, bytes]]) -> set[int]:
-    """Removes those of the rows (row, bucket, id) just inserted whose id is remembered; answers their numbers.
+def _insert_messages(changes: Changes, rows: Sequence[tuple[Any, ...]]) -> Plan[int]:
+    """Insert new messages: row, bucket, id, birth, due_ms, expires_ms, payload_sum, payload_bytes, headers_bytes, grp,
+    tag. Those whose id is taken are left out. How many were stored."""
+    key, now_ms, stored = changes.key, changes.now_ms, 0
+    for part in parts(rows):
+        values = ",".join(
+            f"({row},{key},{bucket},x'{id.hex()}',{birth},1,{due},{due},{now_ms},{now_ms},{expires},{check},{size},"
+            f"{headers},x'{group.hex()}',x'{tag.hex()}')"
+            for row, bucket, id, birth, due, expires, check, size, headers, group, tag in part
+        )
+        text = (
+            "INSERT INTO message (`row`, topic, bucket, id, birth, version, due_ms, scheduled_ms, put_ms, asked_ms, "
+            f"expires_ms, payload_sum, payload_bytes, headers_bytes, grp, tag) VALUES {values} "
+            "ON DUPLICATE KEY UPDATE `row` = `row`"
+        )
+        stored += yield Statement(text, counts=True, writes=True)
+    return stored
+
+
+def _take_back(changes: Changes, rows: list[tuple[int, int, bytes]]) -> Plan[set[int]]:
+    """Remove those of the rows (row, bucket, id) just inserted whose id is remembered; answer their numbers.
 
     Asked after the insert, never before: an insert waits for whoever is settling the same id, and what that one
     remembered is seen only then. While our row stands nobody else settles the id."""
-    remembered = {left[0] for left in statements.find_remembered(session, key, [id for _, _, id in rows], after_ms)}
+    after_ms = changes.now_ms - changes.topic.settings.remember_ms
+    left = yield from changes.sql.find_remembered(changes.key, [id for _, _, id in rows], after_ms)
+    remembered = {id for id, *_ in left}
     back = {row for row, _, id in rows if id in remembered}
-    statements.delete(session, sorted(back), marked=False)
+    assert isinstance(changes.sql, MysqlDialect)
+    yield from changes.sql.delete(sorted(back), marked=False)
     return back
+
+
+def _mark(key: int, rows: Sequence[tuple[Any, ...]]) -> Plan[None]:
+    """Note in the tables beside `message` what new ones, as `_insert_messages` has them, have of tags and expiries."""
+    for part in parts([row for row in rows if row[10]]):
+        values = ",".join(f"({key},x'{row[10].hex()}',{row[1]},x'{row[2].hex()}',{row[0]})" for row in part)
+        yield Statement(f"INSERT INTO tagged (topic, tag, bucket, id, `row`) VALUES {values}", writes=True)
+    for part in parts([row for row in rows if row[5]]):
+        values = ",".join(f"({key},{row[5]},{row[0]})" for row in part)
+        yield Statement(f"INSERT INTO expiring (topic, expires_ms, `row`) VALUES {values}", writes=True)
+
+
+def _insert_payloads(rows: Sequence[tuple[int, bytes, bytes]]) -> Plan[None]:
+    """Insert contents: row, payload, headers."""
+    values: list[str] = []
+    room = CONTENT_BYTES_AT_ONCE
+    for at, (row, payload, headers) in enumerate(rows, 1):
+        values.append(f"({row},x'{payload.hex()}',x'{headers.hex()}')")
+        room -= len(payload) + len(headers)
+        if room <= 0 or at == len(rows):
+            text = f"INSERT INTO payload (`row`, payload, headers) VALUES {','.join(values)}"
+            yield Statement(text, writes=True)
+            values, room = [], CONTENT_BYTES_AT_ONCE
 
 
 # ── settle ──
 
-
-def settle(session: Session, topic: Topic, key: int, now_ms: int, settles: Settles) -> Answers | None:
-    """`Store.settle`; None where the topic was dropped. Acks and extends whose token matches are done by columns,
-    everything else by the rules."""
-    count = len(settles)
-    answers = Answers.blank(count)
-    ids = settles.ids.tolist()
-    buckets = buckets_of(settles.ids, topic.settings.buckets).tolist()
-    changes = Changes(session, topic, key, now_ms)
-    left = list(range(count))
-    if len(set(ids)) == count:
-        plain = (settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND)
-        done = _settle_plain(changes, settles, ids, buckets, np.flatnonzero(plain).tolist(), answers)
-        left = sorted(set(left).difference(done)) if len(done) < count else []
-    if left:
-        if not session.rows(f"SELECT {statements.standing(key)}")[0][0]:
-            return None
-        asks = [settle_ask(settles, at) for at in left]
-        decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
-        changes.write()
-    return answers
+_HELD = MysqlColumns(("row", "birth", "version", "due_ms", "expires_ms", "payload_sum", "marked"), ("id", "holder"))
+"""What living messages that somebody holds say of their token. `marked`: whether something stands beside it."""
+_MARKED = "m.tag <> x'' OR m.expires_ms > 0"
+_EXTEND = (
+    "UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$[0]', due_ms BIGINT PATH '$[1]')) AS a "
+    "STRAIGHT_JOIN message AS m ON m.`row` = a.r SET m.due_ms = a.due_ms"
+)
 
 
-def _settle_plain(
-    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], chosen: list[int], answers: Answers
-) -> list[int]:
-    """Acks and extends of living messages whose token and holder match. Answers which were done."""
-    session, now_ms = changes.session, changes.now_ms
+def settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], answers: Answers
+) -> Plan[Collection[int]]:
+    """Acks and extends of living messages whose token and holder match; which were done."""
+    sql = changes.sql
+    assert isinstance(sql, MysqlDialect)
+    plain = (settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND)
+    chosen = np.flatnonzero(plain).tolist()
     at_of = {ids[at]: at for at in chosen}
-    holders = settles.holders.tolist()
     done: list[int] = []
     acked: list[int] = []
+    left: list[tuple[bytes, Message]] = []
     marked = False
-    for found in statements.find_held(session, changes.key, [(buckets[at], ids[at]) for at in chosen]):
+    for part in parts(sorted((buckets[at], ids[at]) for at in chosen)):
+        source = f"{by_id(changes.key, part)} AND m.kind = {HELD} AND {sql.stands(changes.key)} FOR UPDATE"
+        found = yield _HELD.reading(_HELD.over(source, marked=_MARKED))
         place = np.array([at_of[id] for id in found.strings["id"].tolist()], dtype=np.intp)
-        columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
-        theirs = [holders[at] for at in place.tolist()]
-        ours = np.array([a == b for a, b in zip(found.strings["holder"].tolist(), theirs, strict=True)], dtype=np.bool_)
-        ours &= columns["birth"].view(np.uint64) == settles.birth[place]
-        ours &= columns["version"] == settles.version[place]
-        late = columns["due_ms"] <= now_ms
-        asks_ack = settles.operation[place] == Operation.ACK
-        acks = ours & asks_ack
-        answers.late[place[acks]] = late[acks]
-        acked += columns["row"][acks].tolist()
-        marked |= bool(columns["marked"][acks].any())
+        acks = yield from _settle_held(changes, settles, found, place, answers, done)
+        acked += np.array(found.numbers["row"], dtype=np.int64)[acks].tolist()
+        marked |= bool(np.array(found.numbers["marked"], dtype=np.int64)[acks].any())
         if changes.topic.settings.remember_ms:
-            _note_acked(changes, settles, ids, place[acks].tolist(), columns["payload_sum"][acks].tolist())
-        extends = ours & ~asks_ack & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
-        where = place[extends]
-        until_ms = np.maximum(columns["due_ms"][extends], settles.time_ms[where])
-        statements.extend(session, list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True)))
-        answers.version[where] = settles.version[where]
-        answers.due_ms[where] = until_ms
-        done += place[acks | extends].tolist()
-    statements.delete(session, acked, marked)
-    statements.remember(session, changes.key, now_ms, changes.remembered)
-    changes.clear()
+            for at in np.flatnonzero(acks).tolist():
+                of = int(place[at])
+                token = int(settles.birth[of]), int(settles.version[of])
+                left.append((ids[of], remembered_of(ids[of], *token, found.numbers["payload_sum"][at], 0).message))
+    yield from sql.delete(acked, marked)
+    yield from sql.remember(changes, left)
     return done
 
 
-def _note_acked(
-    changes: Changes, settles: Settles, ids: list[bytes], places: list[int], payload_sums: list[int]
-) -> None:
-    """Notes what is left of acknowledged messages."""
-    for at, payload_sum in zip(places, payload_sums, strict=True):
-        left = remembered_of(int(settles.birth[at]), int(settles.version[at]), payload_sum, 0)
-        changes.remembered.append((ids[at], left.message))
-
-
-__all__ = ["Changes", "put", "settle"]
+def _settle_held(
+    changes: Changes, settles: Settles, found: FoundColumns, place: np.ndarray[tuple[int], np.dtype[np.intp]],
+    answers: Answers, done: list[int],
+) -> Plan[np.ndarray[tuple[int], np.dtype[np.bool_]]]:  # fmt: skip
+    """Settle what was found, each the settle at its `place`, where token and holder match; which of it was
+    acknowledged. Adds to `done`."""
+    now_ms = changes.now_ms
+    columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
+    theirs = settles.holders.take(place).tolist()
+    ours = np.array([a == b for a, b in zip(found.strings["holder"].tolist(), theirs, strict=True)], dtype=np.bool_)
+    ours &= columns["birth"].view(np.uint64) == settles.birth[place]
+    ours &= columns["version"] == settles.version[place]
+    late = columns["due_ms"] <= now_ms
+    asks_ack = settles.operation[place] == Operation.ACK
+    acks: np.ndarray[tuple[int], np.dtype[np.bool_]] = ours & asks_ack
+    answers.late[place[acks]] = late[acks]
+    extends = ours & ~asks_ack & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
+    where = place[extends]
+    until_ms = np.maximum(columns["due_ms"][extends], settles.time_ms[where])
+    for part in parts(list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True))):
+        yield Statement(_EXTEND, (json.dumps(part),), writes=True)
+    answers.version[where] = settles.version[where]
+    answers.due_ms[where] = until_ms
+    done += place[acks | extends].tolist()
+    return acks

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
-import numpy as np
-
-from timeline.columns import Int64, Ragged
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
     LeasedRows,
-    Mutations,
     Opened,
-    Page,
     Puts,
-    ScanFilter,
     Settles,
-    Store,
     StoreRefused,
     StoreUnavailable,
     StoreUnknown,
@@ -29,15 +22,18 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.mysql import leasing, messages, reading, records, statements, sweeping
-from timeline.storage_plugins.mysql.connections import Connections, Later, Session
-from timeline.storage_plugins.mysql.location import Location
+from timeline.storage_plugins.mysql import messages, schema
+from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, MysqlSession
+from timeline.storage_plugins.mysql.dialect import MysqlDialect
+from timeline.storage_plugins.mysql.location import MysqlLocation
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.calls import cut, whole
-from timeline.storage_plugins.sql.changes import mutate
+from timeline.storage_plugins.sql.changes import mutate_tag, settle, sweep
+from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
+from timeline.storage_plugins.sql.statements import Plan, Result
+from timeline.storage_plugins.sql.store import SqlStore, without_all
 from timeline.storage_plugins.versions import Versions
-
-Result = TypeVar("Result")
 
 PUT_AT_ONCE = 5_000
 """Messages of one transaction of a put: leases pass over what it has locked, so that none waits for it."""
@@ -52,8 +48,8 @@ class _Dropped(Exception):
     """The topic of a call does not stand."""
 
 
-class MysqlStore(Store):
-    """The store of `mysql://`; see `location.Location` for the URL."""
+class MysqlStore(SqlStore):
+    """The store of `mysql://`; see `location.MysqlLocation` for the URL."""
 
     capabilities = Capabilities(
         durable=True,
@@ -64,9 +60,11 @@ class MysqlStore(Store):
         exact_counts=True,
     )
 
+    sql = MysqlDialect()
+
     def __init__(self, url: str) -> None:
-        self._location = Location.of(url)
-        self._connections: Connections | None = None
+        self._location = MysqlLocation.of(url)
+        self._connections: MysqlConnections | None = None
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
         self._rows_lock = threading.Lock()
@@ -76,7 +74,7 @@ class MysqlStore(Store):
     async def open(self) -> Opened:
         async with self._opening:
             if self._opened is None:
-                connections = Connections(self._location)
+                connections = MysqlConnections(self._location)
                 try:
                     self._opened = await connections.transact(self._open)
                 except BaseException as error:
@@ -89,26 +87,21 @@ class MysqlStore(Store):
                 self._connections = connections
             return self._opened
 
-    def _open(self, session: Session) -> Opened:
-        return self._found(session, records.prepare)
+    def _open(self, session: MysqlSession) -> Opened:
+        return self._found(session, schema.prepare)
 
     async def inspect(self) -> Opened:
-        return await self._transact(lambda session: self._found(session, records.known_uid))
+        return await self._transact(lambda session: self._found(session, schema.known_uid))
 
-    def _found(self, session: Session, uid: Callable[[Session], str]) -> Opened:
-        server, warnings, packet_bytes = records.server(session)
-        if packet_bytes < SMALLEST_PACKET_BYTES:
-            raise StoreRefused(f"max_allowed_packet is {packet_bytes}: set it to {SMALLEST_PACKET_BYTES} or more")
-        limit = min(MAX_PAYLOAD_BYTES, (packet_bytes - PACKET_SLACK_BYTES) // 2)
-        self.capabilities = Capabilities(
-            durable=not any("flush_log" in warning for warning in warnings),
-            survives_failover=False,
-            shared=True,
-            payload_limit_bytes=limit,
-            own_clock=True,
-            exact_counts=True,
-        )
-        return Opened(uid(session), f"{server}, {self._location.shown}", warnings)
+    def _found(self, session: MysqlSession, uid: Callable[[MysqlSession], str]) -> Opened:
+        server = schema.server(session)
+        if server.packet_bytes < SMALLEST_PACKET_BYTES:
+            raise StoreRefused(
+                f"max_allowed_packet is {server.packet_bytes}: set it to {SMALLEST_PACKET_BYTES} or more"
+            )
+        limit = min(MAX_PAYLOAD_BYTES, (server.packet_bytes - PACKET_SLACK_BYTES) // 2)
+        self.capabilities = replace(self.capabilities, durable=server.durable, payload_limit_bytes=limit)
+        return Opened(uid(session), f"{server.shown}, {self._location.shown}", server.warnings)
 
     async def close(self) -> None:
         connections, self._connections, self._opened = self._connections, None, None
@@ -122,7 +115,7 @@ class MysqlStore(Store):
         )
 
     async def migrate(self, contract: bool) -> Versions:
-        return await self._transact(lambda session: records.contracted(session, contract))
+        return await self._transact(lambda session: schema.contracted(session, contract))
 
     async def clock_ms(self) -> float | None:
         found = await self._transact(lambda session: session.rows("SELECT UNIX_TIMESTAMP(SYSDATE(6))"))
@@ -130,19 +123,36 @@ class MysqlStore(Store):
 
     # ── ways in ──
 
-    async def _transact(self, act: Callable[[Session], Result]) -> Result:
+    async def _transact(self, act: Callable[[MysqlSession], Result]) -> Result:
         if self._connections is None:
             raise StoreUnavailable("the store is not open")
         return await self._connections.transact(act)
 
+    async def _read(self, plan: Callable[[], Plan[Result]]) -> Result:
+        return await self._transact(lambda session: session.run(plan()))
+
+    async def _record(self, plan: Callable[[SqlDialect], Plan[Result]]) -> Result:
+        return await self._transact(lambda session: session.run(plan(self.sql)))
+
+    async def _read_of(self, topic: Topic, plan: Callable[[int], Plan[Result]], gone: Callable[[], Result]) -> Result:
+        return await self._on(topic, lambda session, key: session.run(plan(key)), gone)
+
+    async def _change_of(
+        self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Result]], gone: Callable[[], Result],
+        weight: int,
+    ) -> Result:  # fmt: skip
+        return await self._on(
+            topic, lambda session, key: session.run(plan(Changes(self.sql, topic, key, now_ms))), gone
+        )
+
     async def _on(
-        self, topic: Topic, act: Callable[[Session, int], Result], gone: Callable[[], Result], lock: bool = False
+        self, topic: Topic, act: Callable[[MysqlSession, int], Result], gone: Callable[[], Result], lock: bool = False
     ) -> Result:
         """Runs `act(session, key)` where the topic stands; else answers `gone()`. Where its key is known, whether it
         stands is asked in one exchange with the first that `act` asks, all of which is undone where it does not."""
 
-        def keyed(session: Session) -> Result:
-            asked, key = records.key_of(session, topic, lock), self._keys.get(topic.uid)
+        def keyed(session: MysqlSession) -> Result:
+            asked, key = _key_of(session, topic, lock), self._keys.get(topic.uid)
             if key is None:
                 key = self._told(topic, asked)
             result = act(session, key)
@@ -164,14 +174,14 @@ class MysqlStore(Store):
         return key
 
     async def _on_known(
-        self, topic: Topic, act: Callable[[Session, int], Result | None], gone: Callable[[], Result]
+        self, topic: Topic, act: Callable[[MysqlSession, int], Result | None], gone: Callable[[], Result]
     ) -> Result:
         """The same for an `act` that asks by itself whether the topic stands, and answers None where it does not: its
         key, once known, is not asked for again."""
 
-        def keyed(session: Session) -> Result:
+        def keyed(session: MysqlSession) -> Result:
             key = self._keys.get(topic.uid)
-            done = act(session, self._told(topic, records.key_of(session, topic)) if key is None else key)
+            done = act(session, self._told(topic, _key_of(session, topic)) if key is None else key)
             return gone() if done is None else done
 
         try:
@@ -188,24 +198,10 @@ class MysqlStore(Store):
             enough = self._next_row <= self._last_row + 1
         if not enough:
             many = max(ROWS_RESERVED, needed)
-            first = await self._transact(lambda session: records.reserve(session, many))
+            first = await self._transact(lambda session: schema.reserve(session, many))
             with self._rows_lock:
                 self._next_row, self._last_row = first + needed, first + many - 1
         return first
-
-    # ── topics ──
-
-    async def topics(self) -> list[Topic]:
-        return await self._transact(records.all_topics)
-
-    async def create_topic(self, topic: Topic) -> Topic:
-        return await self._transact(lambda session: records.create(session, topic))
-
-    async def update_topic(self, topic: Topic) -> Topic:
-        return await self._transact(lambda session: records.update(session, topic))
-
-    async def drop_topic(self, topic: Topic) -> bool:
-        return await self._transact(lambda session: records.drop(session, topic))
 
     # ── messages ──
 
@@ -230,14 +226,14 @@ class MysqlStore(Store):
     async def _put_numbered(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         first = await self._rows(len(puts))
 
-        def act(session: Session, key: int) -> Answers:
+        def act(session: MysqlSession, key: int) -> Answers:
             left = [first]  # Anew when the transaction is repeated: nothing of the one before is there.
 
             def reserve(count: int) -> int:
                 left[0] += count
                 return left[0] - count
 
-            return messages.put(session, topic, key, now_ms, puts, reserve)
+            return session.run(messages.put(Changes(self.sql, topic, key, now_ms), puts, reserve))
 
         return await self._on(topic, act, lambda: dropped(topic, len(puts)), lock=True)
 
@@ -250,67 +246,38 @@ class MysqlStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        if buckets is not None and len(set(buckets)) == topic.settings.buckets:
-            buckets = None
+        buckets = without_all(topic, buckets)
 
-        def act(session: Session, key: int) -> LeasedRows | None:
-            return leasing.lease_due(session, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        def act(session: MysqlSession, key: int) -> LeasedRows | None:
+            changes = Changes(self.sql, topic, key, now_ms)
+            found = session.run(lease_due(changes, buckets, due_before_ms, grants, overdue_ms))
+            return None if found is None else found.leased
 
-        def gone() -> LeasedRows:
-            return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
-
-        return await self._on_known(topic, act, gone)
+        return await self._on_known(topic, act, nothing_leased)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        def act(session: Session, key: int) -> Answers | None:
-            return messages.settle(session, topic, key, now_ms, settles)
+        def act(session: MysqlSession, key: int) -> Answers | None:
+            return session.run(settle(Changes(self.sql, topic, key, now_ms), settles, messages.settle_plain))
 
         return await self._on_known(topic, act, lambda: dropped(topic, len(settles)))
-
-    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        def act(session: Session, key: int) -> Answers:
-            return mutate(messages.Changes(session, topic, key, now_ms), mutations)
-
-        return await self._on(topic, act, lambda: dropped(topic, len(mutations)))
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         if not mutation.tag:
             return TagStep({}, None)
-
-        def act(session: Session, key: int) -> TagStep:
-            return sweeping.mutate_tag(session, topic, key, now_ms, mutation, cursor, limit)
-
-        return await self._on(topic, act, lambda: TagStep({}, None))
-
-    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        def act(session: Session, key: int) -> Page:
-            return reading.held_by(session, key, now_ms, holder, cursor, limit)
-
-        return await self._on(topic, act, lambda: Page(Rows.empty(payload=True), None))
-
-    async def scan(
-        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
-    ) -> Page:
-        def act(session: Session, key: int) -> Page:
-            return reading.scan(session, topic, key, now_ms, where, cursor, limit, payload)
-
-        return await self._on(topic, act, lambda: Page(Rows.empty(payload), None))
-
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        def act(session: Session, key: int) -> Int64:
-            return reading.count_due(session, key, edges_ms)
-
-        return await self._on(topic, act, lambda: np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64))
-
-    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        def act(session: Session, key: int) -> int | None:
-            times = statements.first_dues(session, key, after_ms, buckets).answered()[0][0][:2]
-            return min((time for time in times if time is not None), default=None)
-
-        return await self._on(topic, act, lambda: None)
+        limit = min(max(1, limit), self.sql.most_rows)
+        return await self._change_of(
+            topic,
+            now_ms,
+            lambda changes: mutate_tag(changes, mutation, cursor, limit),
+            lambda: TagStep({}, None),
+            limit,
+        )
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        def act(session: Session, key: int) -> Swept:
-            return sweeping.sweep(session, topic, key, now_ms, limit)
+        return await self._change_of(topic, now_ms, lambda changes: sweep(changes, limit), Swept, limit)
 
-        return await self._on(topic, act, Swept)
+
+def _key_of(session: MysqlSession, topic: Topic, lock: bool = False) -> Later:
+    """The number by which rows name the topic, a row of one; none when it does not stand. `lock`: nobody drops it
+    meanwhile."""
+    return session.later(f"SELECT `key` FROM topic WHERE uid = {topic.uid}{' LOCK IN SHARE MODE' if lock else ''}")

@@ -6,17 +6,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLCertVerificationError, SSLError
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import asyncpg
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of, unsent
-from timeline.storage_plugins.postgresql.hosts import Hosts
-from timeline.storage_plugins.postgresql.location import SCHEMA, Location
-from timeline.storage_plugins.postgresql.pool import Busy, Pool, Raw
-
-Result = TypeVar("Result")
+from timeline.storage_plugins.postgresql.location import SCHEMA, PostgresqlLocation
+from timeline.storage_plugins.postgresql.pool import Busy, Hosts, PostgresqlPool, Raw
+from timeline.storage_plugins.sql.statements import Atomic, Plan, Result, Statement
 
 TRIES = 5
 SETTINGS = {
@@ -102,7 +100,7 @@ class Qualified(dict[str, str]):
         return statement.replace(f"{SCHEMA}.", f"{self._schema}.")
 
 
-class Connection:
+class PostgresqlConnection:
     """A connection in use: asyncpg's, with statements qualified."""
 
     __slots__ = ("_qualified", "raw")
@@ -129,13 +127,36 @@ class Connection:
         tag: str = await self.raw.execute(self._qualified[statement], *values)
         return tag
 
+    async def answer(self, asked: Statement) -> Any:
+        """What a statement answers."""
+        if asked.read is not None:
+            return asked.read(await self.fetch(asked.text, *asked.values))
+        tag = await self.execute(asked.text, *asked.values)
+        return int(tag.rpartition(" ")[2]) if asked.counts else None
+
+    async def run(self, plan: Plan[Result]) -> Result:
+        """Run a plan on this connection."""
+        answered: Any = None
+        while True:
+            try:
+                asked = plan.send(answered)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            if isinstance(asked, Statement):
+                answered = await self.answer(asked)
+            elif isinstance(asked, Atomic):
+                answered = await self.run(asked.plan())
+            else:
+                answered = [await self.answer(statement) for statement in asked]
+
     async def executemany(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
         """The statement with each of `rows`."""
         await self.raw.executemany(self._qualified[statement], rows)
 
 
 @contextmanager
-def refused_rights(location: Location) -> Iterator[None]:
+def refused_rights(location: PostgresqlLocation) -> Iterator[None]:
     """What the server refuses this user while the schema is made or looked at, as something to be mended."""
     try:
         yield
@@ -148,33 +169,31 @@ def refused_rights(location: Location) -> Iterator[None]:
         ) from error
 
 
-Act: TypeAlias = Callable[[Connection], Awaitable[Result]]
+Act: TypeAlias = Callable[[PostgresqlConnection], Awaitable[Result]]
 
 
-class Connections:
+class PostgresqlConnections:
     """The pool at work. A call waits for a connection no longer than its deadline. A server that speaks PostgreSQL's
-    protocol and another SQL has `settings` and `wording` of its own. `apart`: no statement may update and
-    delete rows of one table."""
+    protocol and another SQL has `settings` and `wording` of its own."""
 
     settings: dict[str, str] = SETTINGS
-    apart: ClassVar[bool] = False
     wording: ClassVar[type[Qualified]] = Qualified
     tries: ClassVar[int] = TRIES
     timelines: ClassVar[bool] = True
     """Whether servers that are promoted number their timelines."""
 
-    def __init__(self, location: Location, renumber: Callable[[], None]) -> None:
+    def __init__(self, location: PostgresqlLocation, renumber: Callable[[], None]) -> None:
         self._location = location
         self._deadline_s = location.timeout_ms / 1000
         self._renumber = renumber
         self._qualified = self.wording(location.schema)
         self._hosts = Hosts(location, self._connect, self.timelines)
-        self._pool: Pool | None = None
+        self._pool: PostgresqlPool | None = None
 
     async def open(self) -> None:
         """Connects once, to say at once what does not work. Raises StoreRefused or StoreUnavailable."""
         shown = self._location.shown
-        pool = Pool(self._hosts.connect, self._location.pool, fit=lambda raw: not self._hosts.behind(raw))
+        pool = PostgresqlPool(self._hosts.connect, self._location.pool, fit=lambda raw: not self._hosts.behind(raw))
         try:
             pool.give(await pool.take(self._deadline_s), sound=True)
         except SSLCertVerificationError as error:
@@ -222,7 +241,7 @@ class Connections:
             pool, raw = await self._take()
             sound = False
             try:
-                result = await act(Connection(raw, self._qualified))
+                result = await act(PostgresqlConnection(raw, self._qualified))
                 sound = _safe(raw)
                 return result
             except FAILURES as error:
@@ -244,7 +263,7 @@ class Connections:
             committing = sound = False
             try:
                 await raw.execute("BEGIN")
-                result = await act(Connection(raw, self._qualified))
+                result = await act(PostgresqlConnection(raw, self._qualified))
                 committing = True
                 await raw.execute("COMMIT")
                 sound = _safe(raw)
@@ -268,7 +287,7 @@ class Connections:
             self._renumber()
         return (state in _REPEATED or unsent(error)) and attempt < self.tries - 1
 
-    async def _take(self) -> tuple[Pool, Raw]:
+    async def _take(self) -> tuple[PostgresqlPool, Raw]:
         pool = self._pool
         if pool is None:
             raise StoreUnavailable("the store is not open")
@@ -286,21 +305,41 @@ class Steps:
     """One call of the store that takes several steps, each of which commits by itself: once one has written, what
     fails a later one leaves the call unknown."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresqlConnections) -> None:
         self._connections = connections
         self._begun = False
 
-    @property
-    def apart(self) -> bool:
-        """`Connections.apart`."""
-        return self._connections.apart
+    async def run(self, plan: Plan[Result]) -> Result:
+        """Run a plan, each of whose statements is a step."""
+        answered: Any = None
+        while True:
+            try:
+                asked = plan.send(answered)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            if isinstance(asked, Statement):
+                answered = await self._ask(asked)
+            elif isinstance(asked, Atomic):
+                answered = await self._atomic(asked)
+            else:
+                answered = [await self._ask(statement) for statement in asked]
+
+    async def _ask(self, asked: Statement) -> Any:
+        return await self.use(lambda connection: connection.answer(asked), asked.writes)
+
+    async def _atomic(self, asked: Atomic) -> Any:
+        def act(connection: PostgresqlConnection) -> Awaitable[Any]:
+            return connection.run(asked.plan())
+
+        return await (self.use(act, writes=True) if asked.single else self.transact(act))
 
     async def use(self, act: Act[Result], writes: bool) -> Result:
-        """`Connections.use`."""
+        """`PostgresqlConnections.use`."""
         return await self._step(self._connections.use(act, writes), writes)
 
     async def transact(self, act: Act[Result]) -> Result:
-        """`Connections.transact`."""
+        """`PostgresqlConnections.transact`."""
         return await self._step(self._connections.transact(act), True)
 
     async def _step(self, step: Awaitable[Result], writes: bool) -> Result:
@@ -325,7 +364,7 @@ async def _undone(raw: Raw) -> bool:
     return True
 
 
-def _said(error: BaseException, pool: Pool) -> bool:
+def _said(error: BaseException, pool: PostgresqlPool) -> bool:
     """Whether the server has said it, and the connection is as good as before. Where one was lost or is silent, those
     that nobody uses are of the same server."""
     said = isinstance(error, asyncpg.PostgresError)

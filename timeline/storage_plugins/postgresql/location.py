@@ -21,7 +21,7 @@ _FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class PostgresqlLocation:
     """`dsn`: what the driver is given. `hosts`: the same for each host, where the one that takes writes is to be found
     among several. `schema`: the schema of our tables. `pool`: most connections at once.
     `timeout_ms`: a call's deadline."""
@@ -34,7 +34,7 @@ class Location:
     hosts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, url: str) -> Location:
+    def of(cls, url: str, scheme: str = "postgresql", port: int = 5432) -> PostgresqlLocation:
         """Reads `postgresql://user:password@host:port,host:port/database?schema=&pool=&timeout_ms=&sslmode=`. What is
         not in it comes from PGHOST, PGUSER, PGPASSWORD, PGSSLMODE and so on. Raises StoreRefused with what to write
         instead."""
@@ -42,7 +42,7 @@ class Location:
             parts = urlsplit(url)
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         except ValueError as bad:
-            raise StoreRefused(f"{shown(url)!r} is no URL: write postgresql://user@host:5432/database") from bad
+            raise StoreRefused(f"{shown(url)!r} is no URL: write {scheme}://user@host:{port}/database") from bad
         schema = options.pop("schema", SCHEMA)
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
             raise StoreRefused(f"schema must be small letters, digits and _, not {schema!r:.80}")
@@ -51,7 +51,7 @@ class Location:
         unknown = sorted(set(options) - _PASSED_ON)
         if unknown:
             known = ", ".join(sorted({"schema", "pool", "timeout_ms", *_PASSED_ON}))
-            raise StoreRefused(f"{unknown[0]!r:.80} is no option of postgresql://; known are {known}")
+            raise StoreRefused(f"{unknown[0]!r:.80} is no option of {scheme}://; known are {known}")
         for name in _FILES:
             if options.get(name) and not os.path.isfile(options[name]):
                 raise StoreRefused(f"{name} names a file; {options[name]!r:.200} is none")

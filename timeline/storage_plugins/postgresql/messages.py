@@ -1,212 +1,311 @@
-"""Messages by id: read, decided by the one table of rules, changed by compare-and-set against what was read.
+"""Puts, leases, settles and tag operations, in the plain case by one statement each; what is not plain is for the
+rules.
 
-No transaction spans a read and its change: who loses the race for a message reads it again. So a call that changes
-nothing is one statement, one that changes something two, and nobody waits for a lock longer than one statement; but a
-put that takes the place of a message removes that and stores its own in one transaction.
+Of a tag operation, what nothing refuses (not leased, of the asking group, not expired, not done before) is changed by
+the statement that walks the chunk, which decides on each message as it stands when it is locked; only the others are
+read, decided by the rules, and changed where nobody was faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from timeline.columns import Ragged
-from timeline.leases import Ask, Decision, Message, decide
-from timeline.model import Answers, Topic, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, removal
-from timeline.storage_plugins.contract import Mutations, StoreUnknown
-from timeline.storage_plugins.postgresql import statements
-from timeline.storage_plugins.postgresql.connections import Connection, Steps
-from timeline.storage_plugins.postgresql.rows import Stored, remembered_of, stored_of
-from timeline.storage_plugins.sql import signed_one
-from timeline.storage_plugins.sql.changes import left_of
+import numpy as np
 
-StoreNew = Callable[[Connection, list[int]], Awaitable[list[int]]]
-"""Stores those of the puts whose id is free, within the caller's transaction, and answers which."""
-MOST_LOST = 100
-"""Races that one call may lose for the same message. In each of them somebody else has changed it."""
-
-
-def too_often() -> StoreUnknown:
-    """The error of a call that lost every race for a message; what it asked of others may have been done."""
-    return StoreUnknown(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
+from timeline.columns import Indexes, Int64, Ragged
+from timeline.leases.dealing import turns_of
+from timeline.model import Answers, Operation, Status, Topic, buckets_of
+from timeline.storage_plugins.contract import Grant, LeasedRows, Puts, Settles, TagMutation, TagStep
+from timeline.storage_plugins.postgresql.dialect import PostgresqlDialect, RowNumbers
+from timeline.storage_plugins.postgresql.statements import LEASE, PACKED, TEXTS
+from timeline.storage_plugins.sql import NUMBERS, rows_of, signed, signed_one
+from timeline.storage_plugins.sql import changes as sql
+from timeline.storage_plugins.sql.changes import TagCounts, likely, mutate_tagged
+from timeline.storage_plugins.sql.dialect import Changes
+from timeline.storage_plugins.sql.leasing import LeaseResult, earliest
+from timeline.storage_plugins.sql.rows import FoundColumns, cursor_at, place_after
+from timeline.storage_plugins.sql.statements import Atomic, Plan, Statement
 
 
-@dataclass(slots=True)
-class Changes:
-    """What a call changes, gathered, then written by one statement. `met`: what was read, by id; a change stands only
-    where the row is still as it was met. `remembered`: ids that leave something behind."""
+class PostgresqlPut:
+    """One put."""
 
-    topic: Topic
-    now_ms: int
-    met: dict[bytes, Stored] = field(default_factory=dict)
-    updated: dict[bytes, Message] = field(default_factory=dict)
-    removed: set[bytes] = field(default_factory=set)
-    remembered: dict[bytes, Message] = field(default_factory=dict)
+    def __init__(self, changes: Changes, puts: Puts, numbers: RowNumbers) -> None:
+        self._changes, self._puts, self._numbers = changes, puts, numbers
+        self._ids = puts.ids.tolist()
+        self._buckets: list[int] = buckets_of(puts.ids, changes.topic.settings.buckets).tolist()
+        assert isinstance(changes.sql, PostgresqlDialect)
+        self._statements = changes.sql.statements
 
-    def remove(self, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
-        """Removes a message; answers what is left of it on a topic that remembers."""
-        self.updated.pop(stored.id, None)
-        self.removed.add(stored.id)
-        if not remember or not self.topic.settings.remember_ms:
-            return None
-        left = left_of(stored.message, last_op)
-        self.remembered[stored.id] = left
-        return Stored(0, left, 0, stored.id)
+    def answers(self) -> Plan[Answers]:
+        """`Store.put`."""
+        chosen = likely(self._puts, self._changes.now_ms, self._ids)
+        return sql.put(self._changes, self._puts, self._ids, self._buckets, chosen, self._store)
 
-    def apply(self, stored: Stored | None, ask: Ask, decision: Decision) -> Stored | None:
-        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
-        if stored is None or not stored.row:
-            return stored
-        gone = removal(ask, decision)
-        if gone is not None:
-            return self.remove(stored, *gone)
-        if decision.message is not None and decision.message is not stored.message:
-            self.updated[stored.id] = decision.message
-            return Stored(stored.row, decision.message, stored.bucket, stored.id)
+    def _store(self, chosen: list[int], in_place: bool) -> Plan[list[int]]:
+        """Store those of `chosen` whose id is neither taken nor remembered; answer which."""
+        if not chosen:
+            return []
+        remembers = bool(self._changes.topic.settings.remember_ms) and not in_place
+        insert = self._insert_unremembered if remembers else self._insert
+        stored: list[int] = yield Atomic(partial(insert, chosen), single=not remembers)
         return stored
 
-    async def write(self, steps: Steps) -> set[bytes]:
-        """Writes what was noted; answers the ids of which nothing was written, because somebody else came first."""
-        if self.updated and self.removed and steps.apart:
-            lost = await replace(self, removed=set(), remembered={}).write(steps)
-            return lost | await replace(self, updated={}).write(steps)
-        if not self.updated and not self.removed:
-            return set()
-        return await steps.use(self.write_on, writes=True)
+    def _insert_unremembered(self, chosen: list[int]) -> Plan[list[int]]:
+        """The same in a transaction, where ids are remembered. An id is looked for among those once its place is taken:
+        nobody can settle it by then without our seeing it."""
+        changes = self._changes
+        stored = yield from self._insert(chosen)
+        if not stored:
+            return []
+        after_ms = changes.now_ms - changes.topic.settings.remember_ms
+        left = yield from changes.sql.find_remembered(changes.key, [self._ids[at] for at in stored], after_ms)
+        known = {id for id, *_ in left}
+        if not known:
+            return stored
+        again = [at for at in stored if self._ids[at] in known]
+        asked = (changes.key, [self._buckets[at] for at in again], [self._ids[at] for at in again])
+        yield Statement(self._statements.remove_new, asked, writes=True)
+        return [at for at in stored if self._ids[at] not in known]
 
-    async def write_on(self, connection: Connection) -> set[bytes]:
-        """The same by one statement on `connection`."""
-        ids = sorted((*self.updated, *self.removed), key=lambda id: (self.met[id].bucket, id))
-        met = [self.met[id] for id in ids]
-        was = [stored.message for stored in met]
-        after = [self.updated.get(id, stored.message) for id, stored in zip(ids, met, strict=True)]
-        asked = [
-            self.topic.uid,
-            [stored.bucket for stored in met],
-            ids,
-            [signed_one(message.birth) for message in was],
-            [message.version for message in was],
-            [message.due_ms for message in was],
-            [message.died_ms for message in was],
-            [id in self.removed for id in ids],
-        ]
-        if self.updated:
-            asked += [
-                [message.version for message in after],
-                [message.due_ms for message in after],
-                [message.scheduled_ms for message in after],
-                [message.asked_ms for message in after],
-                [message.holder for message in after],
-                [message.deliveries for message in after],
-                [signed_one(message.last_op) for message in after],
-                [message.died_ms for message in after],
-                [message.dead for message in after],
-            ]
-        if self.remembered:
-            left = [self.remembered.get(id) for id in ids]
-            asked += [
-                self.now_ms,
-                [left_one is not None for left_one in left],
-                [0 if left_one is None else signed_one(left_one.last_op) for left_one in left],
-            ]
-        statement = statements.CHANGE[bool(self.updated), bool(self.removed), bool(self.remembered)]
-        done = await connection.fetchval(statement, *asked)
-        return set(ids).difference(ids[at] for at in done or ())
-
-    def apart(self, ids: set[bytes]) -> Changes:
-        """Only the removals under `ids`, which this is without from now on."""
-        taken = replace(self, updated={}, removed=self.removed & ids, remembered={})
-        self.removed -= ids
-        return taken
+    def _insert(self, chosen: list[int]) -> Plan[list[int]]:
+        """Store those of `chosen` whose id is not taken; answer which."""
+        puts = self._puts
+        rows = yield from self._numbers.take(len(chosen))
+        at = np.array(chosen, dtype=np.intp)
+        asked = (
+            self._changes.key,
+            self._changes.now_ms,
+            rows,
+            [self._buckets[index] for index in chosen],
+            [self._ids[index] for index in chosen],
+            signed(puts.birth[at]),
+            puts.due_ms[at].tolist(),
+            puts.expires_ms[at].tolist(),
+            signed(puts.payload_sum[at]),
+            puts.sizes[at].tolist(),
+            puts.payloads.take(at).tolist(),
+            puts.headers.take(at).tolist(),
+            puts.groups.take(at).tolist(),
+            puts.tags.take(at).tolist(),
+        )
+        ((count, stored),) = yield Statement(self._statements.put, asked, list, writes=True)
+        if count == len(chosen):
+            return chosen
+        kept = set(stored or ())
+        return [index for index, row in zip(chosen, rows, strict=True) if row in kept]
 
 
-async def read(
-    steps: Steps, topic: Topic, now_ms: int, ids: Sequence[bytes], buckets: Sequence[int]
-) -> dict[bytes, Stored]:
-    """What stands under `ids`: messages, and remembered ids within the topic's time. Remembered ones are looked for
-    last: whoever settled a message in between has left its id there by then."""
+# ── settle ──
 
-    async def look(connection: Connection) -> dict[bytes, Stored]:
-        found = await connection.fetch(statements.FIND, topic.uid, buckets, ids)
-        standing = {record["id"]: stored_of(record) for record in found}
-        if topic.settings.remember_ms and len(standing) < len(ids):
-            rest = [id for id in ids if id not in standing]
-            for record in await find_remembered(connection, topic, now_ms, rest):
-                standing[record["id"]] = remembered_of(record)
-        return standing
-
-    return await steps.use(look, writes=False)
+_PLAIN = (Operation.ACK, Operation.EXTEND, Operation.RELEASE)
 
 
-async def find_remembered(
-    connection: Connection, topic: Topic, now_ms: int, ids: Sequence[bytes]
-) -> list[dict[str, bytes]]:
-    """Records of the remembered among `ids`, within the topic's time."""
-    after_ms = now_ms - topic.settings.remember_ms
-    found: list[dict[str, bytes]] = await connection.fetch(statements.FIND_REMEMBERED, topic.uid, ids, after_ms)
-    return found
+def settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], answers: Answers
+) -> Plan[Collection[int]]:
+    """Settles whose token and holder match, by a statement for each operation; which were done."""
+    done: list[int] = []
+    for operation in _PLAIN:
+        chosen = np.flatnonzero(settles.operation == operation)
+        if len(chosen):
+            done += yield from _settle_all(changes, settles, operation, chosen, answers)
+    return done
 
 
-async def decide_each(
-    steps: Steps, topic: Topic, now_ms: int, ids: Sequence[bytes], asks: Sequence[Ask], answers: Answers,
-    places: Sequence[int], store: StoreNew | None = None,
-) -> list[int]:  # fmt: skip
-    """Decides `asks` in order, each on what the ones before left, writes their changes and fills `answers` at
-    `places`. Answers the indexes of the puts that met nothing, and of what comes after new ones under the same id: the
-    caller stores those. A put that takes a message's place is stored here, by `store`, which is told its place."""
-    buckets = dict(zip(ids, buckets_of(Ragged.of(list(ids)), topic.settings.buckets).tolist(), strict=True))
-    left = list(range(len(ids)))
-    absent: list[int] = []
-    for _ in range(MOST_LOST):
-        asked = list(dict.fromkeys(ids[at] for at in left))
-        standing = await read(steps, topic, now_ms, asked, [buckets[id] for id in asked])
-        changes = Changes(topic, now_ms, dict(standing))
-        new: dict[bytes, int] = {}
-        for at in left:
-            id, ask = ids[at], asks[at]
-            stored = standing.get(id)
-            if id in new:
-                absent.append(at)
-                continue
-            decision = decide(stored.message if stored else None, ask, now_ms, topic.settings)
-            remains = changes.apply(stored, ask, decision)
-            if remains is None:
-                standing.pop(id, None)
-            else:
-                standing[id] = remains
-            if decision.born:
-                new[id] = at
-                absent.append(at)
-            fill(answers, places[at], decision)
-        in_place = changes.removed.intersection(new)
-        removals = changes.apart(in_place)
-        lost = await changes.write(steps)
-        if in_place and store is not None:
-            firsts = {id: at for id, at in new.items() if id in in_place}
-            without, done = await steps.transact(partial(_take_places, removals, firsts, places, store))
-            lost |= without
-            absent = [at for at in absent if places[at] not in done]
-        left = [at for at in left if ids[at] in lost]
-        absent = [at for at in absent if ids[at] not in lost]
-        if not left:
-            return sorted(absent)
-    raise too_often()
+def _settle_all(
+    changes: Changes, settles: Settles, operation: Operation, chosen: Indexes, answers: Answers
+) -> Plan[list[int]]:
+    """Settle `chosen`, all of one operation, by one statement where token and holder match; answer which it did."""
+    assert isinstance(changes.sql, PostgresqlDialect)
+    statements, settings, now_ms = changes.sql.statements, changes.topic.settings, changes.now_ms
+    # In one order for everybody, so that calls that meet on the same messages wait, and never for each other.
+    order = chosen
+    if len(chosen) > 1:
+        ids = settles.ids.take(chosen)
+        order = chosen[np.lexsort((np.array(ids.tolist()), buckets_of(ids, settings.buckets)))]
+    ids = settles.ids.take(order)
+    asked: list[Any] = [
+        changes.key,
+        buckets_of(ids, settings.buckets).tolist(),
+        ids.tolist(),
+        signed(settles.birth[order]),
+        settles.version[order].tolist(),
+        settles.holders.take(order).tolist(),
+    ]
+    if operation is Operation.ACK:
+        remembers = bool(settings.remember_ms)
+        if remembers:
+            asked.append(now_ms)
+        ((at, dues_ms),) = yield Statement(statements.ack[remembers], asked, list, writes=True)
+        if at is None:
+            return []
+        done = order[at]
+        answers.late[done] = np.array(dues_ms, dtype=np.int64) <= now_ms
+        acked: list[int] = done.tolist()
+        return acked
+    asked.append(settles.time_ms[order].tolist())
+    statement = statements.extend
+    if operation is Operation.RELEASE:
+        statement = statements.release
+        asked += [signed(settles.op[order]), settles.unseen[order].tolist()]
+    records = yield Statement(statement, (*asked, now_ms), list, writes=True)
+    done = order[[record[0] for record in records]] if records else order[:0]
+    answers.due_ms[done] = [record[1] for record in records]
+    answers.version[done] = settles.version[done] + (operation is Operation.RELEASE)
+    settled: list[int] = done.tolist()
+    return settled
 
 
-async def _take_places(
-    removals: Changes, firsts: dict[bytes, int], places: Sequence[int], store: StoreNew, connection: Connection
-) -> tuple[set[bytes], set[int]]:
-    """Remove messages and store the puts that take their places, in the caller's transaction. Return the ids that
-    somebody else changed first, and which places were stored."""
-    lost = await removals.write_on(connection)
-    return lost, set(await store(connection, sorted(places[at] for id, at in firsts.items() if id not in lost)))
+# ── lease ──
+
+BYTES_AT_ONCE = 256 * 1024 * 1024
+"""Of payloads and headers that one lease reads together; what is left is due at once (`next_due_ms`)."""
 
 
-async def mutate(steps: Steps, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-    """`Store.mutate`."""
-    answers = Answers.blank(len(mutations))
-    asks = mutation_asks(mutations)
-    await decide_each(steps, topic, now_ms, mutations.ids.tolist(), asks, answers, range(len(mutations)))
-    return answers
+def lease_plain(
+    topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
+    overdue_ms: int, due_from_ms: int, end_from_ms: int,
+) -> Plan[LeaseResult | None]:  # fmt: skip
+    """`Store.lease_due` by one statement; None where what was met is for the rules, and nothing was done.
+    `due_from_ms`: nothing is looked for that was due before; `end_from_ms`: what runs out next does
+    not do so before."""
+    settings = topic.settings
+    backoff_ms = settings.redelivery_backoff_ms
+    several = len(grants) > 1
+    wanted = sum(grant.count for grant in grants)
+    asked: list[Any] = [
+        topic.uid,
+        now_ms - overdue_ms if overdue_ms else max(now_ms, due_before_ms),
+        now_ms - max(backoff_ms, overdue_ms),
+        buckets,
+        wanted,
+        now_ms,
+        settings.max_deliveries,
+        [grant.lease_ms for grant in grants],
+        [grant.holder for grant in grants],
+        [min(grant.max_bytes, BYTES_AT_ONCE) for grant in grants],
+        (turns_of(grants, wanted) + np.uint32(1)).tolist() if several else grants[0].alone,
+        due_from_ms,
+        end_from_ms,
+    ]
+    found = yield Statement(LEASE[several], asked, _first, writes=True)
+    if not found["plain"]:
+        return None
+    leased = leased_of(found, grants)
+    ends_ms = [found["next_held_ms"], int(leased.rows.due_ms.min()) if len(leased.rows) else None]
+    if not overdue_ms:
+        times = [found["free_ms"], found["next_free_ms"]]
+        times += [None if end is None else end + backoff_ms for end in (found["held_ms"], *ends_ms)]
+        if found["passed"] > 0 or found["fitting"] > len(leased.rows):
+            # Somebody else is at some of them, and may leave them as they are. Not at once: a lock may last.
+            times.append(now_ms + 1)
+        leased.next_due_ms = earliest(times)
+    return LeaseResult(leased, earliest(ends_ms))
+
+
+def _first(rows: Sequence[Any]) -> Any:
+    return rows[0]
+
+
+def numbers_of(packed: bytes | None) -> Int64:
+    """A column of numbers that came as one byte string."""
+    return np.frombuffer(packed or b"", dtype=">i8").astype(np.int64)
+
+
+def strings_of(data: bytes | None, lengths: bytes | None) -> tuple[Ragged, tuple[int, ...]]:
+    """A column of byte strings that came as one, and the indexes of those that are not there at all."""
+    sizes = np.frombuffer(lengths or b"", dtype=">i4").astype(np.int64)
+    missing = tuple(np.flatnonzero(sizes < 0).tolist())
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(np.maximum(sizes, 0), out=offsets[1:])
+    return Ragged(data or b"", offsets), missing
+
+
+def leased_of(found: Any, grants: Sequence[Grant]) -> LeasedRows:
+    """What `LEASE` leased, in the order of the deal; without `next_due_ms`."""
+    numbers = {name: numbers_of(found[name]) for name in PACKED}
+    texts = {name: strings_of(found[name], found[f"{name}_lengths"]) for name in TEXTS}
+    order, count = numbers["n"], len(numbers["n"])
+    grant = (numbers["turn"] - 1).astype(np.uint32)
+    was_due_ms, prior = numbers["due_ms"], texts["holder"][0]
+    numbers |= {
+        "due_ms": numbers["until_ms"],
+        "version": numbers["version"] + 1,
+        "deliveries": numbers["deliveries"] + 1,
+        "died_ms": np.zeros(count, dtype=np.int64),
+    }
+    holders = [one.holder for one in grants]
+    rows = rows_of(
+        {name: numbers[name] for name in NUMBERS},
+        {
+            "ids": texts["id"][0],
+            "groups": texts["grp"][0],
+            "tags": texts["tag"][0],
+            "holders": Ragged.repeat(holders[0], count) if len(holders) == 1 else Ragged.of(holders).take(grant),
+            "dead": Ragged.repeat(b"", count),
+            "payloads": texts["payload"][0],
+            "headers": texts["headers"][0],
+        },
+    )
+    leased = LeasedRows(rows, grant, was_due_ms, prior, None, damaged=texts["payload"][1])
+    return leased if bool((order[1:] > order[:-1]).all()) else _sorted(leased, np.argsort(order))
+
+
+def _sorted(leased: LeasedRows, order: Indexes) -> LeasedRows:
+    """The same in another order: no server promises that of its aggregates."""
+    place = {int(old): new for new, old in enumerate(order)}
+    return LeasedRows(
+        leased.rows.take(order),
+        leased.grant[order],
+        leased.was_due_ms[order],
+        leased.prior_holders.take(order),
+        None,
+        damaged=tuple(sorted(place[at] for at in leased.damaged)),
+    )
+
+
+# ── by tag ──
+
+TAGGED_AT_ONCE = 2_000
+"""Messages of one statement: it has them locked until it is done, and others want the server, too."""
+
+
+def mutate_tag(changes: Changes, mutation: TagMutation, cursor: bytes, limit: int) -> Plan[TagStep]:
+    """`Store.mutate_tag`."""
+    assert isinstance(changes.sql, PostgresqlDialect)
+    limit = min(limit, TAGGED_AT_ONCE)
+    moves, dry_run = mutation.operation is Operation.MOVE, mutation.dry_run
+    remembers = bool(changes.topic.settings.remember_ms) and not moves and not dry_run
+    asked: list[Any] = [changes.key, mutation.tag, *place_after(cursor), limit, mutation.started_ms]
+    asked += [mutation.group, changes.now_ms]
+    op = signed_one(mutation.op)
+    asked += [op, mutation.due_ms, mutation.by_ms, mutation.latest_ms] if moves else [mutation.leased]
+    if remembers:
+        asked.append(op)
+    statement = changes.sql.statements.by_tag[mutation.operation, dry_run, remembers]
+    records = yield Statement(statement, asked, list, writes=not dry_run)
+    if not records:
+        return TagStep({}, None)
+    found, counts = records[0], TagCounts()
+    if found["done"]:
+        counts.by_status[Status.OK.code] = found["done"]
+        if moves and not dry_run:
+            counts.moved(found["earliest_ms"])
+    if found["others"]:
+        yield from decide_others(changes, mutation, found["others"], counts)
+    onward = cursor_at(found["bucket"], found["id"]) if found["met"] == limit else None
+    return TagStep(dict(counts.by_status), onward, counts.earliest_due_ms)
+
+
+def decide_others(changes: Changes, mutation: TagMutation, ids: list[bytes], counts: TagCounts) -> Plan[None]:
+    """What something may refuse: by the rules; where somebody was faster, the message is read again."""
+
+    def look(left: list[bytes] | None) -> Plan[Iterable[FoundColumns]]:
+        asked = ids if left is None else left
+        buckets = buckets_of(Ragged.of(asked), changes.topic.settings.buckets).tolist()
+        return changes.sql.find(changes.key, list(zip(buckets, asked, strict=True)), False)
+
+    return mutate_tagged(changes, mutation, look, counts)

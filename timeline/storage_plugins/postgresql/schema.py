@@ -9,7 +9,8 @@ from sqlalchemy.dialects import postgresql as dialect
 
 from timeline.storage_plugins import sql, versions
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
-from timeline.storage_plugins.postgresql.connections import PLANNING, SETTINGS, Connection
+from timeline.storage_plugins.postgresql.connections import PLANNING, SETTINGS, PostgresqlConnection
+from timeline.storage_plugins.postgresql.statements import NOTHING
 from timeline.storage_plugins.versions import Versions, noted
 
 OLDEST = 130_000
@@ -17,7 +18,6 @@ LOCK = 0x544C4E
 """The advisory lock under which one broker at a time creates or migrates the schema."""
 ROWS_AT_A_TIME = 1_000
 """Row numbers are taken from the sequence by so many, so that a put costs no statement for them."""
-NOTHING = "''::bytea"
 
 # A message's row is written three times and deleted: room on its page and an early vacuum keep the tables from growing.
 _CHURN = "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
@@ -39,14 +39,15 @@ TUNING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What `prepare` found."""
+class FoundSchema:
+    """What `prepare` found: the cluster's uid (empty where there is no schema), the server in words, and what its
+    settings promise."""
 
     cluster_uid: str
     server: str
-    warnings: tuple[str, ...]
-    durable: bool
-    survives_failover: bool
+    warnings: tuple[str, ...] = ()
+    durable: bool = True
+    survives_failover: bool = True
 
 
 def statements() -> list[str]:
@@ -55,7 +56,7 @@ def statements() -> list[str]:
     return [text.replace("x''", NOTHING) for text in made] + list(TUNING)
 
 
-async def prepare(connection: Connection, schema: str, shown: str) -> Found:
+async def prepare(connection: PostgresqlConnection, schema: str, shown: str) -> FoundSchema:
     """Creates or migrates the schema, in the caller's transaction. Raises StoreRefused or StoreUnavailable."""
     await _check_server(connection, shown)
     await _alone(connection, schema)
@@ -75,14 +76,14 @@ async def prepare(connection: Connection, schema: str, shown: str) -> Found:
     return await _found(connection, cluster_uid, shown)
 
 
-async def look(connection: Connection, schema: str, shown: str) -> Found:
+async def look(connection: PostgresqlConnection, schema: str, shown: str) -> FoundSchema:
     """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
     await _check_server(connection, shown)
     known = await _known(connection) if await _there(connection, schema) else {}
     return await _found(connection, known.get("cluster_uid", ""), shown)
 
 
-async def _check_server(connection: Connection, shown: str) -> None:
+async def _check_server(connection: PostgresqlConnection, shown: str) -> None:
     number = int(await connection.fetchval("SHOW server_version_num"))
     if number < OLDEST:
         raise StoreRefused(f"PostgreSQL {number // 10_000} is too old: {OLDEST // 10_000} or newer is needed")
@@ -93,35 +94,35 @@ async def _check_server(connection: Connection, shown: str) -> None:
         )
 
 
-async def _there(connection: Connection, schema: str) -> bool:
+async def _there(connection: PostgresqlConnection, schema: str) -> bool:
     return bool(await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.meta"))
 
 
-async def _found(connection: Connection, cluster_uid: str, shown: str) -> Found:
+async def _found(connection: PostgresqlConnection, cluster_uid: str, shown: str) -> FoundSchema:
     settings = {name: await connection.fetchval(f"SHOW {name}") for name in (*_LOOKED_AT, *PLANNING)}
     server = f"PostgreSQL {await connection.fetchval('SHOW server_version')}, {shown}"
-    return Found(cluster_uid, server, tuple(_warnings(settings)), *_promises(settings))
+    return FoundSchema(cluster_uid, server, tuple(_warnings(settings)), *_promises(settings))
 
 
-async def migrate(connection: Connection, schema: str, contract: bool) -> Versions:
+async def migrate(connection: PostgresqlConnection, schema: str, contract: bool) -> Versions:
     """`Store.migrate`, in the caller's transaction."""
     await _alone(connection, schema)
     return await _migrated(connection, await _known(connection), contract)
 
 
-async def _alone(connection: Connection, schema: str) -> None:
+async def _alone(connection: PostgresqlConnection, schema: str) -> None:
     """Until the transaction ends nobody else creates or migrates this schema; those of other clusters in the database
     need not wait. Names without a schema are of this one."""
     await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, schema)
     await connection.execute(f"SET LOCAL search_path TO {schema}")
 
 
-async def _known(connection: Connection) -> dict[str, str]:
+async def _known(connection: PostgresqlConnection) -> dict[str, str]:
     records = await connection.fetch("SELECT name, value FROM timeline.meta")
     return {record["name"]: record["value"] for record in records}
 
 
-async def _migrated(connection: Connection, known: dict[str, str], contract: bool) -> Versions:
+async def _migrated(connection: PostgresqlConnection, known: dict[str, str], contract: bool) -> Versions:
     """What `versions.migrate` reaches. Its steps say their statements, which are then run in order."""
     told: list[str] = []
     found = noted(known)
@@ -133,7 +134,7 @@ async def _migrated(connection: Connection, known: dict[str, str], contract: boo
     return reached
 
 
-async def _note(connection: Connection, reached: Versions, **more: str) -> None:
+async def _note(connection: PostgresqlConnection, reached: Versions, **more: str) -> None:
     written = {**more, "schema_version": str(reached.version), "oldest_version": str(reached.oldest)}
     await connection.executemany(
         "INSERT INTO timeline.meta (name, value) VALUES ($1, $2) "

@@ -1,8 +1,8 @@
-"""What the SQL family of stores shares: tables, schema versions, topic records, and rows as columns.
+"""What the SQL family of stores shares: tables, schema versions, rows as columns. The modules beside it have the logic.
 
 Tables are SQLAlchemy Core's, so that each dialect writes its own DDL and types; the hot statements are each store's
 own affair. Times are int milliseconds UTC. SQL's integers are signed: the 64-bit unsigned columns (`birth`, `last_op`,
-`payload_sum`) are stored as the signed number with the same bits, see `signed` and `unsigned`.
+`payload_sum`) are stored as the signed number with the same bits, see `signed`.
 
     topic      one record each; `key` is the small number that rows carry instead of the random 63-bit uid
     message    everything about a message but its content; dead letters too, off the due indexes
@@ -14,7 +14,6 @@ own affair. Times are int milliseconds UTC. SQL's integers are signed: the 64-bi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,26 +21,19 @@ import numpy as np
 from sqlalchemy import (
     BigInteger,
     Column,
-    ColumnElement,
     Dialect,
-    Executable,
     Index,
     Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
-    and_,
-    false,
-    or_,
     text,
 )
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from timeline.columns import Int64, Ragged, UInt64
-from timeline.model import ROW_DTYPES, Rows, State, Topic
-from timeline.storage_plugins.contract import ScanFilter
-from timeline.storage_plugins.records import read_settings, settings_record
+from timeline.model import ROW_DTYPES, Rows
 from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -160,11 +152,6 @@ def signed_one(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def unsigned(numbers: Sequence[int]) -> UInt64:
-    """The reverse of `signed`."""
-    return np.array(numbers, dtype=np.int64).view(np.uint64)
-
-
 def rows_of(numbers: Mapping[str, Sequence[int] | Int64], strings: Mapping[str, Ragged]) -> Rows:
     """`Rows` from columns as SQL gives them: `numbers` under the names in NUMBERS, `strings` under the fields of
     STRINGS, and `payloads` and `headers` where they came along."""
@@ -198,50 +185,3 @@ def ddl(dialect: Dialect) -> list[str]:
         indexes = sorted(table.indexes, key=lambda index: index.name or "")
         made += [str(CreateIndex(index).compile(dialect=dialect)).strip() for index in indexes]
     return made
-
-
-# ── statements ──
-
-
-def compiled(statement: Executable, dialect: Dialect) -> tuple[str, list[Any]]:
-    """A Core statement as the dialect's text and positional parameters, for a raw DB-API connection."""
-    ready = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})  # type: ignore[attr-defined]
-    return str(ready), [ready.params[name] for name in ready.positiontup or ()]
-
-
-def filter_of(where: ScanFilter, now_ms: int) -> list[ColumnElement[bool]]:
-    """The conditions of a scan's filter on `message`, but for its ids."""
-    row = message.c
-    conditions: list[ColumnElement[bool]] = []
-    if where.states:
-        alive = row.died_ms == 0
-        meaning = {
-            State.DEAD: row.died_ms != 0,
-            State.LEASED: and_(alive, row.holder != b"", row.due_ms > now_ms),
-            State.WAITING: and_(alive, row.holder == b"", row.due_ms > now_ms),
-            State.AVAILABLE: and_(alive, row.due_ms <= now_ms),
-        }
-        conditions.append(or_(false(), *(meaning[state] for state in sorted(where.states) if state in meaning)))
-    else:
-        conditions.append(row.died_ms == 0)
-    if where.tag:
-        conditions.append(row.tag == where.tag)
-    if where.due_from_ms:
-        conditions.append(row.due_ms >= where.due_from_ms)
-    if where.due_to_ms:
-        conditions.append(row.due_ms < where.due_to_ms)
-    return conditions
-
-
-# ── topic records ──
-
-
-def topic_of(uid: int, name: str, settings: str, revision: int, created_ms: int) -> Topic:
-    """A topic from its record. Raises StoreRefused (see `read_settings`)."""
-    chosen, newer = read_settings(name, settings)
-    return Topic(name, uid, chosen, revision, created_ms, newer)
-
-
-def settings_text(topic: Topic) -> str:
-    """Its settings as a record keeps them."""
-    return json.dumps(settings_record(topic), sort_keys=True)

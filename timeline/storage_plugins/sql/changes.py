@@ -1,138 +1,304 @@
-"""Messages by id inside a transaction: found, decided by the one table of rules, changed. Each store of the family says
-how it looks them up and writes what became of them."""
+"""Messages by id: found, decided by the one table of rules, changed by compare-and-set against what was found.
+
+Where a transaction holds what it has found, nobody comes in between. Elsewhere no transaction spans a read and its
+change: a call that loses the race for a message reads it again.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
-from timeline.leases import Ask, Decision, Message, decide
-from timeline.model import Answers, Status, Topic, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, removal, tag_ask
-from timeline.storage_plugins.contract import Mutations, TagMutation
-from timeline.storage_plugins.sql.rows import Stored
+import numpy as np
 
+from timeline.leases import Ask, decide
+from timeline.model import Answers, Status, buckets_of
+from timeline.storage_plugins.asks import fill, mutation_asks, put_ask, settle_ask, tag_ask
+from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreUnknown, Swept, TagMutation, TagStep
+from timeline.storage_plugins.records import dropped
+from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.rows import (
+    FoundColumns,
+    FoundMessage,
+    cursor_after,
+    place_after,
+    stored_of,
+)
+from timeline.storage_plugins.sql.statements import Atomic, Plan
 
-class Changes(ABC):
-    """What a call changes, gathered, then written in a few statements. `key`: the number that rows carry for the
-    topic."""
-
-    __slots__ = ("key", "now_ms", "remembered", "removed", "topic", "updated")
-
-    def __init__(self, topic: Topic, key: int, now_ms: int) -> None:
-        self.topic = topic
-        self.key = key
-        self.now_ms = now_ms
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets what was noted: by row what is changed, what is removed, and what is left of it by id."""
-        self.updated: dict[int, Message] = {}
-        self.removed: list[Stored] = []
-        self.remembered: list[tuple[bytes, Message]] = []
-
-    @abstractmethod
-    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
-        """What stands under `ids` and stays so until the transaction ends: messages, and remembered ids within the
-        topic's time."""
-
-    @abstractmethod
-    def write(self) -> None:
-        """Writes all that was noted, and starts afresh."""
-
-    def remove(self, id: bytes, stored: Stored, last_op: int = 0, remember: bool = True) -> Stored | None:
-        """Removes a message; answers what is left of it on a topic that remembers."""
-        self.updated.pop(stored.row, None)
-        self.removed.append(stored)
-        if not remember or not self.topic.settings.remember_ms:
-            return None
-        left = left_of(stored.message, last_op)
-        self.remembered.append((id, left))
-        return Stored(0, left)
-
-    def apply(self, stored: Stored | None, id: bytes, ask: Ask, decision: Decision) -> Stored | None:
-        """Notes what `decision` changes of `stored`; answers what then stands under the id."""
-        if stored is None or not stored.row:
-            return stored
-        gone = removal(ask, decision)
-        if gone is not None:
-            return self.remove(id, stored, *gone)
-        if decision.message is not None and decision.message is not stored.message:
-            self.updated[stored.row] = decision.message
-            return Stored(stored.row, decision.message, stored.size_bytes)
-        return stored
+MOST_LOST = 100
+"""Races that one call may lose for the same message. In each of them somebody else has changed it."""
+Insert = Callable[[list[int], bool], Plan[list[int]]]
+"""Stores those of the puts whose id is neither taken nor remembered, and answers which. The flag: they take the places
+of messages that this very transaction has removed."""
+Settle = Callable[["Changes", Settles, list[bytes], list[int], Answers], Plan[Collection[int]]]
+"""Settles what token and holder alone decide: the settles, their ids and buckets; fills the answers, answers which."""
+Look = Callable[[list[bytes] | None], Plan[Iterable[FoundColumns]]]
+"""Reads the messages under these ids; None: those that were found before."""
 
 
-def left_of(message: Message, last_op: int) -> Message:
-    """What a topic that remembers keeps of a message."""
-    return Message(message.birth, message.version, last_op=last_op, payload_sum=message.payload_sum, remembered=True)
+def too_often() -> StoreUnknown:
+    """The error of a call that lost every race for a message; what it asked of others may have been done."""
+    return StoreUnknown(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
 
 
 def decide_each(
     changes: Changes, ids: Sequence[bytes], buckets: Sequence[int], asks: Sequence[Ask], answers: Answers,
-    places: Sequence[int],
-) -> list[int]:  # fmt: skip
-    """Decides `asks` in order, each on what the ones before left, notes their changes and fills `answers` at `places`.
-    Answers the indexes of the puts whose own message is new, and of what comes after them under the same id: the caller
-    stores the first of each id, and asks about the others again."""
-    wanted = dict(zip(ids, buckets, strict=True))
-    standing = changes.load(list(wanted), list(wanted.values()))
+    places: Sequence[int], insert: Insert | None = None,
+) -> Plan[list[int]]:  # fmt: skip
+    """Decide `asks` in order, each on what the ones before left, write their changes and fill `answers` at `places`.
+    Answer the indexes of the puts that met nothing, and of what comes after new ones under the same id: the caller
+    stores those. A put that takes a message's place is stored here, by `insert`, which is told its place."""
     settings, now_ms = changes.topic.settings, changes.now_ms
-    born: set[bytes] = set()
-    waiting: list[int] = []
-    for at, (id, ask) in enumerate(zip(ids, asks, strict=True)):
-        if id in born:
-            waiting.append(at)
-            continue
-        stored = standing.get(id)
-        decision = decide(stored.message if stored else None, ask, now_ms, settings)
-        left = changes.apply(stored, id, ask, decision)
-        if decision.born:
-            born.add(id)
-            waiting.append(at)
-        if left is None:
-            standing.pop(id, None)
-        else:
-            standing[id] = left
-        fill(answers, places[at], decision)
-    return waiting
+    bucket_of = dict(zip(ids, buckets, strict=True))
+    left = list(range(len(ids)))
+    absent: list[int] = []
+    for _ in range(MOST_LOST):
+        asked = list(dict.fromkeys(ids[at] for at in left))
+        standing = yield from changes.load(asked, [bucket_of[id] for id in asked])
+        new: dict[bytes, int] = {}
+        for at in left:
+            id, ask = ids[at], asks[at]
+            if id in new:
+                absent.append(at)
+                continue
+            stored = standing.get(id)
+            decision = decide(stored.message if stored else None, ask, now_ms, settings)
+            remains = changes.apply(stored, ask, decision)
+            if remains is None:
+                standing.pop(id, None)
+            else:
+                standing[id] = remains
+            if decision.born:
+                new[id] = at
+                absent.append(at)
+            fill(answers, places[at], decision)
+        in_place = changes.removed.keys() & new.keys() if insert is not None else set[bytes]()
+        removals = changes.apart(in_place)
+        lost = yield from changes.write()
+        if in_place and insert is not None:
+            firsts = {id: places[new[id]] for id in in_place}
+            without, done = yield Atomic(partial(_take_places, removals, firsts, insert))
+            lost |= without
+            absent = [at for at in absent if places[at] not in done]
+        left = [at for at in left if ids[at] in lost]
+        absent = [at for at in absent if ids[at] not in lost]
+        if not left:
+            return sorted(absent)
+    raise too_often()
 
 
-def firsts_of(ids: Sequence[bytes], places: Sequence[int]) -> list[int]:
-    """Those of `places` where an id comes first."""
-    return sorted({ids[at]: at for at in reversed(places)}.values())
+def _take_places(removals: Changes, firsts: dict[bytes, int], insert: Insert) -> Plan[tuple[set[bytes], set[int]]]:
+    """Remove messages and store the puts that take their places. Answer the ids that somebody else changed first, and
+    which were stored. It may be done again, so it leaves `removals` as they are."""
+    lost = yield from removals.sql.change(removals)
+    stored = yield from insert(sorted(at for id, at in firsts.items() if id not in lost), True)
+    return lost, set(stored)
 
 
-def mutate(changes: Changes, mutations: Mutations) -> Answers:
+def mutate(changes: Changes, mutations: Mutations) -> Plan[Answers]:
     """`Store.mutate`."""
     count = len(mutations)
     answers = Answers.blank(count)
-    asks = mutation_asks(mutations)
-    ids = mutations.ids.tolist()
     buckets = buckets_of(mutations.ids, changes.topic.settings.buckets).tolist()
-    decide_each(changes, ids, buckets, asks, answers, range(count))
-    changes.write()
+    yield from decide_each(changes, mutations.ids.tolist(), buckets, mutation_asks(mutations), answers, range(count))
     return answers
 
 
-def mutate_tagged(
-    changes: Changes, mutation: TagMutation, found: Iterable[tuple[bytes, Stored]]
-) -> tuple[Counter[int], int | None]:
-    """Does `mutation` on the messages found, each under its id: counts by status, and the earliest due of the moved."""
-    counts: Counter[int] = Counter()
-    dues_ms: list[int] = []
-    for id, stored in found:
-        ask = tag_ask(mutation, stored.message)
-        if ask is None:
-            counts[Status.INVALID.code] += 1
-            continue
-        decision = decide(stored.message, ask, changes.now_ms, changes.topic.settings)
-        counts[decision.status.code] += 1
-        if mutation.dry_run:
-            continue
-        changes.apply(stored, id, ask, decision)
-        if decision.status is Status.OK and decision.message is not None:
-            dues_ms.append(decision.message.due_ms)
-    changes.write()
-    return counts, min(dues_ms, default=None)
+def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | None]:
+    """`Store.settle`: what token and holder alone decide by `plain`, everything else by the rules. None where the topic
+    was dropped."""
+    count = len(settles)
+    answers = Answers.blank(count)
+    ids = settles.ids.tolist()
+    buckets = buckets_of(settles.ids, changes.topic.settings.buckets).tolist()
+    left = list(range(count))
+    if len(set(ids)) == count:
+        done = yield from plain(changes, settles, ids, buckets, answers)
+        left = sorted(set(left).difference(done)) if len(done) < count else []
+    if left:
+        if changes.sql.keeps_keys and not (yield from changes.sql.still_stands(changes.key)):
+            return None
+        asks = [settle_ask(settles, at) for at in left]
+        yield from decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
+    return answers
+
+
+# ── put ──
+
+
+def likely(puts: Puts, now_ms: int, ids: Sequence[bytes], known: Collection[int] = ()) -> list[int]:
+    """What may just be stored: not what is never deliverable, nor those that are `known` to be remembered, nor another
+    message under such an id, so that each meets what the ones before it left."""
+    special = {*np.flatnonzero(puts.never_deliverable(now_ms)).tolist(), *known}
+    if not special:
+        return list(range(len(ids)))
+    doubtful = {ids[at] for at in special}
+    return [at for at, id in enumerate(ids) if id not in doubtful]
+
+
+def put(
+    changes: Changes, puts: Puts, ids: Sequence[bytes], buckets: Sequence[int], chosen: list[int], insert: Insert
+) -> Plan[Answers]:
+    """`Store.put`: the `chosen` are stored at once; what meets a message or a remembered id is for the rules."""
+    count = len(ids)
+    answers = Answers.blank(count)
+    answers.version[:] = 1
+    answers.due_ms[:] = puts.due_ms
+    stored = yield from insert(chosen, False)
+    left = [] if len(stored) == count else sorted(set(range(count)).difference(stored))
+    asked, lost = {at: put_ask(puts, at) for at in left}, 0
+    while lost < MOST_LOST:
+        if not left:
+            return answers
+        waited = len(left)
+        asks, places = [asked[at] for at in left], [buckets[at] for at in left]
+        absent = yield from decide_each(changes, [ids[at] for at in left], places, asks, answers, left, insert)
+        if not absent:
+            return answers
+        # They met nothing: who had the id is gone meanwhile, or one before them in this batch took its place.
+        left = [left[at] for at in absent]
+        new = yield from insert(sorted({ids[at]: at for at in reversed(left)}.values()), False)
+        for at in new:
+            answers.status[at], answers.settled[at] = Status.OK.code, False
+            answers.version[at], answers.due_ms[at] = 1, puts.due_ms[at]
+        left = sorted(set(left).difference(new))
+        lost = 0 if len(left) < waited else lost + 1
+        if not new and not (yield from changes.sql.still_stands(changes.key)):
+            gone = dropped(changes.topic, count)
+            answers.status[left], answers.version[left], answers.due_ms[left] = gone.status[left], 0, 0
+            answers.details |= {at: gone.details[at] for at in left}
+            return answers
+    raise StoreUnknown(f"an id was taken and freed by somebody else {MOST_LOST} times while it was put")
+
+
+# ── by tag ──
+
+
+class TagCounts:
+    """What became of messages of a tag: how many answered each status, and the earliest due of the moved."""
+
+    __slots__ = ("by_status", "earliest_due_ms")
+
+    def __init__(self) -> None:
+        self.by_status: Counter[int] = Counter()
+        self.earliest_due_ms: int | None = None
+
+    def moved(self, due_ms: int | None) -> None:
+        """Note that something was moved to `due_ms`."""
+        times = (due_ms, self.earliest_due_ms)
+        self.earliest_due_ms = min((time for time in times if time is not None), default=None)
+
+    def add(self, other: TagCounts) -> None:
+        """Add what `other` counted."""
+        self.by_status += other.by_status
+        self.moved(other.earliest_due_ms)
+
+
+def mutate_tag(changes: Changes, mutation: TagMutation, cursor: bytes, limit: int) -> Plan[TagStep]:
+    """`Store.mutate_tag`: a chunk of the walk over the tag's index, all of it decided by the rules."""
+    query = changes.sql.query(changes.key)
+    source, walked = changes.sql.walk(query, mutation.tag, False, place_after(cursor))
+    source += f" ORDER BY {walked}.bucket, {walked}.id LIMIT {query(limit)}"
+    chunk: FoundColumns = yield changes.sql.messages(query, source, lock=changes.sql.locked)
+    onward = cursor_after(changes.topic, chunk.strings["id"][-1]) if chunk.count == limit else None
+
+    def look(left: list[bytes] | None) -> Plan[Iterable[FoundColumns]]:
+        yield from ()
+        return (chunk,)
+
+    counts = TagCounts()
+    yield from mutate_tagged(changes, mutation, look, counts)
+    return TagStep(dict(counts.by_status), onward, counts.earliest_due_ms)
+
+
+def mutate_tagged(changes: Changes, mutation: TagMutation, look: Look, counts: TagCounts) -> Plan[None]:
+    """Do `mutation` by the rules on the messages that `look` reads, and count what became of them."""
+    left: list[bytes] | None = None
+    for _ in range(MOST_LOST):
+        decided: list[tuple[bytes, Status, int | None]] = []
+        for found in (yield from look(left)):
+            for stored, put_ms, tag in zip(
+                stored_of(found), found.numbers["put_ms"], found.strings["tag"].tolist(), strict=True
+            ):
+                message = stored.message
+                # Another message may have come under this id.
+                if tag == mutation.tag and mutation.meets(put_ms, message.asked_ms, message.last_op):
+                    decided.append((stored.id, *_decide_tagged(changes, mutation, stored)))
+        lost = yield from changes.write()
+        for id, status, moved_ms in decided:
+            if id not in lost:
+                counts.by_status[status.code] += 1
+                counts.moved(moved_ms)
+        left = sorted(lost)
+        if not left:
+            return
+    raise too_often()
+
+
+def _decide_tagged(changes: Changes, mutation: TagMutation, stored: FoundMessage) -> tuple[Status, int | None]:
+    """What becomes of one message, and to when it is moved."""
+    ask = tag_ask(mutation, stored.message)
+    if ask is None:
+        return Status.INVALID, None
+    decision = decide(stored.message, ask, changes.now_ms, changes.topic.settings)
+    if mutation.dry_run:
+        return decision.status, None
+    changes.apply(stored, ask, decision)
+    moved = decision.status is Status.OK and decision.message is not None
+    return decision.status, decision.message.due_ms if moved and decision.message is not None else None
+
+
+# ── the sweep ──
+
+
+def remove_found(changes: Changes, expired: FoundColumns | None, dead: FoundColumns | None) -> Plan[tuple[int, int]]:
+    """Remove messages that have expired, and dead letters past retention; how many of each were removed here."""
+    ids: tuple[list[bytes], list[bytes]] = ([], [])
+    for at, found in enumerate((expired, dead)):
+        for stored in () if found is None else stored_of(found):
+            changes.remove(stored, remember=not at)
+            ids[at].append(stored.id)
+    lost = yield from changes.write()
+    return sum(id not in lost for id in ids[0]), sum(id not in lost for id in ids[1])
+
+
+def sweep(changes: Changes, limit: int) -> Plan[Swept]:
+    """`Store.sweep`, where contents go with their messages, so that there are no orphans."""
+    sql, key, now_ms, settings = changes.sql, changes.key, changes.now_ms, changes.topic.settings
+    limit = min(max(1, limit), sql.most_rows)
+    query = sql.query(key)
+    expired = yield sql.messages(query, f"{sql.expired(query, now_ms)} LIMIT {query(limit)}", lock=sql.passing)
+    dead = None
+    if settings.dead_retention_ms:
+        query = sql.query(key)
+        source = (
+            f"{sql.along('message_died')} WHERE m.topic {query.topic} AND {sql.dead} "
+            f"AND m.{sql.died} <= {query(now_ms - settings.dead_retention_ms)} "
+            f"ORDER BY m.{sql.died} LIMIT {query(limit)}"
+        )
+        dead = yield sql.messages(query, source, lock=sql.passing)
+    counts = yield from remove_found(changes, expired, dead)
+    forgotten = yield from sql.forget(key, now_ms - settings.remember_ms, limit)
+    removed = yield Atomic(partial(remove_dropped, sql, limit))
+    more = limit in (expired.count, 0 if dead is None else dead.count, forgotten) or removed >= limit
+    return Swept(expired=counts[0], forgotten=forgotten, dead_purged=counts[1], more=more)
+
+
+def remove_dropped(sql: SqlDialect, limit: int) -> Plan[int]:
+    """Remove rows of dropped topics, at most `limit`, and say how many; fewer when nothing is left of any."""
+    table, key_column = sql.table("dropped"), sql.quoted("key")
+    removed = 0
+    while removed < limit:
+        keys = yield sql.query().rows(f"SELECT {key_column} FROM {table} ORDER BY {key_column} LIMIT 1{sql.claiming}")
+        if not keys:
+            break
+        key = keys[0][0]
+        removed += yield from sql.delete_some(key, limit - removed)
+        if removed < limit:
+            removed += yield from sql.forget(key, None, limit - removed)
+        if removed < limit:
+            query = sql.query()
+            yield query.running(f"DELETE FROM {table} WHERE {key_column} = {query(key)}")
+    return removed

@@ -3,15 +3,15 @@ walks over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged
 from timeline.leases import Message
-from timeline.model import Rows
-from timeline.storage_plugins.sql import rows_of
+from timeline.model import Rows, Topic, buckets_of
+from timeline.storage_plugins.sql import STRINGS, rows_of
 
 UNSIGNED_BITS = (1 << 64) - 1
 _FIELDS = (
@@ -20,10 +20,11 @@ _FIELDS = (
 )
 CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "deliveries", "last_op", "died_ms", "holder", "dead")
 """Columns of `message` that an operation may change."""
+LARGEST_ID = b"\xff" * 256
 
 
 @dataclass(slots=True)
-class Columns:
+class FoundColumns:
     """What a statement found: numbers and byte strings by column name, all `count` long."""
 
     numbers: dict[str, list[int]]
@@ -32,20 +33,24 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A message as the rules see it, its row (0: only its id is remembered) and what its content takes."""
+class FoundMessage:
+    """A message as the rules see it, with its id, its row (0: only its id is remembered), what its content takes, and
+    whether it has a tag."""
 
+    id: bytes
     row: int
     message: Message
     size_bytes: int = 0
+    tagged: bool = True
 
 
-def stored_of(found: Columns) -> Iterable[Stored]:
+def stored_of(found: FoundColumns) -> Iterator[FoundMessage]:
     """Columns of whole messages as messages."""
     numbers, strings = found.numbers, found.strings
-    fields = zip(*(numbers[name] for name in _FIELDS), strings["holder"], strings["grp"], strings["dead"], strict=True)
-    for row, headers_bytes, payload_bytes, birth, last_op, payload_sum, *rest in fields:
-        version, due_ms, scheduled_ms, asked_ms, deliveries, expires_ms, died_ms, holder, group, dead = rest
+    columns = (*(numbers[name] for name in _FIELDS), *(strings[name] for name in ("holder", "grp", "dead", "id")))
+    for values in zip(*columns, strings["tag"].sizes.tolist(), strict=True):
+        row, headers_bytes, payload_bytes, birth, last_op, payload_sum, *rest = values
+        version, due_ms, scheduled_ms, asked_ms, deliveries, expires_ms, died_ms, holder, group, dead, id, tag = rest
         seen = Message(
             birth=birth & UNSIGNED_BITS,
             version=version,
@@ -61,10 +66,10 @@ def stored_of(found: Columns) -> Iterable[Stored]:
             died_ms=died_ms,
             dead=dead,
         )
-        yield Stored(row, seen, payload_bytes + headers_bytes)
+        yield FoundMessage(id, row, seen, payload_bytes + headers_bytes, tag > 0)
 
 
-def remembered_of(birth: int, version: int, payload_sum: int, last_op: int) -> Stored:
+def remembered_of(id: bytes, birth: int, version: int, payload_sum: int, last_op: int) -> FoundMessage:
     """What is left of a settled id, from its columns."""
     left = Message(
         birth & UNSIGNED_BITS,
@@ -73,11 +78,11 @@ def remembered_of(birth: int, version: int, payload_sum: int, last_op: int) -> S
         payload_sum=payload_sum & UNSIGNED_BITS,
         remembered=True,
     )
-    return Stored(0, left)
+    return FoundMessage(id, 0, left)
 
 
 @dataclass(slots=True)
-class Part:
+class MessageBatch:
     """Messages with their row numbers and the bytes of their content."""
 
     rows: Rows
@@ -85,16 +90,16 @@ class Part:
     sizes: Int64
 
     @classmethod
-    def of(cls, found: Columns) -> Part:
-        """Columns of whole messages as a part."""
-        rows = rows_of_columns(found)
+    def of(cls, found: FoundColumns) -> MessageBatch:
+        """Columns of whole messages as a batch."""
+        rows = rows_of(found.numbers, {field: found.strings[name] for field, name in STRINGS.items()})
         headers_bytes = np.array(found.numbers["headers_bytes"], dtype=np.int64)
         return cls(rows, found.numbers["row"], rows.payload_bytes.astype(np.int64) + headers_bytes)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def stored(self) -> Stored:
+    def only(self) -> FoundMessage:
         """Its only message, for the rules."""
         rows = self.rows
         seen = Message(
@@ -112,19 +117,19 @@ class Part:
             died_ms=int(rows.died_ms[0]),
             dead=rows.dead[0],
         )
-        return Stored(self.numbers[0], seen, int(self.sizes[0]))
+        return FoundMessage(rows.ids[0], self.numbers[0], seen, int(self.sizes[0]), bool(rows.tags[0]))
 
-    def take(self, indexes: Indexes) -> Part:
+    def take(self, indexes: Indexes) -> MessageBatch:
         """The messages at `indexes`, in that order."""
-        return Part(self.rows.take(indexes), [self.numbers[at] for at in indexes.tolist()], self.sizes[indexes])
+        return MessageBatch(self.rows.take(indexes), [self.numbers[at] for at in indexes.tolist()], self.sizes[indexes])
 
-    def fitting(self, most_bytes: int) -> Part:
+    def fitting(self, most_bytes: int) -> MessageBatch:
         """The first messages whose content stays near `most_bytes`, at least one."""
         count = int(np.searchsorted(np.cumsum(self.sizes), most_bytes, "right"))
         return self if count >= len(self) else self.take(np.arange(max(1, count)))
 
     @classmethod
-    def concat(cls, parts: list[Part]) -> Part:
+    def concat(cls, parts: list[MessageBatch]) -> MessageBatch:
         """The parts one after the other."""
         if len(parts) == 1:
             return parts[0]
@@ -137,7 +142,7 @@ class Part:
         )
 
     @classmethod
-    def merged(cls, parts: list[Part], limit: int) -> Part:
+    def merged(cls, parts: list[MessageBatch], limit: int) -> MessageBatch:
         """The first `limit` of the parts together, by (due, id)."""
         if len(parts) == 1:
             return parts[0]
@@ -145,12 +150,6 @@ class Part:
         due_ms, ids = joined.rows.due_ms.tolist(), joined.rows.ids.tolist()
         order = sorted(range(len(joined)), key=lambda at: (due_ms[at], ids[at]))
         return joined.take(np.array(order[:limit], dtype=np.intp))
-
-
-def rows_of_columns(found: Columns) -> Rows:
-    """Columns of whole messages as `Rows`."""
-    named = {"id": "ids", "grp": "groups", "holder": "holders", "tag": "tags", "dead": "dead"}
-    return rows_of(found.numbers, {named[name]: column for name, column in found.strings.items()})
 
 
 def place_after(cursor: bytes) -> tuple[int, bytes]:
@@ -161,3 +160,30 @@ def place_after(cursor: bytes) -> tuple[int, bytes]:
 def cursor_at(bucket: int, id: bytes) -> bytes:
     """The cursor of a walk that has passed (bucket, id)."""
     return bucket.to_bytes(4, "big") + id
+
+
+def cursor_after(topic: Topic, id: bytes) -> bytes:
+    """The cursor of a walk that has passed the message with this id."""
+    return cursor_at(int(buckets_of(Ragged.of([id]), topic.settings.buckets)[0]), id)
+
+
+def columns_of(
+    numbers: tuple[str, ...], strings: tuple[str, ...], lists: list[list[int]], joined: Sequence[bytes | None]
+) -> FoundColumns:
+    """Columns from lists of numbers, one for each of `numbers` and one of lengths for each of `strings`, and from each
+    of `strings` back to back."""
+    found: dict[str, Ragged] = {}
+    for name, lengths, data in zip(strings, lists[len(numbers) :], joined, strict=True):
+        sizes = np.array([length or 0 for length in lengths], dtype=np.int64)
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        found[name] = Ragged(data or b"", offsets)
+    return FoundColumns(dict(zip(numbers, lists, strict=False)), found, len(lists[0]))
+
+
+def without_holder(found: FoundColumns) -> FoundColumns:
+    """Columns of living messages that nobody holds, with what is the same for all of them."""
+    nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
+    found.numbers["died_ms"] = [0] * found.count
+    found.strings |= {"holder": nothing, "dead": nothing}
+    return found

@@ -35,14 +35,14 @@ OLDEST_SQLITE = (3, 37, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class SqliteLocation:
     """What a URL says: the file, symbolic links resolved, and the page cache's size."""
 
     path: Path
     cache_mib: int = CACHE_MIB
 
     @classmethod
-    def of(cls, url: str) -> Location:
+    def of(cls, url: str) -> SqliteLocation:
         """Reads `sqlite:///relative/file` or `sqlite:////absolute/file`, with `?cache_mib=`. Raises StoreRefused with
         what to write instead."""
         rest = url.removeprefix("sqlite://")
@@ -122,7 +122,7 @@ class Lock:
 class Database:
     """The file, opened: schema as this version needs it, connections on demand."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: SqliteLocation) -> None:
         self._location = location
         self._lock = Lock(location.path)
         self.cluster_uid = ""

@@ -1,131 +1,57 @@
-"""Changes of messages inside a transaction, and put, which finds nothing in the plain case."""
+"""Puts and settles inside a transaction, in the plain case: by columns, where a free id or token and holder decide."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
-from timeline.model import Answers, Topic, buckets_of
-from timeline.storage_plugins.asks import put_ask
-from timeline.storage_plugins.contract import Puts
+from timeline.columns import Indexes, Ragged
+from timeline.model import Answers, Operation, buckets_of
+from timeline.storage_plugins.contract import Puts, Settles
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed, signed_one
-from timeline.storage_plugins.sql.changes import decide_each, firsts_of
-from timeline.storage_plugins.sql.rows import CHANGING, Stored, remembered_of, stored_of
-from timeline.storage_plugins.sqlite import statements
+from timeline.storage_plugins.sql.changes import likely
+from timeline.storage_plugins.sql.dialect import Changes
+from timeline.storage_plugins.sql.rows import FoundColumns
+from timeline.storage_plugins.sql.statements import Plan, Statement
+from timeline.storage_plugins.sqlite.dialect import BY_ID, SqliteColumns, SqliteDialect, batches
 from timeline.storage_plugins.sqlite.writer import Transaction
 
-
-class Changes(sql.Changes):
-    """What a call changes of this store."""
-
-    __slots__ = ("transaction",)
-
-    def __init__(self, transaction: Transaction, topic: Topic, key: int, now_ms: int) -> None:
-        super().__init__(topic, key, now_ms)
-        self.transaction = transaction
-
-    def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> dict[bytes, Stored]:
-        connection, settings = self.transaction.connection, self.topic.settings
-        standing: dict[bytes, Stored] = {}
-        if settings.remember_ms:
-            for found in statements.find_remembered(connection, self.key, ids, self.now_ms - settings.remember_ms):
-                columns = (found.numbers[name] for name in ("n", "birth", "version", "payload_sum", "last_op"))
-                for n, birth, version, payload_sum, last_op in zip(*columns, strict=True):
-                    standing[ids[n]] = remembered_of(birth, version, payload_sum, last_op)
-        for found in statements.find(connection, self.key, buckets, ids):
-            for n, stored in zip(found.numbers["n"], stored_of(found), strict=True):
-                standing[ids[n]] = stored
-        return standing
-
-    def write(self) -> None:
-        connection = self.transaction.connection
-        if self.updated:
-            rows, after = list(self.updated), list(self.updated.values())
-            columns: list[list[object]] = [list(rows)]
-            for name in CHANGING:
-                values: list[object] = [getattr(message, name) for message in after]
-                columns.append([signed_one(m.last_op) for m in after] if name == "last_op" else values)
-            statements.update_messages(connection, columns)
-        if self.removed:
-            gone = [stored.row for stored in self.removed]
-            statements.delete_messages(connection, gone)
-            self.transaction.orphan(gone, [stored.size_bytes for stored in self.removed])
-        if self.remembered:
-            count = len(self.remembered)
-            left = [message for _, message in self.remembered]
-            statements.remember(
-                connection,
-                (
-                    [self.key] * count,
-                    [id for id, _ in self.remembered],
-                    [signed_one(message.birth) for message in left],
-                    [message.version for message in left],
-                    [signed_one(message.payload_sum) for message in left],
-                    [signed_one(message.last_op) for message in left],
-                    [self.now_ms] * count,
-                ),
-            )
-        self.clear()
+_PUT = (
+    "row,topic,bucket,id,birth,due_ms,scheduled_ms,put_ms,asked_ms,expires_ms,payload_sum,payload_bytes,"
+    "headers_bytes,grp,tag"
+)
+_PUT_FROM = "column1,?,column2,column3,column4,column5,column5,?,?,column6,column7,column8,column9,column10,column11"
 
 
-def put(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Puts) -> Answers:
+def put(transaction: Transaction, changes: Changes, puts: Puts) -> Plan[Answers]:
     """`Store.put`: all are inserted at once; what meets a message or a remembered id is decided by the rules."""
-    count = len(puts)
-    answers = Answers.blank(count)
     ids = puts.ids.tolist()
-    buckets = buckets_of(puts.ids, topic.settings.buckets).tolist()
-    special = _to_decide(transaction, topic, key, now_ms, puts, ids)
-    plain = [at for at in range(count) if at not in special] if special else list(range(count))
-    inserted = _insert(transaction, key, now_ms, puts, ids, buckets, plain)
-    if len(inserted) == count:
-        answers.version[:] = 1
-        answers.due_ms[:] = puts.due_ms
-        return answers
-    answers.version[inserted] = 1
-    answers.due_ms[inserted] = puts.due_ms[inserted]
-    left = sorted(set(range(count)).difference(inserted))
-    asked = {at: put_ask(puts, at) for at in left}
-    while left:
-        changes = Changes(transaction, topic, key, now_ms)
-        asks = [asked[at] for at in left]
-        rest = decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
-        changes.write()
-        left = [left[at] for at in rest]
-        stored = _insert(transaction, key, now_ms, puts, ids, buckets, firsts_of(ids, left))
-        left = sorted(set(left).difference(stored))
-    return answers
+    remember_ms = changes.topic.settings.remember_ms
+    known: list[int] = []
+    if remember_ms:
+        left = yield from changes.sql.find_remembered(changes.key, ids, changes.now_ms - remember_ms)
+        remembered = {id for id, *_ in left}
+        known = [at for at, id in enumerate(ids) if id in remembered]
+    buckets: list[int] = buckets_of(puts.ids, changes.topic.settings.buckets).tolist()
 
+    def insert(chosen: list[int], in_place: bool) -> Plan[list[int]]:
+        return _insert(transaction, changes, puts, ids, buckets, chosen)
 
-def _to_decide(transaction: Transaction, topic: Topic, key: int, now_ms: int, puts: Puts, ids: list[bytes]) -> set[int]:
-    """Puts that cannot just be inserted: never deliverable, or under a remembered id."""
-    special: set[int] = set()
-    late = puts.never_deliverable(now_ms)
-    if late.any():
-        special.update(np.flatnonzero(late).tolist())
-    if topic.settings.remember_ms:
-        after_ms = now_ms - topic.settings.remember_ms
-        for found in statements.find_remembered(transaction.connection, key, ids, after_ms):
-            special.update(found.numbers["n"])
-    if special and len(set(ids)) < len(ids):
-        # Of an id that comes again, all are decided, so that each meets what the ones before it left.
-        doubtful = {ids[at] for at in special}
-        special.update(at for at, id in enumerate(ids) if id in doubtful)
-    return special
+    return (yield from sql.put(changes, puts, ids, buckets, likely(puts, changes.now_ms, ids, known), insert))
 
 
 def _insert(
-    transaction: Transaction, key: int, now_ms: int, puts: Puts, ids: list[bytes], buckets: list[int], chosen: list[int]
-) -> list[int]:
-    """Inserts `chosen` puts with their contents; answers those whose id was not taken."""
+    transaction: Transaction, changes: Changes, puts: Puts, ids: list[bytes], buckets: list[int], chosen: list[int]
+) -> Plan[list[int]]:
+    """Insert `chosen` puts with their contents; answer those whose id was not taken."""
     if not chosen:
         return []
-    connection, count = transaction.connection, len(chosen)
-    first = transaction.reserve(count)
-    rows = list(range(first, first + count))
-    whole = count == len(ids)
+    first = transaction.reserve(len(chosen))
+    rows = list(range(first, first + len(chosen)))
+    whole = len(chosen) == len(ids)
     at = np.array(chosen, dtype=np.intp)
 
     def numbers(column: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
@@ -149,12 +75,114 @@ def _insert(
         strings(puts.groups),
         strings(puts.tags),
     )
-    contents = (rows, strings(puts.payloads), strings(puts.headers))
-    if statements.insert_messages(connection, key, now_ms, columns) == count:
-        statements.insert_payloads(connection, contents)
-        return chosen
-    stored = set(statements.rows_between(connection, first, first + count))
-    kept = [index for index, row in enumerate(rows) if row in stored]
-    if kept:
-        statements.insert_payloads(connection, [[column[index] for index in kept] for column in contents])
-    return [chosen[index] for index in kept]
+    stored = 0
+    for values, parameters in batches(columns):
+        # What is the same for all is no column: each value of one costs 50 ns to bind.
+        text = (
+            f"INSERT INTO message ({_PUT}) SELECT {_PUT_FROM} FROM {values} WHERE column1 IS NOT NULL "
+            "ON CONFLICT (topic, bucket, id) DO NOTHING"
+        )
+        put_at = (changes.key, changes.now_ms, changes.now_ms)
+        stored += yield Statement(text, [*put_at, *parameters], counts=True, writes=True)
+    contents: Sequence[Sequence[Any]] = (rows, strings(puts.payloads), strings(puts.headers))
+    if stored < len(rows):
+        found = yield _ROWS.reading("message WHERE row >= ? AND row < ?", (first, first + len(rows)))
+        there = set(found.numbers["row"])
+        kept = [index for index, row in enumerate(rows) if row in there]
+        chosen = [chosen[index] for index in kept]
+        contents = [[column[index] for index in kept] for column in contents]
+    for values, parameters in batches(contents):
+        text = f"INSERT INTO payload (row, payload, headers) SELECT * FROM {values} WHERE column1 IS NOT NULL"
+        yield Statement(text, parameters, writes=True)
+    return chosen
+
+
+_ROWS = SqliteColumns(("row",))
+_BY_TOKEN = (
+    f"{BY_ID.format(2, 3)} AND m.birth = a.column4 AND m.version = a.column5 AND m.holder = a.column6 "
+    "AND m.died_ms = 0 AND m.holder != x''"
+)
+_SIZED = "a.column1 AS n, m.row AS row, m.payload_bytes + m.headers_bytes AS size"
+_HOLDING = SqliteColumns(("n", "row", "size", "due_ms", "payload_sum", "expires_ms"))
+_HOLDING_INNER = f"{_SIZED}, m.due_ms AS due_ms, m.payload_sum AS payload_sum, m.expires_ms AS expires_ms"
+_ACKED = SqliteColumns(("n", "row", "size", "late"))
+_ACKED_INNER = f"{_SIZED}, m.due_ms <= ? AS late"
+
+
+def settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], answers: Answers
+) -> Plan[Collection[int]]:
+    """Acks and extends of living messages whose token and holder match; which were done."""
+    chosen = np.flatnonzero((settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND))
+    if not len(chosen):
+        return ()
+    whole = len(chosen) == len(ids)
+    at = chosen.tolist()
+    columns = (
+        at,
+        buckets if whole else [buckets[index] for index in at],
+        ids if whole else [ids[index] for index in at],
+        signed(settles.birth[chosen]),
+        settles.version[chosen].tolist(),
+        (settles.holders if whole else settles.holders.take(chosen)).tolist(),
+    )
+    sql = changes.sql
+    assert isinstance(sql, SqliteDialect)
+    done: list[int] = []
+    if bool((settles.operation[chosen] == Operation.ACK).all()) and not changes.topic.settings.remember_ms:
+        # Acks alone, where nothing is remembered: what is read back is the least that will do.
+        for values, parameters in batches(columns):
+            source = f"(SELECT {_ACKED_INNER} FROM {values}{_BY_TOKEN})"
+            numbers = (yield _ACKED.reading(source, [changes.now_ms, *parameters, changes.key])).numbers
+            answers.late[numbers["n"]] = numbers["late"]
+            yield from sql.delete(numbers["row"], numbers["size"])
+            done += numbers["n"]
+        return done
+    for values, parameters in batches(columns):
+        source = f"(SELECT {_HOLDING_INNER} FROM {values}{_BY_TOKEN})"
+        found = yield _HOLDING.reading(source, [*parameters, changes.key])
+        done += yield from _settle_holding(changes, sql, settles, ids, found, answers)
+    return done
+
+
+def _settle_holding(
+    changes: Changes, sql: SqliteDialect, settles: Settles, ids: list[bytes], found: FoundColumns, answers: Answers
+) -> Plan[list[int]]:
+    """Settle what was found to be held by its asker; which were done."""
+    now_ms, done = changes.now_ms, []
+    place = np.array(found.numbers["n"], dtype=np.intp)
+    due_ms = np.array(found.numbers["due_ms"], dtype=np.int64)
+    late = due_ms <= now_ms
+    acks = settles.operation[place] == Operation.ACK
+    if acks.any():
+        done += place[acks].tolist()
+        answers.late[place[acks]] = late[acks]
+        yield from _remove_acked(changes, sql, settles, ids, found, np.flatnonzero(acks))
+    expires_ms = np.array(found.numbers["expires_ms"], dtype=np.int64)
+    extends = ~acks & ~(late & (expires_ms > 0) & (expires_ms <= now_ms))
+    if extends.any():
+        row = np.array(found.numbers["row"], dtype=np.int64)[extends]
+        where = place[extends]
+        until_ms = np.maximum(due_ms[extends], settles.time_ms[where])
+        for values, parameters in batches((row.tolist(), until_ms.tolist())):
+            text = f"UPDATE message SET due_ms = a.column2 FROM {values} AS a WHERE message.row = a.column1"
+            yield Statement(text, parameters, writes=True)
+        answers.version[where] = settles.version[where]
+        answers.due_ms[where] = until_ms
+        done += where.tolist()
+    return done
+
+
+def _remove_acked(
+    changes: Changes, sql: SqliteDialect, settles: Settles, ids: list[bytes], found: FoundColumns, chosen: Indexes
+) -> Plan[None]:
+    """Remove the acknowledged messages at `chosen`, remembering them where the topic does."""
+    numbers = {name: np.array(column, dtype=np.int64)[chosen].tolist() for name, column in found.numbers.items()}
+    yield from sql.delete(numbers["row"], numbers["size"])
+    if changes.topic.settings.remember_ms:
+        place = numbers["n"]
+        births = [signed_one(int(settles.birth[at])) for at in place]
+        versions = [int(settles.version[at]) for at in place]
+        yield from sql.remember(
+            changes, [ids[at] for at in place], births, versions, numbers["payload_sum"], [0] * len(place)
+        )

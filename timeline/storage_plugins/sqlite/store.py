@@ -12,24 +12,16 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
-import numpy as np
-
-from timeline.columns import Int64, Ragged
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
     Grant,
     LeasedRows,
-    Mutations,
     Opened,
-    Page,
     Puts,
-    ScanFilter,
     Settles,
-    Store,
     StoreError,
     StoreFull,
     StoreRefused,
@@ -40,15 +32,19 @@ from timeline.storage_plugins.contract import (
     disk_space_of,
 )
 from timeline.storage_plugins.records import dropped
+from timeline.storage_plugins.sql import records
 from timeline.storage_plugins.sql.calls import cut, whole
-from timeline.storage_plugins.sql.changes import mutate
-from timeline.storage_plugins.sqlite import leasing, messages, reading, records, sweeping, tags
+from timeline.storage_plugins.sql.changes import TagCounts, remove_dropped, settle
+from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
+from timeline.storage_plugins.sql.statements import Plan, Result
+from timeline.storage_plugins.sql.store import SqlStore, without_all
+from timeline.storage_plugins.sqlite import bulk, messages
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
-from timeline.storage_plugins.sqlite.database import Database, Location, contracted
-from timeline.storage_plugins.sqlite.writer import LATER, LEASES, SETTLES, Transaction, Writer, unavailable
+from timeline.storage_plugins.sqlite.database import Database, SqliteLocation, contracted
+from timeline.storage_plugins.sqlite.dialect import SqliteDialect, read
+from timeline.storage_plugins.sqlite.writer import LATER, LEASES, SETTLES, SqliteWriter, Transaction, unavailable
 from timeline.storage_plugins.versions import Versions
-
-Result = TypeVar("Result")
 
 READERS = 2
 ROWS_AT_ONCE = 150
@@ -60,8 +56,8 @@ WORKS_IN_LINE = 16
 """Such works that wait at once: a transaction of one each."""
 
 
-class SqliteStore(Store):
-    """The store of `sqlite:///file`; see `database.Location` for the URL."""
+class SqliteStore(SqlStore):
+    """The store of `sqlite:///file`; see `database.SqliteLocation` for the URL."""
 
     capabilities = Capabilities(
         durable=True,
@@ -72,16 +68,18 @@ class SqliteStore(Store):
         exact_counts=True,
     )
     tells_commit_seq = True
+    sql = SqliteDialect()
 
     def __init__(self, url: str) -> None:
-        self._database = Database(Location.of(url))
-        self._writer: Writer | None = None
-        self._starting: asyncio.Future[Writer] | None = None
+        self._database = Database(SqliteLocation.of(url))
+        self._writer: SqliteWriter | None = None
+        self._starting: asyncio.Future[SqliteWriter] | None = None
         self._checkpointer: Checkpointer | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._reading = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._topics = records.Topics()
+        self._keys: dict[int, int] = {}
+        """Of the topics that stand, by uid. Changed by the writer, read on the event loop, each in one step."""
         self._sweeping = asyncio.Lock()
         self._looked_until: int | None = None
 
@@ -98,7 +96,7 @@ class SqliteStore(Store):
             raise StoreRefused(why)
         return Opened(self._database.cluster_uid, self._database.server)
 
-    async def _started(self, starting: asyncio.Future[Writer]) -> None:
+    async def _started(self, starting: asyncio.Future[SqliteWriter]) -> None:
         """Waits for an opening. Who waits may be cancelled: it goes on, and is there for the next `open` or `close`."""
         try:
             writer = await asyncio.shield(starting)
@@ -110,14 +108,14 @@ class SqliteStore(Store):
             self._starting = None
             self._writer, self._readers = writer, ThreadPoolExecutor(READERS, "timeline-sqlite-reader")
 
-    def _start(self) -> Writer:
+    def _start(self) -> SqliteWriter:
         connections = [self._database.open()]
         try:
             connections.append(self._database.connect_for_checkpoints())
-            self._topics.load(connections[0])
+            self._keys = dict(connections[0].execute("SELECT uid, key FROM topic").fetchall())
             self._looked_until = None if self._database.clean else 0
             self._checkpointer = Checkpointer(connections[1], self._database.path)
-            writer = Writer(connections[0], self._checkpointer.note, self._database.lost, self._database.cramped)
+            writer = SqliteWriter(connections[0], self._checkpointer.note, self._database.lost, self._database.cramped)
             writer.start()
         except BaseException as error:
             for connection in connections:
@@ -140,7 +138,7 @@ class SqliteStore(Store):
         if writer is not None and readers is not None:
             await asyncio.to_thread(self._stop, writer, readers)
 
-    def _stop(self, writer: Writer, readers: ThreadPoolExecutor) -> None:
+    def _stop(self, writer: SqliteWriter, readers: ThreadPoolExecutor) -> None:
         readers.shutdown(wait=True)
         for connection in self._connections:
             connection.close()
@@ -170,7 +168,7 @@ class SqliteStore(Store):
 
     # ── ways in ──
 
-    def _running(self) -> Writer:
+    def _running(self) -> SqliteWriter:
         if self._writer is None:
             raise StoreUnavailable("the store is not open")
         return self._writer
@@ -178,14 +176,16 @@ class SqliteStore(Store):
     async def _write(self, act: Callable[[Transaction], Result], priority: int, weight: int) -> Result:
         return await self._running().submit(act, priority, weight)
 
-    async def _read(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def _read(self, plan: Callable[[], Plan[Result]]) -> Result:
+        return await self._reads(lambda connection: read(connection, plan()))
+
+    async def _reads(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
         self._running()
         if self._readers is None:
             raise StoreUnavailable("the store is not open")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reads, act)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._on_reader, act)
 
-    def _reads(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
-        """On a reader's thread."""
+    def _on_reader(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
         try:
             connection: sqlite3.Connection | None = getattr(self._reading, "connection", None)
             if connection is None:
@@ -195,19 +195,61 @@ class SqliteStore(Store):
         except sqlite3.Error as error:
             raise self._running().judged(error) from error
 
+    async def _record(self, plan: Callable[[SqlDialect], Plan[Result]]) -> Result:
+        return await self._write(lambda transaction: transaction.run(plan(SqliteDialect(transaction.orphan))), LATER, 1)
+
+    async def _read_of(self, topic: Topic, plan: Callable[[int], Plan[Result]], gone: Callable[[], Result]) -> Result:
+        key = self._keys.get(topic.uid)
+        return gone() if key is None else await self._read(lambda: plan(key))
+
+    async def _change_of(
+        self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Result]], gone: Callable[[], Result],
+        weight: int, priority: int = LATER,
+    ) -> Result:  # fmt: skip
+        def act(transaction: Transaction) -> Result:
+            changes = self._changes(transaction, topic, now_ms)
+            return gone() if changes is None else transaction.run(plan(changes))
+
+        return await self._write(act, priority, weight)
+
+    def _changes(self, transaction: Transaction, topic: Topic, now_ms: int) -> Changes | None:
+        """What a call may change; None where the topic was dropped."""
+        key = self._keys.get(topic.uid)
+        return None if key is None else Changes(SqliteDialect(transaction.orphan), topic, key, now_ms)
+
     # ── topics ──
 
-    async def topics(self) -> list[Topic]:
-        return await self._read(records.all_topics)
-
     async def create_topic(self, topic: Topic) -> Topic:
-        return await self._write(lambda transaction: records.create(transaction, topic, self._topics), LATER, 1)
+        def act(transaction: Transaction) -> Topic:
+            made = transaction.run(records.create(self.sql, topic))
+            # From now on the key is known, whether or not the creator still waits.
+            (key,) = transaction.connection.execute("SELECT key FROM topic WHERE uid = ?", (made.uid,)).fetchone()
+            self._know(transaction, made.uid, int(key))
+            return made
 
-    async def update_topic(self, topic: Topic) -> Topic:
-        return await self._write(lambda transaction: records.update(transaction, topic), LATER, 1)
+        return await self._write(act, LATER, 1)
 
     async def drop_topic(self, topic: Topic) -> bool:
-        return await self._write(lambda transaction: records.drop(transaction, topic, self._topics), LATER, 1)
+        def act(transaction: Transaction) -> bool:
+            gone = transaction.run(records.drop(self.sql, topic))
+            if gone:
+                # Now, not after the commit: a put behind this one in the same transaction must not find the topic.
+                self._know(transaction, topic.uid, None)
+            return gone
+
+        return await self._write(act, LATER, 1)
+
+    def _know(self, transaction: Transaction, uid: int, key: int | None) -> None:
+        """Take down a topic's key (None: it has none any more), as long as the transaction is not undone."""
+        before = self._keys.get(uid)
+        self._set_key(uid, key)
+        transaction.undo.append(lambda: self._set_key(uid, before))
+
+    def _set_key(self, uid: int, key: int | None) -> None:
+        if key is None:
+            self._keys.pop(uid, None)
+        else:
+            self._keys[uid] = key
 
     # ── messages ──
 
@@ -222,10 +264,10 @@ class SqliteStore(Store):
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
-            key = self._topics.key(topic)
-            if key is None:
+            changes = self._changes(transaction, topic, now_ms)
+            if changes is None:
                 return dropped(topic, len(puts))
-            answers = messages.put(transaction, topic, key, now_ms, puts)
+            answers = transaction.run(messages.put(transaction, changes, puts))
             answers.commit_seq = transaction.commit_seq
             return answers
 
@@ -240,119 +282,83 @@ class SqliteStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        wanted = sum(grant.count for grant in grants)
-        if buckets is not None and len(set(buckets)) == topic.settings.buckets:
-            buckets = None
+        buckets = without_all(topic, buckets)
 
         def act(transaction: Transaction) -> LeasedRows:
-            key = self._topics.key(topic)
-            if key is None:
-                return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
-            leased = leasing.lease_due(transaction, topic, key, buckets, now_ms, due_before_ms, grants, overdue_ms)
+            changes = self._changes(transaction, topic, now_ms)
+            if changes is None:
+                return nothing_leased()
+            found = transaction.run(lease_due(changes, buckets, due_before_ms, grants, overdue_ms))
+            assert found is not None, "the topic stands"
+            leased = found.leased
             transaction.weight = len(leased.rows) + leased.expired + len(leased.buried)
             leased.commit_seq = transaction.commit_seq
             return leased
 
-        return await self._write(act, LEASES, wanted)
+        return await self._write(act, LEASES, sum(grant.count for grant in grants))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        def act(transaction: Transaction) -> Answers:
-            key = self._topics.key(topic)
-            if key is None:
-                return dropped(topic, len(settles))
-            return leasing.settle(transaction, topic, key, now_ms, settles)
-
-        return await self._write(act, SETTLES, len(settles))
-
-    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        def act(transaction: Transaction) -> Answers:
-            key = self._topics.key(topic)
-            if key is None:
-                return dropped(topic, len(mutations))
-            return mutate(messages.Changes(transaction, topic, key, now_ms), mutations)
-
-        return await self._write(act, LATER, len(mutations))
+        count = len(settles)
+        answers = await self._change_of(
+            topic, now_ms, lambda changes: settle(changes, settles, messages.settle_plain),
+            lambda: dropped(topic, count), count, SETTLES,
+        )  # fmt: skip
+        assert answers is not None, "the topic stands"
+        return answers
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        key, done = self._topics.key(topic), tags.Done()
+        key, counts = self._keys.get(topic.uid), TagCounts()
         if key is None or not mutation.tag:
-            return done.step(None)
-        found = await self._read(lambda connection: tags.search(connection, key, mutation.tag, cursor, max(1, limit)))
+            return TagStep({}, None)
+        rows, onward = await self._read(lambda: bulk.search_tag(key, mutation.tag, cursor, max(1, limit)))
 
-        def change(rows: list[int], transaction: Transaction) -> tags.Done:
-            key, part = self._topics.key(topic), tags.Done()
-            if key is not None:
-                tags.change(transaction, topic, key, now_ms, mutation, rows, part)
+        def change(rows: list[int], changes: Changes) -> Plan[TagCounts]:
+            part = TagCounts()
+            yield from bulk.change_tagged(changes, mutation, rows, part)
             return part
 
-        parts = [found.rows[start : start + ROWS_AT_ONCE] for start in range(0, len(found.rows), ROWS_AT_ONCE)]
-        for part in await self._in_small_works([(len(rows), partial(change, rows)) for rows in parts]):
-            done.add(part)
-        return done.step(found.cursor)
+        parts = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
+        works = [(len(part), partial(change, part)) for part in parts]
+        for part in await self._in_small_works(topic, now_ms, works, TagCounts):
+            counts.add(part)
+        return TagStep(dict(counts.by_status), onward, counts.earliest_due_ms)
 
-    async def _in_small_works(self, works: Sequence[tuple[int, Callable[[Transaction], Result]]]) -> list[Result]:
-        """Does `works`, each with how many rows it changes, in order; leases and settles may go between any two."""
+    async def _in_small_works(
+        self, topic: Topic, now_ms: int, works: Sequence[tuple[int, Callable[[Changes], Plan[Result]]]],
+        gone: Callable[[], Result],
+    ) -> list[Result]:  # fmt: skip
+        """Do `works`, each with how many rows it changes, in order; leases and settles may go between any two."""
         done: list[Result] = []
         for start in range(0, len(works), WORKS_IN_LINE):
-            line = [self._write(act, LATER, ROW_WEIGHT * rows) for rows, act in works[start : start + WORKS_IN_LINE]]
-            done += whole(await asyncio.gather(*line, return_exceptions=True), start > 0)
+            line = works[start : start + WORKS_IN_LINE]
+            asked = [self._change_of(topic, now_ms, plan, gone, ROW_WEIGHT * rows) for rows, plan in line]
+            done += whole(await asyncio.gather(*asked, return_exceptions=True), start > 0)
         return done
-
-    async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        key = self._topics.key(topic)
-        if key is None:
-            return Page(Rows.empty(payload=True), None)
-        return await self._read(lambda connection: reading.held_by(connection, key, now_ms, holder, cursor, limit))
-
-    async def scan(
-        self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
-    ) -> Page:
-        key = self._topics.key(topic)
-        if key is None:
-            return Page(Rows.empty(payload), None)
-        return await self._read(
-            lambda connection: reading.scan(connection, topic, key, now_ms, where, cursor, limit, payload)
-        )
-
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        key = self._topics.key(topic)
-        if key is None:
-            return np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
-        return await self._read(lambda connection: reading.count_due(connection, key, edges_ms))
-
-    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        key = self._topics.key(topic)
-        if key is None:
-            return None
-        return await self._read(lambda connection: reading.next_due(connection, key, buckets, after_ms))
 
     async def room(self) -> DiskSpace:
         folder = self._database.path.parent
         try:
-            return await self._read(lambda _: disk_space_of(folder))
+            return await self._reads(lambda _: disk_space_of(folder))
         except OSError as error:
             raise StoreUnavailable(f"{folder}: {error.strerror}") from error
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        key, limit = self._topics.key(topic), max(1, limit)
+        key, limit = self._keys.get(topic.uid), max(1, limit)
         if key is None:
             return Swept()
         # One at a time, whatever the topic: they share one walk over the file's payloads.
         async with self._sweeping:
             looked_until = self._looked_until
-            found = await self._read(
-                lambda connection: sweeping.search(connection, topic, key, now_ms, limit, looked_until)
-            )
-            remove = partial(sweeping.remove, topic=topic, key=key, now_ms=now_ms)
-            works = [(len(part), partial(remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
-            swept = await self._in_small_works(works)
+            found = await self._read(lambda: bulk.search(topic, key, now_ms, limit, looked_until))
+            works = [(len(part), partial(bulk.remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
+            swept = await self._in_small_works(topic, now_ms, works, Swept)
             self._looked_until = found.looked_until
             forgotten = dropped_rows = 0
             if found.faded:
                 until_ms = now_ms - topic.settings.remember_ms
-                forgotten = await self._up_to(limit, partial(sweeping.forget, key=key, until_ms=until_ms))
+                forgotten = await self._up_to(limit, partial(bulk.forget, key, until_ms))
             if found.dropped:
-                dropped_rows = await self._up_to(limit, sweeping.remove_dropped)
+                dropped_rows = await self._up_to(limit, remove_dropped)
         return Swept(
             expired=sum(part.expired for part in swept),
             forgotten=forgotten,
@@ -361,12 +367,16 @@ class SqliteStore(Store):
             more=found.more or limit in (forgotten, dropped_rows),
         )
 
-    async def _up_to(self, limit: int, remove: Callable[..., int]) -> int:
-        """Repeats `remove(transaction, limit=…)` until less is left or `limit` is reached; how many were removed."""
+    async def _up_to(self, limit: int, remove: Callable[[SqlDialect, int], Plan[int]]) -> int:
+        """Repeat `remove` until less is left than it may remove, or `limit` is reached; how many were removed."""
         removed = 0
         while True:
             most = min(ROWS_AT_ONCE, limit - removed)
-            done = await self._write(partial(remove, limit=most), LATER, ROW_WEIGHT * most)
+
+            def act(transaction: Transaction, most: int = most) -> int:
+                return transaction.run(remove(SqliteDialect(transaction.orphan), most))
+
+            done = await self._write(act, LATER, ROW_WEIGHT * most)
             removed += done
             if done < most or removed >= limit:
                 return removed

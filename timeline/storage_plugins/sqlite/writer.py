@@ -11,6 +11,7 @@ works run again one by one, so that only the guilty one fails.
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections import deque
@@ -20,7 +21,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from timeline.storage_plugins.contract import StoreFull, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.sqlite import statements
+from timeline.storage_plugins.sql.statements import Plan, drive
+from timeline.storage_plugins.sqlite.dialect import BY_ROWS, answers
 
 Result = TypeVar("Result")
 
@@ -57,7 +59,7 @@ class Transaction:
     """What a work may use: the connection, row numbers, and notes that count only once it is committed."""
 
     connection: sqlite3.Connection
-    writer: Writer
+    writer: SqliteWriter
     orphans: list[tuple[int, int]] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     """What puts memory right when the transaction is rolled back."""
@@ -65,6 +67,10 @@ class Transaction:
     """The weight of the work under way, which lowers it where it turns out to touch fewer messages."""
     commit_seq: int = 0
     """Of the work under way, counted from when the writer started."""
+
+    def run(self, plan: Plan[Result]) -> Result:
+        """Run a plan in this transaction."""
+        return drive(plan, partial(answers, self.connection))
 
     def reserve(self, count: int) -> int:
         """The first of `count` row numbers that were never used and never will be."""
@@ -102,7 +108,7 @@ class Work(Generic[Result]):
             self.answer.set_result(self.result)
 
 
-class Writer:
+class SqliteWriter:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
     proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened).
     `committed` is told after each commit how many rows were changed. `lost` answers why what
@@ -396,7 +402,7 @@ def _settle_all(works: list[Work[Any]]) -> None:
 
 
 def _delete_payloads(rows: list[int], transaction: Transaction) -> None:
-    statements.delete_payloads(transaction.connection, rows)
+    transaction.connection.execute(f"DELETE FROM payload WHERE {BY_ROWS}", (json.dumps(rows),))
 
 
 def _mark_clean(transaction: Transaction) -> None:

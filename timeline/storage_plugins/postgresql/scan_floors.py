@@ -47,7 +47,7 @@ class Look:
     """A look, while it is under way: into what is due at `due_ms` and later, and for leases that end at `end_ms` and
     later; -1: from the beginning."""
 
-    def __init__(self, floors: Floors, place: Place, now_ms: int) -> None:
+    def __init__(self, floors: ScanFloors, place: Place, now_ms: int) -> None:
         self.place = place
         self._floors, self._now_ms = floors, now_ms
         self.due_ms = self.end_ms = -1
@@ -84,7 +84,7 @@ class Look:
             floor.due_ms, floor.end_ms = new.due_ms, new.end_ms
 
 
-class Floors:
+class ScanFloors:
     """The floors of all topics and sets of buckets that are leased from, and the looks under way."""
 
     def __init__(self) -> None:

@@ -1,0 +1,173 @@
+"""Reads that lock nothing: scans, what a holder has, counts, the next due."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from timeline.columns import Int64, Ragged
+from timeline.leases.table import state_of
+from timeline.model import Rows, State, Topic, buckets_of
+from timeline.storage_plugins.contract import Page, ScanFilter
+from timeline.storage_plugins.sql.dialect import SqlDialect
+from timeline.storage_plugins.sql.rows import (
+    LARGEST_ID,
+    FoundMessage,
+    MessageBatch,
+    cursor_after,
+    cursor_at,
+    place_after,
+    stored_of,
+)
+from timeline.storage_plugins.sql.statements import Plan, Query
+
+LOOKED_AT = 20_000
+"""Rows that one page of a filtered scan looks at, at most: it may be empty and not the last."""
+PAGE_BYTES = 1024 * 1024
+COUNTS_AT_ONCE = 100
+LIVING = frozenset((State.LEASED, State.WAITING, State.AVAILABLE))
+
+
+def _conditions(query: Query, where: ScanFilter, now_ms: int) -> str:
+    """A scan's filter, but for its ids, on message m. All that it compares with are values: what an index's predicate
+    says word by word would have a planner prefer that index to the one of the walk."""
+
+    def meaning(state: State) -> str:
+        if state is State.DEAD:
+            return f"m.died_ms != {query(0)}"
+        alive = f"m.died_ms = {query(0)}"
+        if state is State.AVAILABLE:
+            return f"({alive} AND m.due_ms <= {query(now_ms)})"
+        held = f"m.holder {'!=' if state is State.LEASED else '='} {query(b'')}"
+        return f"({alive} AND {held} AND m.due_ms > {query(now_ms)})"
+
+    if where.states:
+        known = {*LIVING, State.DEAD} & where.states
+        text = " OR ".join(meaning(state) for state in sorted(known)) or "1 = 0"
+    else:
+        text = f"m.died_ms = {query(0)}"
+    text = f"({text})"
+    if where.tag:
+        text += f" AND m.tag = {query(where.tag)}"
+    if where.due_from_ms:
+        text += f" AND m.due_ms >= {query(where.due_from_ms)}"
+    if where.due_to_ms:
+        text += f" AND m.due_ms < {query(where.due_to_ms)}"
+    return text
+
+
+def _page(sql: SqlDialect, batch: MessageBatch, payload: bool) -> Plan[Rows]:
+    """The rows of a page, with their content when asked for."""
+    if payload:
+        contents = yield from sql.contents(batch.numbers, batch.sizes.tolist())
+        batch.rows.payloads, batch.rows.headers, _ = contents
+    return batch.rows
+
+
+def scan(
+    sql: SqlDialect, topic: Topic, key: int, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+) -> Plan[Page]:
+    """`Store.scan`: a page of the walk over (bucket, id), along the tag's or the dead letters' index where that
+    serves."""
+    limit = min(max(1, limit), sql.most_rows)
+    if where.ids is not None:
+        return (yield from _scan_ids(sql, topic, key, now_ms, where, where.ids, cursor, limit, payload))
+    query = sql.query(key)
+    source, walked = sql.walk(query, where.tag, where.states == {State.DEAD}, place_after(cursor))
+    place = (f"{walked}.bucket", f"{walked}.id")
+    order = f"ORDER BY {', '.join(place)}"
+    edges = yield query.rows(f"SELECT {', '.join(place)} FROM {source} {order} LIMIT 1 OFFSET {LOOKED_AT - 1}")
+    edge = tuple(edges[0]) if edges else None
+    if edge is not None:
+        source += f" AND {sql.up_to(query, place, edge)}"
+    source += f" AND {_conditions(query, where, now_ms)} {order} LIMIT {query(limit)}"
+    whole = MessageBatch.of((yield sql.messages(query, source)))
+    batch = whole.fitting(PAGE_BYTES) if payload else whole
+    onward = cursor_at(*edge) if edge is not None else None
+    if len(batch) < len(whole) or len(whole) == limit:
+        onward = cursor_after(topic, batch.rows.ids[-1])
+    return Page((yield from _page(sql, batch, payload)), onward)
+
+
+def _scan_ids(
+    sql: SqlDialect, topic: Topic, key: int, now_ms: int, where: ScanFilter, ids: Ragged, cursor: bytes, limit: int,
+    payload: bool,
+) -> Plan[Page]:  # fmt: skip
+    """The same along the ids asked for: a page looks at `limit` of them."""
+    distinct = Ragged.of(list(dict.fromkeys(ids.tolist())))
+    places = sorted(zip(buckets_of(distinct, topic.settings.buckets).tolist(), distinct, strict=True))
+    places = [place for place in places if place > place_after(cursor)]
+    looked = places[:limit]
+    parts: list[MessageBatch] = []
+    for found in (yield from sql.find(key, looked, False)):
+        tags = found.strings["tag"].tolist()
+        matching = [at for at, one in enumerate(stored_of(found)) if _matches(one, tags[at], where, now_ms)]
+        parts.append(MessageBatch.of(found).take(np.array(matching, dtype=np.intp)))
+    whole = MessageBatch.concat([part for part in parts if len(part)])
+    at = {id: place for place, (_, id) in enumerate(looked)}
+    found_ids = whole.rows.ids.tolist()
+    whole = whole.take(np.array(sorted(range(len(whole)), key=lambda row: at[found_ids[row]]), dtype=np.intp))
+    batch = whole.fitting(PAGE_BYTES) if payload else whole
+    onward: bytes | None = None
+    if len(batch) < len(whole):
+        onward = cursor_after(topic, batch.rows.ids[-1])
+    elif len(places) > limit:
+        onward = cursor_at(*looked[-1])
+    return Page((yield from _page(sql, batch, payload)), onward)
+
+
+def _matches(stored: FoundMessage, tag: bytes, where: ScanFilter, now_ms: int) -> bool:
+    """Whether a message matches a filter, but for its ids."""
+    due_ms = stored.message.due_ms
+    return (
+        state_of(stored.message, now_ms) in (where.states or LIVING)
+        and where.tag in (b"", tag)
+        and where.due_from_ms <= due_ms
+        and not 0 < where.due_to_ms <= due_ms
+    )
+
+
+def held_by(sql: SqlDialect, key: int, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Plan[Page]:
+    """`Store.held_by`: along the leases by their end. An extend only moves a lease on in this order, so that none is
+    passed over."""
+    if not holder:
+        return Page(Rows.empty(payload=True), None)
+    after = (now_ms, LARGEST_ID)
+    if cursor:
+        after = max(after, (int.from_bytes(cursor[:8], "big"), cursor[8:]))
+    limit = min(max(1, limit), sql.most_rows)
+    query = sql.query(key)
+    source = (
+        f"{sql.along('message_held')} WHERE m.topic {query.topic} AND {sql.held} "
+        f"AND {sql.beyond(query, (f'm.{sql.due}', 'm.id'), after)} AND m.holder = {query(holder)} "
+        f"ORDER BY m.{sql.due}, m.id LIMIT {query(limit)}"
+    )
+    whole = MessageBatch.of((yield sql.messages(query, source)))
+    batch = whole.fitting(PAGE_BYTES)
+    onward = None
+    if len(batch) < len(whole) or len(whole) == limit:
+        onward = int(batch.rows.due_ms[-1]).to_bytes(8, "big") + batch.rows.ids[-1]
+    return Page((yield from _page(sql, batch, True)), onward)
+
+
+def count_due(sql: SqlDialect, key: int, edges_ms: Int64) -> Plan[Int64]:
+    """`Store.count_due`: a range of the index for each step."""
+    steps = list(itertools.pairwise(edges_ms.tolist()))
+    counts: list[int] = []
+    for start in range(0, len(steps), COUNTS_AT_ONCE):
+        query = sql.query(key)
+        asked = ", ".join(
+            f"(SELECT COUNT(*) FROM {sql.along('message_free')} WHERE m.topic {query.topic} AND {sql.free} "
+            f"AND m.{sql.due} >= {query(low)} AND m.{sql.due} < {query(high)})"
+            for low, high in steps[start : start + COUNTS_AT_ONCE]
+        )
+        counts += (yield query.rows(f"SELECT {asked}"))[0]
+    return np.array(counts, dtype=np.int64)
+
+
+def next_due(sql: SqlDialect, key: int, after_ms: int, buckets: Sequence[int] | None) -> Plan[int | None]:
+    """`Store.next_due`."""
+    free_ms, held_ms, _ = yield sql.first_dues(key, after_ms, buckets)
+    return min((time for time in (free_ms, held_ms) if time is not None), default=None)
