@@ -97,12 +97,12 @@ def unfair(events: Iterable[Event]) -> Iterator[Violation]:
         yield from _uneven(event, run.counts, able, "over rounds in which all had credit")
 
 
-def with_credit(round: Values, largest: int) -> list[str]:
+def with_credit(deal: Values, largest: int) -> list[str]:
     """Return who had credit left after a dealing round for one more message of `largest` bytes."""
-    dealt = round["dealt"]
+    dealt = deal["dealt"]
     return [
         holder
-        for holder, (messages, nbytes) in round["granted"].items()
+        for holder, (messages, nbytes) in deal["granted"].items()
         if dealt.get(holder, (0, 0))[0] < messages and dealt.get(holder, (0, 0))[1] + largest <= nbytes
     ]
 
