@@ -95,7 +95,7 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
         acks = []
         for number, d in enumerate(deliveries):
             acks.append(asyncio.ensure_future(d.ack()))
-            while c._settler.queue.outstanding < min(number + 1, SINGLES_OUTSTANDING):
+            while len(c._settler.queue.outstanding) < min(number + 1, SINGLES_OUTSTANDING):
                 await asyncio.sleep(0)
         draining = asyncio.ensure_future(broker.drain_streams())
         await told.wait()

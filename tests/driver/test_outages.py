@@ -24,6 +24,7 @@ from timeline.driver.consume.settler import Settler
 from timeline.driver.transport.channel import Channel
 from timeline.driver.transport.client_context import ClientContext
 from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins.contract import StoreUnavailable
@@ -41,7 +42,7 @@ class _Nobody(GrpcTransport):
     """An address where nobody listens."""
 
     async def ready(self, timeout_s: float) -> None:
-        raise TransportError(Fault.UNREACHABLE, f"nobody listens at {self.address}")
+        raise NoConnection.at(self.address, ProbeResult.NOBODY)
 
 
 async def test_a_change_that_was_never_sent_is_unavailable() -> None:

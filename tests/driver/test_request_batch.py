@@ -114,7 +114,7 @@ async def test_single_calls_form_the_next_frame() -> None:
     taken = queue.next()
     assert taken is not None and queue.next() is None
     request, batch = taken
-    assert len(batch) == 10 and queue.outstanding == 1
+    assert len(batch) == 10 and len(queue.outstanding) == 1
     queue.answer(request, _answers(*[Status.OK] * 10))
     assert {answer.status for answer in await asyncio.gather(*calls)} == {Status.OK.code}
     await queue.idle()

@@ -46,7 +46,7 @@ class about:
     __slots__ = ("_id",)
 
     def __init__(self, id: object) -> None:
-        self._id = id if isinstance(id, str) else None
+        self._id = id
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -54,10 +54,15 @@ class about:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            return
-        if isinstance(error, Invalid | TooLarge) and error.id is None and self._id is not None:
-            raise type(error)(error.reason, id=self._id, advice=error.advice) from None
+        if isinstance(error, Invalid | TooLarge):
+            raise of_message(error, self._id) from None
+
+
+def of_message(error: Invalid | TooLarge, id: object) -> Invalid | TooLarge:
+    """Return `error` as one about the message `id`, where that is a text and the error names none."""
+    if error.id is not None or not isinstance(id, str):
+        return error
+    return type(error)(error.reason, id=id, advice=error.advice)
 
 
 def encode_tag(tag: object) -> bytes:
@@ -202,37 +207,26 @@ class Message:
         expires: Expiry | None = None,
     ) -> None:
         self.at, self.in_, self.id, self.tag, self.headers, self.expires = at, in_, id, tag, headers, expires
-        with about(id):
-            self._encode(payload, at, in_, id, tag, headers, expires)
-
-    def _encode(
-        self,
-        payload: Payload,
-        at: When | None,
-        in_: Duration | None,
-        id: str | None,
-        tag: str | None,
-        headers: Mapping[str, str] | None,
-        expires: Expiry | None,
-    ) -> None:
-        self.payload = check_payload(payload)
-        time_ms, relative = asked_time(at, in_)
-        flags = int(PutFlag.IN) if relative else 0
-        expires_ms = 0
-        if expires is not None:
-            expires_ms, from_now = expiry_ms(expires)
-            flags |= PutFlag.EXPIRES_IN if from_now else 0
-            if relative == from_now and expires_ms <= time_ms:
-                raise Invalid("expires must lie after the due")
-        self.encoded = (
-            b"" if id is None else encode_id(id),
-            time_ms,
-            flags,
-            expires_ms,
-            b"" if tag is None else encode_tag(tag),
-            b"" if headers is None else check_headers(headers),
-        )
-        """(id, time_ms, flags, expires_ms, tag, headers) as they cross the wire; an empty id is to be made."""
+        try:
+            self.payload = check_payload(payload)
+            time_ms, relative = asked_time(at, in_)
+            flags = int(PutFlag.IN) if relative else 0
+            expires_ms = 0
+            if expires is not None:
+                expires_ms, from_now = expiry_ms(expires)
+                flags |= PutFlag.EXPIRES_IN if from_now else 0
+                if relative == from_now and expires_ms <= time_ms:
+                    raise Invalid("expires must lie after the due")
+            self.encoded = (
+                b"" if id is None else encode_id(id),
+                time_ms,
+                flags,
+                expires_ms,
+                b"" if tag is None else encode_tag(tag),
+                b"" if headers is None else check_headers(headers),
+            )
+        except (Invalid, TooLarge) as wrong:
+            raise of_message(wrong, id) from None
 
     def __repr__(self) -> str:
         when = f"at={self.at!r}" if self.at is not None else f"in_={self.in_!r}"

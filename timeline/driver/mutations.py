@@ -19,9 +19,8 @@ from timeline.columns import Int64, Ragged
 from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.message import about, asked_time, encode_id, encode_tag
 from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
-from timeline.driver.produce.request_queue import RequestQueue, refusal_of
+from timeline.driver.produce.request_queue import QueueRunner, RequestQueue, refusal_of
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
-from timeline.driver.tasks import cancel, end, keep
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.driver.transport.channel import AttemptState, Deadline
 from timeline.driver.transport.client_context import ClientContext
@@ -36,16 +35,15 @@ ID_OVERHEAD_BYTES = 48
 SPARE_MS = 50.0
 
 
-class MutateCalls:
+class MutateCalls(QueueRunner):
     """The queue of one operation of a producer: batches go as Mutate calls."""
 
     def __init__(self, context: ClientContext, topic: str, group: str, operation: Operation) -> None:
         self._context, self._topic, self._group, self._operation = context, topic, group, operation
-        self.queue = RequestQueue(self._build, context.clock, context.random, context.trouble)
-        self._runner: asyncio.Task[None] | None = None
-        self._under_way: set[asyncio.Task[None]] = set()
+        queue = RequestQueue(self._build, context.clock, context.random, context.trouble)
+        super().__init__(queue, f"mutating {topic}", f"the changes of {topic}")
 
-    def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
+    def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation]:
         count = len(entries)
         ids, times, flags, versions, ops = zip(*entries, strict=True)
         columns: Columns = {
@@ -55,23 +53,9 @@ class MutateCalls:
             "if_version": np.fromiter(versions, np.int64, count),
             "op": np.fromiter(ops, np.uint64, count),
         }
-        return columns, self._operation, columns["ids"].nbytes + ID_OVERHEAD_BYTES * count
+        return columns, self._operation
 
-    def start(self) -> None:
-        """Runs the queue from now on, in a task of its own, which nothing ends but `stop` and `cancel`."""
-        if self._runner is None:
-            self._runner = keep(self._run(), f"mutating {self._topic}")
-
-    async def _run(self) -> None:
-        try:
-            await self._carry()
-        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
-            log.exception("the changes of %s failed", self._topic)
-            self._runner = None
-            self.queue.broke()
-            self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
-
-    async def _carry(self) -> None:
+    async def carry(self) -> None:
         queue = self.queue
         while True:
             await queue.work.wait()
@@ -122,17 +106,6 @@ class MutateCalls:
             return encode(Mutate(*asked, timeout_ms=timeout_ms, **batch.columns))
 
         return await context.channel.unary("Mutate", frame, deadline, batch, writes=True)
-
-    def cancel(self) -> None:
-        """Nobody can ask anything of it any more: it ends by itself."""
-        cancel(self._runner, *self._under_way)
-
-    async def stop(self) -> None:
-        """Ends at once; who still waits is told what is known."""
-        tasks = [*self._under_way, *([self._runner] if self._runner is not None else [])]
-        self._runner = None
-        await end(*tasks)
-        self.queue.drop()
 
 
 FRAME_IDS = 10_000

@@ -14,7 +14,7 @@ import numpy as np
 from timeline import tracing
 from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
-from timeline.driver.message import Message, Payload, about, carried, move_flag
+from timeline.driver.message import Message, Payload, carried, move_flag, of_message
 from timeline.driver.mutations import MutationCalls
 from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, cuts_of, put_sizes
 from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
@@ -122,9 +122,11 @@ class Producer(MutationCalls):
         (no such topic), Unavailable, Unknown, Closed: all with `.id`.
         """
         self._start()
-        with about(id):
-            message = Message(payload, at, in_, id, tag, headers, expires)
+        message = Message(payload, at, in_, id, tag, headers, expires)
+        try:
             flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
+        except Invalid as wrong:
+            raise of_message(wrong, id) from None
         return await self._put(message, flag, timeout_ms)
 
     async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:

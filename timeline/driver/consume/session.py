@@ -347,8 +347,8 @@ class ConsumerSession:
             stream.leave_by_ms = now_ms + PARTING_MS
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         queue, patience_ms = self.settler.queue, max(QUIET_TIMEOUT_MS, self.lease_ms)
-        while not stream.over and queue.outstanding < FRAMES_OUTSTANDING:
-            form = last or queue.outstanding < SINGLES_OUTSTANDING
+        while not stream.over and len(queue.outstanding) < FRAMES_OUTSTANDING:
+            form = last or len(queue.outstanding) < SINGLES_OUTSTANDING
             self.settler.gather(patience_ms, at_once=queue.can_go(form) or not self.taking or last)
             taken = queue.next(form=form)
             if taken is None:

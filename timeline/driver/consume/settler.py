@@ -446,7 +446,7 @@ def _runs(frames: Sequence[DeliveredFrame | None], at: Indexes) -> list[tuple[De
     return [(frames[start], at[start:end]) for start, end in zip(starts, [*starts[1:], len(frames)], strict=True)]
 
 
-def _build(entries: Sequence[Any]) -> tuple[Columns, Any, int]:
+def _build(entries: Sequence[Any]) -> tuple[Columns, Any]:
     """Columns of single settles; an entry is (frame, index, operation, time_ms, flags, op, reason)."""
     count = len(entries)
     frames, indexes, operations, times, flags, ops, reasons = zip(*entries, strict=True)
@@ -463,7 +463,7 @@ def _build(entries: Sequence[Any]) -> tuple[Columns, Any, int]:
         "reasons": Ragged.of(list(reasons)) if any(reasons) else None,
         "places": SettledPlaces(_runs(list(map(_ended, frames, operations)), np.fromiter(indexes, np.intp, count))),
     }
-    return columns, operation, columns["ids"].nbytes + SETTLE_BYTES * count
+    return columns, operation
 
 
 UNSEEN = int(SettleFlag.UNSEEN)

@@ -12,8 +12,8 @@ import numpy as np
 
 from timeline.columns import Bools, Int64
 from timeline.driver.produce.request_batch import Columns, RequestBatch
-from timeline.driver.produce.request_queue import RequestQueue, refusal_of
-from timeline.driver.tasks import cancel, end, keep
+from timeline.driver.produce.request_queue import QueueRunner, RequestQueue, refusal_of
+from timeline.driver.tasks import end
 from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
@@ -41,7 +41,7 @@ SINGLES_OUTSTANDING = 4
 WORTH_A_FRAME = 16
 GATHER_MS = 5.0
 """Single calls gather while a frame waits for its answer, but no longer than this and no more than so many; then they
-go as well, as long as no more than SINGLES_ABOARD frames wait."""
+go as well, as long as no more than SINGLES_OUTSTANDING frames wait."""
 OVERHEAD_BYTES = 48
 CAREFUL_FRAMES = 16
 
@@ -49,11 +49,11 @@ CAREFUL_FRAMES = 16
 PUT_COLUMNS = tuple(field for field in Produce.columns if field.kind != "whole")
 
 
-def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation, int]:
+def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation]:
     """Columns of single puts; an entry has a value for each of PUT_COLUMNS."""
     values = zip(*entries, strict=True)
     columns: Columns = {field.name: field.column(each) for field, each in zip(PUT_COLUMNS, values, strict=True)}
-    return columns, Operation.PUT, int(put_sizes(columns).sum())
+    return columns, Operation.PUT
 
 
 def put_sizes(columns: Columns) -> Int64:
@@ -77,41 +77,16 @@ class _Conversation:
         self.fault: TransportError | None = None
 
 
-class ProduceStream:
+class ProduceStream(QueueRunner):
     """The queue of puts of one producer, and the stream that carries it."""
 
     def __init__(self, context: ClientContext, topic: str, group: str) -> None:
         self._context, self._topic, self._group = context, topic, group
-        self.queue = RequestQueue(build_puts, context.clock, context.random, context.trouble)
-        self._task: asyncio.Task[None] | None = None
+        queue = RequestQueue(build_puts, context.clock, context.random, context.trouble)
+        super().__init__(queue, f"producing {topic}", f"the producer of {topic}")
         self._careful = 0
 
-    def start(self) -> None:
-        """Runs the queue from now on, in a task of its own, which nothing ends but `stop` and `cancel`."""
-        if self._task is None:
-            self._task = keep(self._run(), f"producing {self._topic}")
-
-    def cancel(self) -> None:
-        """Nobody can ask anything of it any more: it ends by itself."""
-        cancel(self._task)
-
-    async def stop(self) -> None:
-        """Ends at once; who still waits is told what is known."""
-        task, self._task = self._task, None
-        if task is not None:
-            await end(task)
-        self.queue.drop()
-
-    async def _run(self) -> None:
-        try:
-            await self._carry()
-        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
-            log.exception("the producer of %s failed", self._topic)
-            self._task = None
-            self.queue.broke()
-            self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
-
-    async def _carry(self) -> None:
+    async def carry(self) -> None:
         channel = self._context.channel
         while True:
             await self.queue.work.wait()
@@ -155,10 +130,17 @@ class ProduceStream:
         while (
             not state.over
             and not state.leaving
-            and queue.outstanding < frames
+            and len(queue.outstanding) < frames
             and queue.outstanding_bytes < BYTES_OUTSTANDING
         ):
-            taken = queue.next(form=self._may_form)
+            # What costs a broker with a durable store is the frame and the commit, not the message; so one at a time
+            # goes where single calls come slower than answers, or not much faster.
+            waits = len(queue.outstanding)
+            form = waits < SINGLES_OUTSTANDING
+            if waits > 0 and form and len(queue.forming) < WORTH_A_FRAME:
+                newest_ms = next(reversed(queue.outstanding.values())).sent_ms
+                form = newest_ms + GATHER_MS <= self._context.clock.monotonic_ms()
+            taken = queue.next(form)
             if taken is None:
                 return
             request, batch = taken
@@ -192,15 +174,6 @@ class ProduceStream:
             raise
         batch.outstanding = True
 
-    @property
-    def _may_form(self) -> bool:
-        """Whether single calls that gathered may go. What costs a broker with a durable store is the frame and the
-        commit, not the message; so one at a time goes where calls come slower than answers, or not much faster."""
-        queue = self.queue
-        if queue.outstanding >= SINGLES_OUTSTANDING or queue.forming >= WORTH_A_FRAME:
-            return queue.outstanding < SINGLES_OUTSTANDING
-        return queue.newest_sent_ms + GATHER_MS <= self._context.clock.monotonic_ms()
-
     def _frame(self, request: int, batch: RequestBatch) -> Produce:
         # What a broker has not begun when it is given up it must not do behind another one's back.
         left_ms = min(batch.sink.deadline_ms - self._context.clock.monotonic_ms(), self._patience_ms)
@@ -215,16 +188,16 @@ class ProduceStream:
 
     async def _wait(self, state: _Conversation) -> None:
         """Until there is something to do. A broker that leaves a frame unanswered for too long is given up."""
-        oldest_ms = self.queue.oldest_sent_ms
-        if oldest_ms is None:
+        if not self.queue.outstanding:
             await self.queue.work.wait()
             return
-        left_ms = oldest_ms + self._patience_ms - self._context.clock.monotonic_ms()
+        oldest = next(iter(self.queue.outstanding.values()))
+        left_ms = oldest.sent_ms + self._patience_ms - self._context.clock.monotonic_ms()
         if left_ms <= 0:
             state.fault = TransportError(Fault.DEADLINE, "no answer in time")
             state.over = True
             return
-        if self.queue.forming and self.queue.outstanding < SINGLES_OUTSTANDING:
+        if self.queue.forming and len(self.queue.outstanding) < SINGLES_OUTSTANDING:
             left_ms = min(left_ms, GATHER_MS)
         timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.queue.work.set)
         try:
@@ -266,7 +239,7 @@ class ProduceStream:
             self.queue.refuse_all(Status.INVALID, fault.reason)
         elif fault.fault in DENIALS:
             self.queue.refuse_all(Status.FORBIDDEN, fault.reason)
-        elif fault.fault is Fault.REFUSED_FRAME and self.queue.outstanding == 1:
+        elif fault.fault is Fault.REFUSED_FRAME and len(self.queue.outstanding) == 1:
             self.queue.refuse_outstanding(Status.INVALID, fault.reason)
         else:
             if fault.fault is Fault.REFUSED_FRAME:

@@ -184,7 +184,7 @@ class SingleCalls:
             entry.batch = batch
 
     def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
-        entries = self._of(batch)
+        entries = self.entries if batch.positions is None else self._of(batch)
         if at is not None:
             entries = [entries[index] for index in at.tolist()]
         details = answers.details
@@ -341,8 +341,6 @@ def judge(batch: RequestBatch, answers: Answers) -> JudgedAnswers:
     put; an ack's NOT_FOUND was the ack; a cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered, and
     so does a put whose repeat came too late for its expiry."""
     status = answers.status
-    if not status.any():
-        return JudgedAnswers(None, answers)
     _spread_detail(answers)
     operation = batch.operation
     status = status.copy()
@@ -416,5 +414,5 @@ def sound(columns: Columns, count: int, refused: Judgement) -> tuple[Columns, In
     return taken, good
 
 
-Build: TypeAlias = Callable[[Sequence[Any]], tuple[Columns, "Operation | UInt8", int]]
-"""Makes columns of coalesced single calls: (columns, operations, bytes)."""
+Build: TypeAlias = Callable[[Sequence[Any]], tuple[Columns, "Operation | UInt8"]]
+"""Makes columns of coalesced single calls: (columns, operations)."""

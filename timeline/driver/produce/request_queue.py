@@ -7,7 +7,7 @@ lone one at once: no timer. Whoever owns the queue takes batches off it, sends t
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +17,19 @@ from timeline.driver.produce.ids import Randomness
 from timeline.driver.produce.request_batch import (
     BatchCall,
     Build,
+    JudgedAnswers,
     MessageAnswer,
     RequestBatch,
     SingleCall,
     SingleCalls,
     judge,
 )
+from timeline.driver.tasks import cancel, end, keep
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Status
 from timeline.wire.frames import AIM_BYTES
+
+log = logging.getLogger("timeline.driver")
 
 FORMING_MESSAGES = 10_000
 AGAIN_FIRST_MS = 20.0
@@ -42,8 +46,10 @@ class RequestQueue:
         self._random = random
         self._trouble = trouble
         self._waiting: deque[RequestBatch] = deque()
-        self._forming: deque[tuple[Any, SingleCall, int]] = deque()
-        self._outstanding: dict[int, RequestBatch] = {}
+        self.forming: deque[tuple[Any, SingleCall, int]] = deque()
+        """Single calls that gather."""
+        self.outstanding: dict[int, RequestBatch] = {}
+        """Batches sent and not answered, by request number, the oldest first."""
         self._resting: dict[asyncio.TimerHandle, RequestBatch] = {}
         self._request = 0
         self._idle = asyncio.Event()
@@ -54,7 +60,7 @@ class RequestQueue:
     @property
     def waiting(self) -> bool:
         """Whether something waits to be sent."""
-        return bool(self._waiting or self._forming)
+        return bool(self._waiting or self.forming)
 
     @property
     def resting(self) -> bool:
@@ -63,56 +69,36 @@ class RequestQueue:
 
     def can_go(self, form: bool) -> bool:
         """Whether `next` would find something; single calls that gathered count when they may `form` a batch."""
-        return bool(self._waiting or (form and self._forming))
-
-    @property
-    def forming(self) -> int:
-        """Single calls that gather."""
-        return len(self._forming)
-
-    @property
-    def outstanding(self) -> int:
-        """Batches sent and not answered."""
-        return len(self._outstanding)
+        return bool(self._waiting or (form and self.forming))
 
     def carried(self, request: int) -> RequestBatch | None:
         """What went as `request` and is not answered."""
-        return self._outstanding.get(request)
-
-    @property
-    def oldest_sent_ms(self) -> float | None:
-        """When the oldest batch outstanding was sent."""
-        return next(iter(self._outstanding.values())).sent_ms if self._outstanding else None
-
-    @property
-    def newest_sent_ms(self) -> float:
-        """When the newest batch outstanding was sent; long ago where none is."""
-        return next(reversed(self._outstanding.values())).sent_ms if self._outstanding else -math.inf
+        return self.outstanding.get(request)
 
     async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> MessageAnswer:
         """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""
         loop = asyncio.get_running_loop()
         single = SingleCall(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
         timer = loop.call_later(timeout_ms / 1000.0, self._expire, single)
-        self._forming.append((entry, single, nbytes))
+        self.forming.append((entry, single, nbytes))
         self._wake()
         try:
             return await single.future
         finally:
             timer.cancel()
-            self._thin_out()
+            if self.forming and self.forming[0][1].future.done():
+                self._thin_out()
 
     def _thin_out(self) -> None:
         """Single calls whose callers gave up while nothing could be sent leave nothing behind."""
-        if self._forming and self._forming[0][1].future.done():
-            while self._forming and self._forming[0][1].future.done():
-                self._forming.popleft()
-            self._check_idle()
+        while self.forming and self.forming[0][1].future.done():
+            self.forming.popleft()
+        self._check_idle()
 
     def forget_unwanted(self) -> None:
         """Forgets all that nobody waits for any more. Whoever owns the queue says so while nothing can be sent, or an
         outage would gather what was asked for during all of it."""
-        self._forming = deque(entry for entry in self._forming if not entry[1].future.done())
+        self.forming = deque(entry for entry in self.forming if not entry[1].future.done())
         batches, self._waiting = self._waiting, deque()
         for batch in batches:
             wanted = batch.sink.wants(batch)
@@ -134,14 +120,16 @@ class RequestQueue:
     def next(self, form: bool = True) -> tuple[int, RequestBatch] | None:
         """Return the next batch to send, and its request number; None when nothing waits. `form`: single calls that
         gathered may go, too."""
-        batch = self._next_waiting() or (self._formed() if form else None)
+        batch = self._next_waiting() if self._waiting else None
+        if batch is None and form and self.forming:
+            batch = self._formed()
         if batch is None:
             self._check_idle()
             return None
         self._request += 1
         batch.outstanding, batch.sent_ms = True, self._clock.monotonic_ms()
         batch.tries += 1
-        self._outstanding[self._request] = batch
+        self.outstanding[self._request] = batch
         self.outstanding_bytes += batch.nbytes
         return self._request, batch
 
@@ -162,47 +150,54 @@ class RequestQueue:
         entries: list[Any] = []
         singles: list[SingleCall] = []
         nbytes = 0
-        while self._forming and len(entries) < FORMING_MESSAGES:
-            entry, single, size = self._forming[0]
+        while self.forming and len(entries) < FORMING_MESSAGES:
+            entry, single, size = self.forming[0]
             if entries and nbytes + size > AIM_BYTES:
                 break
-            self._forming.popleft()
+            self.forming.popleft()
             if not single.future.done():
                 entries.append(entry)
                 singles.append(single)
                 nbytes += size
         if not entries:
             return None
-        columns, operation, size = self._build(entries)
-        batch = RequestBatch(columns, operation, SingleCalls(singles), None, size)
-        batch.sink.adopt(batch)
+        columns, operation = self._build(entries)
+        batch = RequestBatch(columns, operation, SingleCalls(singles), None, nbytes)
+        for single in singles:
+            single.batch = batch
         return batch
 
     def answer(self, request: int, answers: Answers, retry_after_ms: int = 0) -> RequestBatch | None:
         """Take the answer to `request`. Return its batch, or None when that is no longer outstanding. Raise Invalid
         when the answer does not fit the batch."""
-        batch = self._outstanding.get(request)
+        batch = self.outstanding.get(request)
         if batch is None:
             return None
         if len(answers) != len(batch):
             raise Invalid(f"the broker answered {len(answers)} messages of {len(batch)}")
         self._take_off(request)
-        judged = judge(batch, answers)
+        if not answers.status.any():
+            batch.sink.answer(batch, None, answers)
+        else:
+            self._answer_judged(batch, judge(batch, answers), retry_after_ms)
+        if isinstance(batch.sink, BatchCall):
+            batch.sink.forget(batch)
+        self._check_idle()
+        return batch
+
+    def _answer_judged(self, batch: RequestBatch, judged: JudgedAnswers, retry_after_ms: int) -> None:
         for part in judged.again:
             part.retry_after_ms = retry_after_ms
             part.sink.adopt(part)
         if len(judged.final):
             batch.sink.answer(batch, judged.done, judged.final)
-        _forget(batch)
         for part in judged.again:
             self._rest(part, retry_after_ms)
-        self._check_idle()
-        return batch
 
     def refused(self, request: int, status: Answers) -> None:
         """A definite refusal of the whole batch `request`, though no answer frame said it. What an earlier attempt may
         have done is UNKNOWN all the same."""
-        batch = self._outstanding.get(request)
+        batch = self.outstanding.get(request)
         if batch is not None:
             if batch.unsure:
                 status = refusal_of(len(batch), Status.UNKNOWN, status.details.get(0, ""))
@@ -213,7 +208,7 @@ class RequestQueue:
 
     def back(self, request: int, *, sent: bool, retry_after_ms: int = 0) -> None:
         """`request` has no answer: it goes again, unsure when it was `sent`."""
-        batch = self._outstanding.get(request)
+        batch = self.outstanding.get(request)
         if batch is not None:
             self._take_off(request)
             batch.unsure = batch.unsure or sent
@@ -225,7 +220,7 @@ class RequestQueue:
 
     def broke(self, *, sent: bool = True) -> None:
         """The wire broke: all that was outstanding goes again, unsure when it may have arrived."""
-        for request in reversed(list(self._outstanding)):
+        for request in reversed(list(self.outstanding)):
             self.back(request, sent=sent)
 
     def refuse_all(self, status: Status, detail: str) -> None:
@@ -240,11 +235,11 @@ class RequestQueue:
 
     def refuse_outstanding(self, status: Status, detail: str) -> None:
         """A definite refusal of all that is outstanding."""
-        for request, batch in list(self._outstanding.items()):
+        for request, batch in list(self.outstanding.items()):
             self.refused(request, refusal_of(len(batch), status, detail))
 
     def _take_off(self, request: int) -> None:
-        batch = self._outstanding.pop(request)
+        batch = self.outstanding.pop(request)
         batch.outstanding = False
         self.outstanding_bytes -= batch.nbytes
 
@@ -269,7 +264,7 @@ class RequestQueue:
         self.work.set()
 
     def _check_idle(self) -> None:
-        if not (self._outstanding or self._waiting or self._forming or self._resting):
+        if not (self.outstanding or self._waiting or self.forming or self._resting):
             self._idle.set()
 
     async def idle(self) -> None:
@@ -280,10 +275,10 @@ class RequestQueue:
         """Gives everything up: who still waits is told what is known."""
         for handle in self._resting:
             handle.cancel()
-        batches = [*self._outstanding.values(), *self._waiting, *self._resting.values()]
+        batches = [*self.outstanding.values(), *self._waiting, *self._resting.values()]
         while (formed := self._formed()) is not None:
             batches.append(formed)
-        self._outstanding.clear()
+        self.outstanding.clear()
         self._waiting.clear()
         self._resting.clear()
         for batch in batches:
@@ -298,6 +293,46 @@ class RequestQueue:
         self.outstanding_bytes = 0
         self.work.clear()
         self._idle.set()
+
+
+class QueueRunner:
+    """Who owns a queue: sends what it has in a task of its own, `carry`. `name`: of that task; `failing`: what the log
+    says has failed then."""
+
+    def __init__(self, queue: RequestQueue, name: str, failing: str) -> None:
+        self.queue = queue
+        self._name, self._failing = name, failing
+        self._task: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+        """Calls that `carry` has begun."""
+
+    async def carry(self) -> None:
+        """Send what the queue has, for ever."""
+        raise AssertionError("each kind says how it sends")
+
+    def start(self) -> None:
+        """Run the queue from now on, in a task that nothing ends but `stop` and `cancel`."""
+        if self._task is None:
+            self._task = keep(self._run(), self._name)
+
+    async def _run(self) -> None:
+        try:
+            await self.carry()
+        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
+            log.exception("%s failed", self._failing)
+            self._task = None
+            self.queue.broke()
+            self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
+
+    def cancel(self) -> None:
+        """Have it end by itself: nobody can ask anything of it any more."""
+        cancel(self._task, *self._under_way)
+
+    async def stop(self) -> None:
+        """End at once; who still waits is told what is known."""
+        task, self._task = self._task, None
+        await end(*self._under_way, *([] if task is None else [task]))
+        self.queue.drop()
 
 
 def refusal_of(count: int, status: Status, detail: str) -> Answers:
