@@ -107,6 +107,13 @@ def test_an_error_names_the_method_and_with_debug_its_line(check: Check) -> None
 
 
 @pytest.mark.processes
+def test_a_cancellation_that_nobody_asked_for_is_no_interruption(check: Check) -> None:
+    done = check("half_written:Cancels", "--only", "creating_a_topic_twice")
+    assert done.code == 1
+    assert "drop_topic raised CancelledError, though nobody cancelled it" in done.out
+
+
+@pytest.mark.processes
 def test_a_method_that_is_no_coroutine_function_is_named(check: Check) -> None:
     done = check("half_written:Plain", "--only", "next_due")
     assert "next_due is no coroutine function: write 'async def next_due'" in done.out

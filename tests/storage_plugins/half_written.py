@@ -67,6 +67,13 @@ class Raises(_Whole):
         raise NotImplementedError("to do: drop")
 
 
+class Cancels(_Whole):
+    """A task of its own is cancelled."""
+
+    async def drop_topic(self, topic: Topic) -> bool:
+        raise asyncio.CancelledError
+
+
 class Plain(_Whole):
     """A method that is no coroutine function."""
 

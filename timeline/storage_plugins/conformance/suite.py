@@ -164,6 +164,11 @@ class _Bounded:
                 except Exception as error:
                     error.add_note(f"The plugin's {name} raised it.")
                     raise
+                except asyncio.CancelledError as error:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    raise StoreViolation(f"{name} raised CancelledError, though nobody cancelled it") from error
                 except SystemExit as error:  # it would end the run, with the exit code of a success perhaps
                     raise StoreViolation(f"{name} raised {error!r:.80}, which ends the program") from error
 
